@@ -1,0 +1,1 @@
+"""The wire, generated from `protos/lorafleet/v1` by `make stubs`. Do not edit."""
