@@ -1,0 +1,136 @@
+"""The step's LoRA work as the layers see it: fill the metadata once, then add deltas layer by layer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.reference.lora_embedding import lora_embedding
+from kernels.reference.lora_expand import lora_expand
+from kernels.reference.lora_shrink import lora_shrink
+
+
+class PunicaWrapperBase(ABC):
+    """Holds a step's metas: `token_mapping_meta` for its rows, `prompt_mapping_meta` for the head's rows.
+
+    Stacked weights are A slices [max_loras, max_rank, in] and rank-major B slices [max_loras, max_rank, out],
+    strided views of one arena; ranks int32 and scales float32 are [slices, max_loras]. Every `add_` method
+    changes its first argument in place, refuses arguments whose rows are not the metadata's
+    (KernelArgumentError, naming the argument), leaves base rows untouched, does nothing in a base-only step.
+    """
+
+    def __init__(self, max_loras: int, max_num_tokens: int, device: torch.device | str) -> None:
+        self.max_loras = max_loras
+        self.device = torch.device(device)
+        self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+        # Prompt log-probabilities can send every row of a step to the head.
+        self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+
+    def update_metadata(self, mapping: LoRAMapping) -> None:
+        """Describe the next step: once a step, before the model runs. Raises KernelArgumentError."""
+        self.token_mapping_meta.prepare_tensors(mapping.index_mapping)
+        self.prompt_mapping_meta.prepare_tensors(mapping.prompt_mapping)
+
+    @abstractmethod
+    def add_shrink(
+        self, h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor
+    ) -> None:
+        """h[s, p, :r] = scale * x[row(p)] @ A_s[slot, :r].T; h is float32 [slices, rows, max_rank]."""
+
+    @abstractmethod
+    def add_expand(
+        self,
+        y: Tensor,
+        h: Tensor,
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        column_starts: Sequence[int],
+        *,
+        add_inputs: bool = True,
+    ) -> None:
+        """y[row(p), start_s : start_s + out_s] += h[s, p, :r] @ B_s[slot, :r]."""
+
+    @abstractmethod
+    def add_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+    ) -> None:
+        """y[row, start_s : start_s + out_s] += (scale * x[row] @ A_s[slot, :r].T) @ B_s[slot, :r]."""
+
+    @abstractmethod
+    def add_lora_embedding(
+        self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
+    ) -> None:
+        """y[row] += (scale * A[slot, :r, token_ids[row]]) @ B[slot, :r]."""
+
+    @abstractmethod
+    def add_lora_logits(
+        self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
+    ) -> None:
+        """y[row] += (scale * x[row] @ A[slot, :r].T) @ B[slot, :r], for the rows of `prompt_mapping_meta`."""
+
+
+class PunicaWrapperCPU(PunicaWrapperBase):
+    """The reference operations: one matmul per active slot and slice, at the adapter's own rank."""
+
+    def __init__(self, max_loras: int, max_num_tokens: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(max_loras, max_num_tokens, device)
+
+    def add_shrink(
+        self, h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor
+    ) -> None:
+        lora_shrink(h, x, lora_a, ranks, scales, self.token_mapping_meta)
+
+    def add_expand(
+        self,
+        y: Tensor,
+        h: Tensor,
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        column_starts: Sequence[int],
+        *,
+        add_inputs: bool = True,
+    ) -> None:
+        lora_expand(y, h, lora_b, ranks, column_starts, self.token_mapping_meta, add_inputs=add_inputs)
+
+    def add_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+    ) -> None:
+        h = _hidden(lora_a, x)
+        self.add_shrink(h, x, lora_a, ranks, scales)
+        self.add_expand(y, h, lora_b, ranks, column_starts)
+
+    def add_lora_embedding(
+        self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
+    ) -> None:
+        h = _hidden((lora_a,), token_ids)
+        lora_embedding(h, token_ids, lora_a, ranks, scales, self.token_mapping_meta)
+        self.add_expand(y, h, (lora_b,), ranks, (0,))
+
+    def add_lora_logits(
+        self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
+    ) -> None:
+        h = _hidden((lora_a,), x)
+        lora_shrink(h, x, (lora_a,), ranks, scales, self.prompt_mapping_meta)
+        lora_expand(y, h, (lora_b,), ranks, (0,), self.prompt_mapping_meta)
+
+
+def _hidden(lora_a: Sequence[Tensor], rows: Tensor) -> Tensor:
+    return torch.empty(
+        len(lora_a), rows.shape[0], lora_a[0].shape[1], dtype=torch.float32, device=rows.device
+    )
