@@ -1,0 +1,294 @@
+"""What can go wrong in the scheduler, and how a client sees it.
+
+SchedulerError
+├── InvalidRequest       INVALID_ARGUMENT      a field, ref, file or tensor is wrong; names it
+├── Unauthenticated      UNAUTHENTICATED       no or an unknown token
+├── PermissionDenied     PERMISSION_DENIED     a right is missing on something the caller may see
+├── AdapterNotFound      NOT_FOUND             unknown, or not the caller's to see: the same text for both
+├── IncompatibleAdapter  FAILED_PRECONDITION   wrong base, more rank or modules than a slot holds
+├── InUse                FAILED_PRECONDITION   an alias or a protection points at it
+├── GenerationMismatch   ABORTED               an alias has moved since the caller looked
+├── Superseded           ABORTED               a second call took this request id
+├── QueueFull            RESOURCE_EXHAUSTED    with a retry delay
+├── NoExecutor           UNAVAILABLE           with a retry delay
+├── StoreUnavailable     UNAVAILABLE           with a retry delay
+├── Draining             UNAVAILABLE           with a retry delay
+├── DeadlineExceeded     DEADLINE_EXCEEDED
+├── SlowClient           CANCELLED             the client stopped reading
+├── DataLoss             DATA_LOSS             stored bytes fail their digest
+├── Unsupported          UNIMPLEMENTED         an RPC that this server does not offer
+├── AdapterLoadFailed    as the executor says
+├── ExecutorFailed       as the executor says
+└── InternalError        INTERNAL              a bug; the log has its id
+"""
+
+import contextlib
+import functools
+import inspect
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+import adapter_store.errors as store
+
+logger = logging.getLogger(__name__)
+
+ERROR_DOMAIN = "lorafleet"
+# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB by default: long texts are cut.
+MAX_MESSAGE_CHARS = 600
+MAX_FIELD_CHARS = 300
+MAX_VIOLATIONS = 4
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class SchedulerError(Exception):
+    """A failure with everything a client may know of it.
+
+    `reason` is stable and machine-readable; `metadata` says what it is about; `violations` are pairs of
+    (field path, description); `retry_after_s` is a hint in seconds, None when a retry cannot help.
+    """
+
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    reason: str = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        violations: tuple[tuple[str, str], ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata: dict[str, str] = dict(metadata or {})
+        self.violations = violations
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(SchedulerError):
+    """`field` is the path in the request, for example "sampling.top_p"."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(
+            f"{field}: {description}", metadata={"field": field}, violations=((field, description),)
+        )
+
+
+class Unauthenticated(SchedulerError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(SchedulerError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class AdapterNotFound(SchedulerError):
+    """`adapter` is the ref as the caller wrote it, so that the text tells nothing about other tenants."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "ADAPTER_NOT_FOUND"
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__(f"there is no adapter {adapter!r}", metadata={"adapter": adapter})
+
+
+class IncompatibleAdapter(SchedulerError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "INCOMPATIBLE_ADAPTER"
+
+
+class InUse(SchedulerError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "IN_USE"
+
+
+class GenerationMismatch(SchedulerError):
+    code = grpc.StatusCode.ABORTED
+    reason = "GENERATION_MISMATCH"
+
+
+class Superseded(SchedulerError):
+    code = grpc.StatusCode.ABORTED
+    reason = "SUPERSEDED"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"a newer call uses the request id {request_id!r}", metadata={"request_id": request_id}
+        )
+
+
+class RetryableError(SchedulerError):
+    """Never raised itself: what may succeed when it is tried again after a delay."""
+
+    default_retry_s: ClassVar[float] = 1.0
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(
+            message, retry_after_s=self.default_retry_s if retry_after_s is None else retry_after_s
+        )
+
+
+class QueueFull(RetryableError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+
+
+class NoExecutor(RetryableError):
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "NO_EXECUTOR"
+
+
+class StoreUnavailable(RetryableError):
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "STORE_UNAVAILABLE"
+
+
+class Draining(RetryableError):
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "DRAINING"
+
+    def __init__(
+        self, message: str = "this server is shutting down", *, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class DeadlineExceeded(SchedulerError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class SlowClient(SchedulerError):
+    code = grpc.StatusCode.CANCELLED
+    reason = "SLOW_CLIENT"
+
+
+class DataLoss(SchedulerError):
+    code = grpc.StatusCode.DATA_LOSS
+    reason = "DATA_LOSS"
+
+
+class Unsupported(SchedulerError):
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "UNIMPLEMENTED"
+
+
+class ExecutorFailed(SchedulerError):
+    """An executor gave a request up for good; code, reason and message are the executor's."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+class AdapterLoadFailed(ExecutorFailed):
+    """The same, for a version that no executor could bring into a slot."""
+
+
+class InternalError(SchedulerError):
+    """A bug. `error_id` is in the log beside the traceback; the client learns nothing else."""
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"internal error {error_id}", metadata={"error_id": error_id})
+
+
+def from_exception(error: Exception) -> SchedulerError:
+    """The error as a client may see it. Unknown exceptions are logged here, with the id the client gets."""
+    if isinstance(error, SchedulerError):
+        return error
+    for kind, make in _STORE_ERRORS:
+        if isinstance(error, kind):
+            return make(str(error))
+    error_id = uuid.uuid4().hex[:16]
+    logger.error("internal error %s", error_id, exc_info=error)
+    return InternalError(error_id)
+
+
+# First match wins. AdapterNotFound is here for completeness: whoever knows the ref as the caller wrote it
+# raises ours instead, so that the text is the same for unknown and for invisible adapters.
+_STORE_ERRORS: tuple[tuple[type[Exception], Callable[[str], SchedulerError]], ...] = (
+    (store.AdapterNotFound, AdapterNotFound),
+    (store.InvalidRef, functools.partial(InvalidRequest, "adapter")),
+    (store.InvalidAdapter, functools.partial(InvalidRequest, "adapter")),
+    (store.IncompatibleAdapter, IncompatibleAdapter),
+    (store.InUse, InUse),
+    (store.GenerationMismatch, GenerationMismatch),
+    (store.DataLoss, DataLoss),
+    (store.StoreUnavailable, StoreUnavailable),
+)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: SchedulerError) -> NoReturn:
+    """Ends the call with the error's status and its google.rpc details."""
+    status = rpc_status.to_status(_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("context.abort returned")  # It never does; grpc is untyped and cannot say so.
+
+
+def _status(error: SchedulerError) -> status_pb2.Status:
+    status = status_pb2.Status(code=error.code.value[0], message=error.message[:MAX_MESSAGE_CHARS])
+    metadata = {key: value[:MAX_FIELD_CHARS] for key, value in error.metadata.items()}
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata)
+    )
+    if error.violations:
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(
+                field=field[:MAX_FIELD_CHARS], description=description[:MAX_FIELD_CHARS]
+            )
+            for field, description in error.violations[:MAX_VIOLATIONS]
+        ]
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=violations))
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def translate_errors(handler: Handler) -> Handler:
+    """Wraps a servicer's method, unary or streaming: what it raises ends the call with the right status.
+
+    Cancellation and a status that the handler has already set pass through.
+    """
+    if inspect.isasyncgenfunction(handler):
+
+        @functools.wraps(handler)
+        async def stream(
+            self: object, request: object, context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[object]:
+            try:
+                async with contextlib.aclosing(handler(self, request, context)) as messages:
+                    async for message in messages:
+                        yield message
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await abort(context, from_exception(error))
+
+        return cast(Handler, stream)
+
+    @functools.wraps(handler)
+    async def unary(self: object, request: object, context: grpc.aio.ServicerContext) -> object:
+        try:
+            return await handler(self, request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await abort(context, from_exception(error))
+
+    return cast(Handler, unary)
