@@ -1,0 +1,47 @@
+# Everything runs in .venv, which any target makes and fills when it is missing or older than its sources.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.filled
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types contracts stubs wire-baseline
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo: $(STAMP)  ## serve a real model with real adapters on this machine and stream from all of them at once
+	$(BIN)/python -m lorafleet demo $(DEMO_ARGS)
+
+test: $(STAMP)  ## run the test suite
+	$(BIN)/python -m pytest -m "not gpu" $(TEST_ARGS)
+
+check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
+
+format: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+stubs: $(STAMP)  ## write lorafleet/v1/*_pb2* anew from protos/
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+wire-baseline: $(STAMP)  ## let the compatibility test hold what the protos say now
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --descriptor_set_out=protos/baseline.binpb $(PROTOS)
+
+# torch first and by itself: its pin decides which build pip picks.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "LoraFleet needs Python 3.11 or later, for example: make PYTHON=python3.12 ...")'
+	@echo "filling .venv (a few minutes the first time)"
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	@touch $@
