@@ -1,0 +1,1 @@
+"""One base model on its device: loads it, pages adapters into slots, runs the mixed continuous batch."""

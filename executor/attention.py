@@ -1,0 +1,141 @@
+"""Attention over a paged KV cache: the cache, the step's plan (made once), and `attend` (run in every layer).
+
+This is the torch implementation. Another one needs the same two steps: a plan from (query length, KV length,
+block table) of each sequence, and a call per layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from executor.model_config import ModelConfig
+
+# Sequences up to this KV length share one padded call whatever their lengths; beyond, lengths within a factor of two.
+_ALWAYS_SHARED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    data: Tensor  # [2 (keys, values), num_blocks, block_size, kv_heads, head_dim]
+    window: int | None  # a token sees itself and the window - 1 tokens before it; None: all before it
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """All layers' keys and values. Token t of a sequence lives in block block_ids[t // block_size] at offset
+    t % block_size, in every layer; the flat number block * block_size + offset is its KV slot."""
+
+    layers: tuple[LayerCache, ...]
+    num_blocks: int
+    block_size: int
+
+    @classmethod
+    def allocate(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Self:
+        shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        layers = tuple(
+            LayerCache(torch.zeros(shape, dtype=dtype, device=device), window) for window in config.windows
+        )
+        return cls(layers, num_blocks, block_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].data.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.data.nbytes for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's share of a step: rows [first_row, first_row + query_len) hold its positions
+    [start, start + query_len), and `kv_slots` [start + query_len] says where each of its positions lives."""
+
+    first_row: int
+    start: int
+    query_len: int
+    kv_slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Sequences with equal query length, in one call. Shorter ones are padded with their own first visible slot:
+    masked away, but never a stranger's (a NaN there would come through the mask)."""
+
+    rows: Tensor  # [sequences * query_len] rows of the step
+    query_len: int
+    kv_slots: Tensor  # [sequences * padded KV length]
+    mask: Tensor  # [sequences, 1, query_len, padded KV length] bool, True where a query sees a key
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    kv_slots: Tensor  # [rows] int64: where each row's key and value are written
+    groups: dict[int | None, tuple[_Group, ...]]  # by window
+
+
+def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
+    """One plan for all layers of a step; layers with different windows have different groups."""
+    written = [span.kv_slots[span.start :] for span in spans]
+    kv_slots = torch.cat(written) if written else torch.empty(0, dtype=torch.int64, device=cache.device)
+    windows = {layer.window for layer in cache.layers}
+    return AttentionPlan(kv_slots, {window: _group(spans, window, cache.device) for window in windows})
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
+    """Writes the step's keys and values into the cache, then out[row] = softmax(q k^T / sqrt(head_dim)) v over the
+    positions of the row's own sequence that are visible to it.
+
+    query [rows, heads, head_dim]; key and value [rows, kv_heads, head_dim]; returns query's shape.
+    """
+    stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
+    stored[0].index_copy_(0, plan.kv_slots, key)
+    stored[1].index_copy_(0, plan.kv_slots, value)
+    out = torch.empty_like(query)
+    for group in plan.groups[cache.window]:
+        sequences, _, query_len, kv_len = group.mask.shape
+        q = query[group.rows].unflatten(0, (sequences, query_len)).transpose(1, 2)
+        k, v = stored.index_select(1, group.kv_slots).unflatten(1, (sequences, kv_len)).transpose(2, 3)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=True)
+        out[group.rows] = y.transpose(1, 2).flatten(0, 1)
+    return out
+
+
+def _group(spans: Sequence[Span], window: int | None, device: torch.device) -> tuple[_Group, ...]:
+    def key(span: Span) -> tuple[int, int]:
+        return span.query_len, max(_ALWAYS_SHARED, len(span.kv_slots)).bit_length()
+
+    members = (list(group) for _, group in groupby(sorted(spans, key=key), key))
+    return tuple(_make_group(group, window, device) for group in members)
+
+
+def _make_group(spans: Sequence[Span], window: int | None, device: torch.device) -> _Group:
+    query_len = spans[0].query_len
+    first = [0 if window is None else max(0, span.start - window + 1) for span in spans]
+    kv_len = max(len(span.kv_slots) - low for span, low in zip(spans, first, strict=True))
+    slots = torch.cat([_padded(span.kv_slots[low:], kv_len) for span, low in zip(spans, first, strict=True)])
+    steps = torch.arange(query_len, device=device)
+    rows = torch.cat([span.first_row + steps for span in spans])
+    # Key column c of a sequence holds position first + c; query j stands at position start + j.
+    offset = torch.tensor([span.start - low for span, low in zip(spans, first, strict=True)], device=device)
+    distance = (offset[:, None] + steps)[:, :, None] - torch.arange(kv_len, device=device)
+    mask = distance >= 0
+    if window is not None:
+        mask &= distance < window
+    return _Group(rows, query_len, slots, mask[:, None])
+
+
+def _padded(slots: Tensor, length: int) -> Tensor:
+    return torch.cat((slots, slots[:1].expand(length - len(slots))))

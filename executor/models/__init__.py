@@ -1,0 +1,3 @@
+from executor.models.decoder import CausalLM
+
+__all__ = ["CausalLM"]

@@ -1,0 +1,122 @@
+"""The one decoder behind all families: pre-norm blocks, grouped-query attention with rotary embedding, gated MLP.
+
+Module names follow the checkpoints, but for what `packed_modules_mapping` joins.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from executor.attention import attend
+from executor.forward import ForwardContext
+from executor.layers import (
+    LogitsProcessor,
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    SiluAndMul,
+    VocabParallelEmbedding,
+    apply_rotary,
+)
+from executor.model_config import ModelConfig
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.head_dim = config.head_dim
+        self.split_sizes = [
+            heads * config.head_dim for heads in (config.num_heads, *[config.num_kv_heads] * 2)
+        ]
+        self.qkv_proj = QKVParallelLinear(
+            config.hidden_size, config.head_dim, config.num_heads, config.num_kv_heads, config.qkv_bias
+        )
+        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size, config.o_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_dim))  # [rows, heads, head_dim]
+            for part in self.qkv_proj(hidden).split(self.split_sizes, dim=-1)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
+        y = attend(q, k, v, ctx.kv_cache.layers[self.layer_index], ctx.attention)
+        return self.o_proj(y.flatten(1))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, wide = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(hidden, (wide, wide), config.mlp_bias)
+        self.act_fn = SiluAndMul()
+        self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, layer_index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, ctx)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
+
+    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+        hidden = self.embed_tokens(token_ids)
+        rotation = self.rotary_emb(ctx.positions, hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, ctx)
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
+
+class CausalLM(nn.Module):
+    """A decoder with its head. Parameters take the default dtype and device of the moment of construction, are
+    uninitialised, and need no gradient."""
+
+    packed_modules_mapping: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        if config.tied_head:
+            self.lm_head.tie_weights(self.model.embed_tokens)
+        self.logits_processor = LogitsProcessor()
+
+    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+        """token_ids [rows] -> hidden states [rows, hidden_size]; writes the rows' keys and values into the cache."""
+        return self.model(token_ids, ctx)  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """`hidden` as `forward` returned it, all rows; picks ctx.logits_rows and returns float32 [n, vocab_size]."""
+        if len(hidden) != len(ctx.positions):
+            raise ValueError(f"hidden has {len(hidden)} rows, but the step has {len(ctx.positions)}")
+        return self.logits_processor(self.lm_head, hidden[ctx.logits_rows])  # type: ignore[no-any-return]
