@@ -1,0 +1,1 @@
+"""LoRA over a plain model: slot layout, arena, images, the layers that wrap base layers, replacing."""

@@ -1,0 +1,96 @@
+"""The slots' memory: one tensor, one stripe a slot; every layer's stacked weights are views of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor.lora.image import SlotImage
+from executor.lora.layout import SlotLayout
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeights:
+    """One layer's views, a slice per served part.
+
+    lora_a  slices [max_loras, max_rank, in]
+    lora_b  slices [max_loras, max_rank, out], rank-major
+    ranks   int32 [slices, max_loras], 0: the slot has no such module
+    scales  float32 [slices, max_loras]
+
+    Rows at and beyond a slot's rank hold leftovers and are never read.
+    """
+
+    lora_a: tuple[Tensor, ...]
+    lora_b: tuple[Tensor, ...]
+    ranks: Tensor
+    scales: Tensor
+
+
+class SlotArena:
+    """[max_loras, slot_elements] storage with ranks and scales [slices, max_loras]; all slots start cleared.
+
+    Not synchronised: the caller rewrites a slot only when no launched step can still read it.
+    """
+
+    def __init__(self, layout: SlotLayout, max_loras: int, device: torch.device | str) -> None:
+        self.layout = layout
+        self.max_loras = max_loras
+        self.storage = torch.empty(max_loras, layout.slot_elements, dtype=layout.dtype, device=device)
+        self.ranks = torch.zeros(len(layout.slices), max_loras, dtype=torch.int32, device=device)
+        self.scales = torch.zeros(len(layout.slices), max_loras, dtype=torch.float32, device=device)
+
+    @property
+    def nbytes_per_slot(self) -> int:
+        return self.layout.slot_elements * self.storage.element_size()
+
+    def stacked(self, modules: Sequence[str]) -> StackedWeights:
+        """Views for one layer's modules: ValueError unless neighbours in the layout, KeyError if unknown."""
+        numbers = [self.layout.index[module] for module in modules]
+        first = numbers[0]
+        if numbers != list(range(first, first + len(numbers))):
+            raise ValueError(f"modules {', '.join(modules)} are not neighbours in the slot layout")
+        return StackedWeights(
+            lora_a=tuple(self._view(n, "a") for n in numbers),
+            lora_b=tuple(self._view(n, "b") for n in numbers),
+            ranks=self.ranks[first : first + len(numbers)],
+            scales=self.scales[first : first + len(numbers)],
+        )
+
+    def load(self, slot: int, image: SlotImage) -> None:
+        """Put a whole adapter into a slot; nothing of the former one stays visible.
+
+        Raises ValueError for an image of another layout or a slot out of range, with the slot unchanged.
+        """
+        if image.slot_layout != self.layout.slot_layout:
+            raise ValueError("the image was built for another slot layout")
+        self.clear(slot)
+        stripe = self.storage[slot]
+        for part, piece, place in zip(
+            self.layout.slices, self.layout.pack(image.ranks)[0], self.layout.stripe, strict=True
+        ):
+            for source, target, width in (
+                (piece.a_offset, place.a_offset, part.in_features),
+                (piece.b_offset, place.b_offset, part.out_features),
+            ):
+                elements = piece.rank * width
+                stripe[target : target + elements].copy_(image.data[source : source + elements])
+        self.ranks[:, slot] = torch.tensor(image.ranks, dtype=torch.int32)
+        self.scales[:, slot] = torch.tensor(image.scales, dtype=torch.float32)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot: ranks become 0, which hides its stripe. Raises ValueError for a slot out of range."""
+        if not 0 <= slot < self.max_loras:
+            raise ValueError(f"slot {slot} is outside [0, {self.max_loras})")
+        self.ranks[:, slot] = 0
+        self.scales[:, slot] = 0.0
+
+    def _view(self, number: int, half: str) -> Tensor:
+        part, place = self.layout.slices[number], self.layout.stripe[number]
+        offset, width = (
+            (place.a_offset, part.in_features) if half == "a" else (place.b_offset, part.out_features)
+        )
+        return self.storage.as_strided(
+            (self.max_loras, self.layout.max_rank, width), (self.layout.slot_elements, width, 1), offset
+        )

@@ -1,0 +1,30 @@
+from dataclasses import dataclass
+
+import torch
+
+DENSE_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+SLOT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """What the slots hold: it fixes their number and size before the first adapter comes.
+
+    `modules` are module kinds ("q_proj", "embed_tokens", "lm_head"); an adapter with another kind, or with
+    more rank than `max_lora_rank`, is refused. Raises ValueError naming the field.
+    """
+
+    max_loras: int
+    max_lora_rank: int
+    modules: frozenset[str] = DENSE_PROJECTIONS
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.max_loras < 1:
+            raise ValueError(f"max_loras must be at least 1, is {self.max_loras}")
+        if self.max_lora_rank < 1:
+            raise ValueError(f"max_lora_rank must be at least 1, is {self.max_lora_rank}")
+        if not self.modules:
+            raise ValueError("modules must name at least one module kind")
+        if self.dtype not in SLOT_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, SLOT_DTYPES))}, is {self.dtype}")

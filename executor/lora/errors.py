@@ -1,0 +1,44 @@
+"""Errors of the LoRA side.
+
+Exception
+ +-- LoRAError
+      +-- ModuleNotServed        the adapter has a module that no slot of this executor holds
+      +-- RankTooLarge           a module's rank is above what a slot holds
+      +-- ModuleShapeMismatch    a tensor does not have the base layer's shape
+      +-- NonFiniteWeights       a tensor is not finite in the slots' dtype
+      +-- ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
+"""
+
+
+class LoRAError(Exception):
+    pass
+
+
+class ModuleNotServed(LoRAError):
+    def __init__(self, module: str) -> None:
+        super().__init__(f"module {module} is not served here; name its kind in --lora-modules")
+        self.module = module
+
+
+class RankTooLarge(LoRAError):
+    def __init__(self, module: str, rank: int, max_rank: int) -> None:
+        super().__init__(f"module {module} has rank {rank}, slots hold at most {max_rank} (--max-lora-rank)")
+        self.module, self.rank, self.max_rank = module, rank, max_rank
+
+
+class ModuleShapeMismatch(LoRAError):
+    def __init__(self, tensor: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        super().__init__(f"tensor {tensor} has shape {list(shape)}, the base layer needs {list(expected)}")
+        self.tensor, self.shape, self.expected = tensor, shape, expected
+
+
+class NonFiniteWeights(LoRAError):
+    def __init__(self, tensor: str, source: str, target: str) -> None:
+        super().__init__(f"tensor {tensor} ({source}) has a value that is not finite as {target}")
+        self.tensor, self.source, self.target = tensor, source, target
+
+
+class ModuleNotInModel(LoRAError):
+    def __init__(self, kinds: list[str]) -> None:
+        super().__init__(f"the model has no layer to put LoRA on for: {', '.join(kinds)} (--lora-modules)")
+        self.kinds = kinds

@@ -1,0 +1,86 @@
+"""An adapter as a slot takes it: cast once, packed at its own ranks, kept by the host tier."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from adapter_store import LoRAModule
+from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, NonFiniteWeights, RankTooLarge
+from executor.lora.layout import SlotLayout
+
+_Array = npt.NDArray[np.generic]
+_NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotImage:
+    """data [elements] in the slots' dtype, packed by `SlotLayout.pack(ranks)`; one rank and scale a slice."""
+
+    slot_layout: str
+    data: Tensor
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory, after the cast."""
+        return self.data.nbytes
+
+
+def build_slot_image(weights: Mapping[str, LoRAModule], layout: SlotLayout) -> SlotImage:
+    """Cast and pack an adapter. It holds no reference to `weights`, which may be closed afterwards.
+
+    Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights.
+    """
+    for module in weights.values():
+        _check_fits(module, layout)
+    by_slice = [weights.get(part.module) for part in layout.slices]
+    ranks = tuple(module.rank if module else 0 for module in by_slice)
+    pieces, elements = layout.pack(ranks)
+    data = np.zeros(elements, _NUMPY_DTYPES[layout.dtype])
+    for served, piece in zip(by_slice, pieces, strict=True):
+        if served:
+            _cast_into(data, piece.a_offset, served.lora_a, f"{served.name}.lora_a")
+            _cast_into(data, piece.b_offset, served.lora_b, f"{served.name}.lora_b")
+    scales = tuple(float(module.scale) if module else 0.0 for module in by_slice)
+    return SlotImage(layout.slot_layout, _as_tensor(data, layout.dtype), ranks, scales)
+
+
+def _check_fits(module: LoRAModule, layout: SlotLayout) -> None:
+    number = layout.index.get(module.name)
+    if number is None:
+        raise ModuleNotServed(module.name)
+    if module.rank > layout.max_rank:
+        raise RankTooLarge(module.name, module.rank, layout.max_rank)
+    part = layout.slices[number]
+    for half, array, width in (
+        ("lora_a", module.lora_a, part.in_features),
+        ("lora_b", module.lora_b, part.out_features),
+    ):
+        if array.shape != (module.rank, width):
+            raise ModuleShapeMismatch(f"{module.name}.{half}", array.shape, (module.rank, width))
+
+
+def _cast_into(data: _Array, offset: int, source: _Array, tensor: str) -> None:
+    target = data[offset : offset + source.size].reshape(source.shape)
+    # Overflow shows as inf below, with the tensor's name; numpy's own warning has none.
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+    if not np.isfinite(target).all():
+        raise NonFiniteWeights(tensor, str(source.dtype), str(data.dtype))
+
+
+def _as_tensor(data: _Array, dtype: torch.dtype) -> Tensor:
+    """The same memory as a tensor; torch knows no ml_dtypes, so bfloat16 goes over as raw 16-bit integers."""
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(data)

@@ -1,0 +1,28 @@
+"""The layers with LoRA, by the names and the contract of the reference design."""
+
+from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
+from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from executor.lora.layers.column_parallel_linear import (
+    ColumnParallelLinearWithLoRA,
+    MergedColumnParallelLinearWithLoRA,
+    MergedQKVParallelLinearWithLoRA,
+    QKVParallelLinearWithLoRA,
+)
+from executor.lora.layers.logits_processor import LogitsProcessorWithLoRA
+from executor.lora.layers.replicated_linear import ReplicatedLinearWithLoRA
+from executor.lora.layers.row_parallel_linear import RowParallelLinearWithLoRA
+from executor.lora.layers.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
+
+__all__ = [
+    "BaseLayerWithLoRA",
+    "BaseLinearLayerWithLoRA",
+    "ColumnParallelLinearWithLoRA",
+    "LayerPart",
+    "LogitsProcessorWithLoRA",
+    "MergedColumnParallelLinearWithLoRA",
+    "MergedQKVParallelLinearWithLoRA",
+    "QKVParallelLinearWithLoRA",
+    "ReplicatedLinearWithLoRA",
+    "RowParallelLinearWithLoRA",
+    "VocabParallelEmbeddingWithLoRA",
+]

@@ -1,0 +1,37 @@
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from executor.layers import LogitsProcessor, ParallelLMHead
+from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
+from executor.model_config import ModelConfig
+
+
+class LogitsProcessorWithLoRA(BaseLayerWithLoRA):
+    """logits[row] = head @ x[row] + (scale * A[:r] @ x[row]) @ B[:r], for the rows that reach the head.
+
+    It wraps the logits, not the head's weight: a tied embedding sees none of it.
+    """
+
+    base_layer: LogitsProcessor
+
+    def __init__(self, base_layer: LogitsProcessor, module_names: Sequence[str]) -> None:
+        super().__init__(base_layer, module_names)
+
+    source_types = (LogitsProcessor,)
+
+    def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
+        """The base layer has no weight, so the sizes come from `model_config` (ValueError without one)."""
+        if model_config is None:
+            raise ValueError("model_config is needed for the head's sizes")
+        (name,) = self.module_names
+        return (LayerPart(name, model_config.hidden_size, model_config.vocab_size),)
+
+    def forward(self, lm_head: ParallelLMHead, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden], the step's rows that reach the head -> logits float32 [n, vocab]."""
+        logits: Tensor = self.base_layer(lm_head, hidden)
+        stacked = self.stacked
+        self.punica_wrapper.add_lora_logits(
+            logits, hidden, stacked.lora_a[0], stacked.lora_b[0], stacked.ranks, stacked.scales
+        )
+        return logits
