@@ -75,7 +75,6 @@ class _Group:
     masked away, but never a stranger's (a NaN there would come through the mask)."""
 
     rows: Tensor  # [sequences * query_len] rows of the step
-    query_len: int
     kv_slots: Tensor  # [sequences * padded KV length]
     mask: Tensor  # [sequences, 1, query_len, padded KV length] bool, True where a query sees a key
 
@@ -106,8 +105,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, plan: A
     out = torch.empty_like(query)
     for group in plan.groups[cache.window]:
         sequences, _, query_len, kv_len = group.mask.shape
-        q = query[group.rows].unflatten(0, (sequences, query_len)).transpose(1, 2)
-        k, v = stored.index_select(1, group.kv_slots).unflatten(1, (sequences, kv_len)).transpose(2, 3)
+        q = query[group.rows].view(sequences, query_len, *query.shape[1:]).transpose(1, 2)
+        seen = stored.index_select(1, group.kv_slots).view(2, sequences, kv_len, *key.shape[1:])
+        k, v = seen.transpose(2, 3)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=True)
         out[group.rows] = y.transpose(1, 2).flatten(0, 1)
     return out
@@ -134,7 +134,7 @@ def _make_group(spans: Sequence[Span], window: int | None, device: torch.device)
     mask = distance >= 0
     if window is not None:
         mask &= distance < window
-    return _Group(rows, query_len, slots, mask[:, None])
+    return _Group(rows, slots, mask[:, None])
 
 
 def _padded(slots: Tensor, length: int) -> Tensor:

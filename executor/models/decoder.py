@@ -49,7 +49,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
         y = attend(q, k, v, ctx.kv_cache.layers[self.layer_index], ctx.attention)
-        return self.o_proj(y.flatten(1))  # type: ignore[no-any-return]
+        out: Tensor = self.o_proj(y.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -61,7 +62,8 @@ class MLP(nn.Module):
         self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))  # type: ignore[no-any-return]
+        out: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -74,7 +76,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, ctx)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
 
 
 class Decoder(nn.Module):
@@ -90,7 +93,8 @@ class Decoder(nn.Module):
         rotation = self.rotary_emb(ctx.positions, hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rotation, ctx)
-        return self.norm(hidden)  # type: ignore[no-any-return]
+        out: Tensor = self.norm(hidden)
+        return out
 
 
 class CausalLM(nn.Module):
@@ -113,10 +117,12 @@ class CausalLM(nn.Module):
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids [rows] -> hidden states [rows, hidden_size]; writes the rows' keys and values into the cache."""
-        return self.model(token_ids, ctx)  # type: ignore[no-any-return]
+        out: Tensor = self.model(token_ids, ctx)
+        return out
 
     def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """`hidden` as `forward` returned it, all rows; picks ctx.logits_rows and returns float32 [n, vocab_size]."""
         if len(hidden) != len(ctx.positions):
             raise ValueError(f"hidden has {len(hidden)} rows, but the step has {len(ctx.positions)}")
-        return self.logits_processor(self.lm_head, hidden[ctx.logits_rows])  # type: ignore[no-any-return]
+        out: Tensor = self.logits_processor(self.lm_head, hidden[ctx.logits_rows])
+        return out

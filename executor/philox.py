@@ -1,0 +1,46 @@
+"""Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) on int64.
+
+A counter-based generator: a word is a function of (key, counter) and of nothing else, so a token's noise depends
+neither on what ran before nor on who shares the batch, and every device computes the same integers.
+"""
+
+import torch
+from torch import Tensor
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+
+Word = Tensor | int  # values in [0, 2^32); a tensor is int64
+
+
+def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> tuple[Word, Word, Word, Word]:
+    """The four output words for a counter of four words (tensors broadcast) and a key of two."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise [n] float64 for drawing one of `token_ids` [n] at `position`.
+
+    Semantics: -log(-log((w + 1/2) / 2^32)) with w = philox4x32((token_id, 0, position, 0), seed)[0]; the key is
+    (low, high) of the 64-bit seed. Float64 keeps devices' logarithms equal once rounded to float32.
+    """
+    key = (seed & _MASK, (seed >> 32) & _MASK)
+    word, *_ = philox4x32((token_ids, 0, position & _MASK, position >> 32), key)
+    uniform = (torch.as_tensor(word, device=token_ids.device).double() + 0.5) / 2.0**32
+    return -torch.log(-torch.log(uniform))
+
+
+def _multiply(a: int, b: Word) -> tuple[Word, Word]:
+    """(high, low) words of the 64-bit product. Halves of b keep every intermediate below 2^63, where int64 is exact."""
+    low = a * (b & 0xFFFF)
+    high = a * (b >> 16) + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

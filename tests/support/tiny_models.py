@@ -1,0 +1,95 @@
+"""Tiny random models on disk, and the reference logits of transformers for them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+
+_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+# What each family is good for: every switch of the decoder is on in at least one of them.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 32}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}},
+    ),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen2-yarn-factor": ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 1.5, "truncate": False}}),
+    "llama-yarn-mscale": ("llama", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
+    "mistral-window": ("mistral", {"sliding_window": 8}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3-biased-tied": ("qwen3", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
+}
+
+
+def make_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """Random float32 weights, norms and biases included, large enough that logits differ clearly."""
+    config_class, model_class = _CLASSES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**SIZES, **overrides})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0.0, 0.15)
+    return model
+
+
+def save_variant(name: str, folder: Path, seed: int = 0) -> Path:
+    family, overrides = VARIANTS[name]
+    make_model(family, seed, **overrides).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def reference_logits(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """[len(token_ids), vocab] by transformers, eager attention, float32, in one pass."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
+    return logits
