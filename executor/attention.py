@@ -15,7 +15,8 @@ from torch import Tensor
 
 from executor.model_config import ModelConfig
 
-# Sequences up to this KV length share one padded call whatever their lengths; beyond, lengths within a factor of two.
+# Up to this KV length sequences share one padded call whatever their lengths; beyond it, those whose lengths
+# have the same number of bits.
 _ALWAYS_SHARED = 256
 
 
@@ -71,8 +72,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Sequences with equal query length, in one call. Shorter ones are padded with their own first visible slot:
-    masked away, but never a stranger's (a NaN there would come through the mask)."""
+    """Sequences with equal query length, in one call. Shorter ones are padded with their own first visible
+    slot: masked away, but never a stranger's (a NaN there would come through the mask)."""
 
     rows: Tensor  # [sequences * query_len] rows of the step
     kv_slots: Tensor  # [sequences * padded KV length]
@@ -94,8 +95,8 @@ def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
-    """Writes the step's keys and values into the cache, then out[row] = softmax(q k^T / sqrt(head_dim)) v over the
-    positions of the row's own sequence that are visible to it.
+    """Writes the step's keys and values into the cache, then out[row] = softmax(q k^T / sqrt(head_dim)) v
+    over the positions of the row's own sequence that are visible to it.
 
     query [rows, heads, head_dim]; key and value [rows, kv_heads, head_dim]; returns query's shape.
     """

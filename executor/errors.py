@@ -11,7 +11,7 @@ class ExecutorError(Exception):
 
 
 class UnsupportedModel(ExecutorError):
-    """The model folder is well formed, but computing it here would give other numbers than its authors meant."""
+    """The model folder is well formed, but would compute other numbers here than its authors meant."""
 
 
 class BadCheckpoint(ExecutorError):

@@ -25,7 +25,7 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What every layer of one step may look at. Rows are the sequences' tokens, in order, one after another."""
+    """What every layer of a step may look at. Rows are the sequences' tokens, one sequence after another."""
 
     sequences: tuple[SequenceRows, ...]
     positions: Tensor  # [rows] int64
@@ -100,7 +100,7 @@ def _spans(sequences: Sequence[SequenceRows], kv_cache: KVCache) -> list[Span]:
 
 
 def _runs(rows: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """[(0, 3), (0, 2), (-1, 0), (1, 1)] -> ((0, 5), (1, 1)): neighbours of one slot joined, empty runs left out."""
+    """[(0, 3), (0, 2), (-1, 0), (1, 1)] -> ((0, 5), (1, 1)): neighbours of one slot joined, no empty runs."""
     present = ((slot, count) for slot, count in rows if count)
     grouped = groupby(present, key=lambda run: run[0])
     return tuple((slot, sum(count for _, count in group)) for slot, group in grouped)

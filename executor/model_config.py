@@ -5,7 +5,7 @@ from executor.layers.rotary import RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the shared decoder needs to know about a model; `executor.models.read_config` makes it from a folder."""
+    """What the decoder needs to know about a model; `executor.models.read_config` makes it from a folder."""
 
     architecture: str
     vocab_size: int

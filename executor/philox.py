@@ -1,7 +1,7 @@
-"""Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) on int64.
+"""Philox4x32-10 on int64 tensors (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
-A counter-based generator: a word is a function of (key, counter) and of nothing else, so a token's noise depends
-neither on what ran before nor on who shares the batch, and every device computes the same integers.
+A counter-based generator: a word is a function of (key, counter) and of nothing else, so a token's noise
+depends neither on what ran before nor on who shares the batch, and every device computes the same integers.
 """
 
 import torch
@@ -30,8 +30,7 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> 
 def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise [n] float64 for drawing one of `token_ids` [n] at `position`.
 
-    Semantics: -log(-log((w + 1/2) / 2^32)) with w = philox4x32((token_id, 0, position, 0), seed)[0]; the key is
-    (low, high) of the 64-bit seed. Float64 keeps devices' logarithms equal once rounded to float32.
+    Semantics: -log(-log((w + 1/2) / 2^32)), w = philox4x32((token_id, 0, position low, high), seed low, high)[0]. Float64 keeps devices' logarithms equal once rounded to float32.
     """
     key = (seed & _MASK, (seed >> 32) & _MASK)
     word, *_ = philox4x32((token_ids, 0, position & _MASK, position >> 32), key)
@@ -40,7 +39,7 @@ def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
 
 
 def _multiply(a: int, b: Word) -> tuple[Word, Word]:
-    """(high, low) words of the 64-bit product. Halves of b keep every intermediate below 2^63, where int64 is exact."""
+    """(high, low) words of the 64-bit product. With b in halves all intermediates stay below 2^49: exact."""
     low = a * (b & 0xFFFF)
     high = a * (b >> 16) + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 
 class SiluAndMul(nn.Module):
-    """[rows, 2 * n] -> [rows, n]: silu(gate) * up, with gate the first half of the columns and up the second."""
+    """[rows, 2 * n] -> [rows, n]: silu(gate) * up; gate is the first half of the columns, up the second."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)

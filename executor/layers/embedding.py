@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class VocabParallelEmbedding(nn.Module):
-    """token_ids [rows] -> weight[token_ids] [rows, embedding_dim]; `weight` is [num_embeddings, embedding_dim]."""
+    """token_ids [rows] -> weight[token_ids] [rows, embedding_dim]; weight [num_embeddings, embedding_dim]."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class ParallelLMHead(VocabParallelEmbedding):
 
 
 class LogitsProcessor(nn.Module):
-    """hidden [n, hidden] -> logits [n, vocab] float32. It takes the head as an argument, so that what wraps it
+    """hidden [n, hidden] -> logits [n, vocab] float32. The head is an argument, so that what wraps this layer
     can add to the logits without touching the (perhaps tied) weight."""
 
     def forward(self, lm_head: ParallelLMHead, hidden: Tensor) -> Tensor:

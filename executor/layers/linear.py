@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class LinearBase(nn.Module):
     """y[row] = weight @ x[row] + bias.
 
-    `weight` is [output_size, input_size], `bias` [output_size] or None. `output_sizes` are the widths of the parts
-    that are stacked in the output, in order; they add up to output_size. A plain layer has one part.
+    `weight` is [output_size, input_size], `bias` [output_size] or None. `output_sizes` are the widths of the
+    parts that are stacked in the output, in order; they add up to output_size. A plain layer has one part.
     """
 
     def __init__(self, input_size: int, output_sizes: Sequence[int], bias: bool) -> None:

@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) over the last axis, in float32, rounded to x's dtype before the weight."""
+    """weight * x / sqrt(mean(x^2) + eps) over the last axis; float32 up to the weight, then x's dtype."""
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Rotary position embedding and the published ways to stretch it.
 
-The formulas are those of transformers' modeling_rope_utils.py: Llama 3.1's, and YaRN's (arXiv 2309.00071) with the
-attention factor on cos and sin.
+The formulas are those of transformers' modeling_rope_utils.py: Llama 3.1's, and YaRN's (arXiv 2309.00071)
+with the attention factor on cos and sin.
 """
 
 import math
@@ -26,7 +26,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """`attention_factor` multiplies cos and sin; `truncate` rounds the corrected range to whole dimensions."""
+    """`attention_factor` multiplies cos and sin; `truncate` rounds the ends of the ramp to whole planes."""
 
     factor: float
     original_max_position: int
@@ -40,7 +40,7 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
 class RotaryEmbedding(nn.Module):
-    """positions [rows] -> (cos, sin), each [rows, 1, head_dim] in the given dtype: once a step, for all layers."""
+    """positions [rows] -> (cos, sin), each [rows, 1, head_dim] in `dtype`: once a step, for all layers."""
 
     inv_freq: Tensor
 

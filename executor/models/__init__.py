@@ -27,7 +27,8 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str) -> Ca
 
 @contextmanager
 def _construction(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
-    """Layers take torch's defaults, which saves every constructor two arguments. Not for several threads at once."""
+    """Layers take torch's defaults, which saves every constructor two arguments. The dtype is global to the
+    process while this lasts: models load before anything else runs."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -30,7 +30,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raises BadCheckpoint when a file is missing or malformed, UnsupportedModel when it asks for other maths."""
+    """Raises BadCheckpoint when a file is missing or malformed, UnsupportedModel for other maths."""
     config = Fields.from_file(folder / "config.json")
     family = _family(config)
     _check_neutral(config)

@@ -1,4 +1,4 @@
-"""The one decoder behind all families: pre-norm blocks, grouped-query attention with rotary embedding, gated MLP.
+"""The one decoder behind all families: pre-norm blocks, grouped-query attention with rotation, gated MLP.
 
 Module names follow the checkpoints, but for what `packed_modules_mapping` joins.
 """
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder with its head. Parameters take the default dtype and device of the moment of construction, are
+    """A decoder with its head. Parameters take torch's default dtype and device at construction, are
     uninitialised, and need no gradient."""
 
     packed_modules_mapping: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -116,12 +116,12 @@ class CausalLM(nn.Module):
         self.logits_processor = LogitsProcessor()
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """token_ids [rows] -> hidden states [rows, hidden_size]; writes the rows' keys and values into the cache."""
+        """token_ids [rows] -> hidden [rows, hidden_size]; writes the rows' keys and values into the cache."""
         out: Tensor = self.model(token_ids, ctx)
         return out
 
     def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """`hidden` as `forward` returned it, all rows; picks ctx.logits_rows and returns float32 [n, vocab_size]."""
+        """`hidden` is all rows, as from `forward`. Returns float32 [n, vocab_size], for the n ctx.logits_rows."""
         if len(hidden) != len(ctx.positions):
             raise ValueError(f"hidden has {len(hidden)} rows, but the step has {len(ctx.positions)}")
         out: Tensor = self.logits_processor(self.lm_head, hidden[ctx.logits_rows])

@@ -54,7 +54,7 @@ def _one_window(config: Fields, window: int | None) -> Windows:
 
 
 def _windows_by_layer(config: Fields) -> Windows:
-    """`layer_types` decides; without it, layers from max_window_layers on have a window if use_sliding_window."""
+    """By `layer_types`; without it, layers from max_window_layers on have a window if use_sliding_window."""
     num_layers = config.integer("num_hidden_layers")
     sliding = config.flag("use_sliding_window", False)
     window = config.optional_integer("sliding_window", 4096) if sliding else None

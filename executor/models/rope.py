@@ -3,13 +3,13 @@
 
 import math
 
-from executor.layers.rotary import Llama3Scaling, LinearScaling, RopeScaling, YarnScaling
+from executor.layers.rotary import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from executor.models.fields import Fields
 
 
 def read_rope(config: Fields) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling). As in transformers, rope_scaling wins over rope_parameters, and a theta within over one
-    beside. Raises UnsupportedModel for types whose numbers would differ here."""
+    """(theta, scaling). As in transformers, rope_scaling wins over rope_parameters, and a theta within wins
+    over one beside. Raises UnsupportedModel for types whose numbers would differ here."""
     name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
     values = config.values.get(name) or {}
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
@@ -63,7 +63,7 @@ def _yarn(rope: Fields, original_max_position: int) -> YarnScaling:
 
 
 def _attention_factor(rope: Fields, factor: float) -> float:
-    """Given, or 0.1 ln(factor) + 1, the paper's; DeepSeek's mscale pair makes it a quotient of two of those."""
+    """As given, or the paper's 0.1 ln(factor) + 1, or with DeepSeek's mscale pair a quotient of two such."""
 
     def grown(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
