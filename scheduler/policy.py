@@ -1,0 +1,171 @@
+"""Which waiting request goes to which executor now. Pure.
+
+Tenants are served in the queue's fair order, each tenant's requests by priority and arrival. A request whose
+version has no slot and finds none free is passed over for others that can run (nobody waits behind an
+unplaceable version), but not for ever: after `aging_s` one version that holds a slot gets no more requests
+until the one passed over has its place. So once passed over, a cold version starts at the latest after one
+aging interval, the remaining time of the running requests of one hot version, and one load.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from scheduler.executor_state import ExecutorState
+from scheduler.queue import BASE, Queue, Waiting
+from scheduler.residency import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Send this request to that executor."""
+
+    number: int
+    address: str
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of one executor while a plan is made."""
+
+    state: ExecutorState
+    seats: int
+    slots: int
+    claimed: set[str]  # Versions that need no further slot here.
+    closed: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of those, which get no more, for whom.
+
+    def fits(self, request: Waiting) -> bool:
+        if self.seats == 0 or request.digest in self.closed:
+            return False
+        if request.digest == BASE or request.digest in self.claimed:
+            return True
+        limits = self.state.limits
+        return self.slots > 0 and limits is not None and limits.can_hold(request.max_rank, request.modules)
+
+    def preference(self, request: Waiting) -> tuple[bool, bool, Tier, int, int, str]:
+        """Larger is better: a claimed slot, then the closest copy, then room."""
+        return (
+            self.state.address not in request.avoid,
+            request.digest in self.claimed,
+            self.state.residency.tier(request.digest),
+            self.slots if request.digest != BASE else 0,
+            self.seats,
+            self.state.address,
+        )
+
+    def place(self, request: Waiting) -> Placement:
+        self.seats -= 1
+        if request.digest != BASE and request.digest not in self.claimed:
+            self.slots -= 1
+            self.claimed.add(request.digest)
+        return Placement(request.number, self.state.address)
+
+
+@dataclass(slots=True)
+class Policy:
+    """Remembers between plans only since when a version is passed over at the head of its tenant."""
+
+    aging_s: float
+    _passed_over: dict[tuple[str, str], float] = field(default_factory=dict)  # By (tenant, digest).
+
+    def plan(self, queue: Queue, executors: Iterable[ExecutorState], now: float) -> list[Placement]:
+        """Takes the requests that can run now out of the queue. The caller must send every placement.
+
+        Work is proportional to what is placed, to the tenants that wait and to the claimed versions; requests
+        that cannot be placed are not walked (only where executors differ in what they hold, the heads of
+        groups are). `now` is in seconds, of any monotonic clock.
+        """
+        rooms = [
+            _Room(state, state.free_seats, state.free_slots, set(state.claimed()))
+            for state in executors
+            if state.takes_requests
+        ]
+        self._forget_gone(queue)
+        placements: list[Placement] = []
+        for request in self._overdue(queue, now):
+            self._place(request, queue, rooms, placements)
+        turns = [(queue.served(tenant), tenant) for tenant in queue.tenants()]
+        heapify(turns)
+        while turns and any(room.seats for room in rooms):
+            _, tenant = heappop(turns)
+            choice = self._next_of(tenant, queue, rooms, now)
+            if choice and self._place(choice, queue, rooms, placements) and queue.head(tenant):
+                heappush(turns, (queue.served(tenant), tenant))
+        return placements
+
+    def _place(self, request: Waiting, queue: Queue, rooms: list[_Room], placements: list[Placement]) -> bool:
+        fitting = (room for room in rooms if room.fits(request))
+        room = max(fitting, key=lambda room: room.preference(request), default=None)
+        if room is None:
+            return False
+        queue.take(request.number)
+        placements.append(room.place(request))
+        self._passed_over.pop((request.tenant, request.digest), None)
+        return True
+
+    def _forget_gone(self, queue: Queue) -> None:
+        for tenant, digest in list(self._passed_over):
+            if queue.group_head(tenant, digest) is None:
+                del self._passed_over[tenant, digest]
+
+    def _overdue(self, queue: Queue, now: float) -> list[Waiting]:
+        """One request of each version that was passed over for long enough, the longest first."""
+        keys = sorted(self._passed_over, key=self._passed_over.__getitem__)
+        heads = (queue.group_head(*key) for key in keys if now - self._passed_over[key] >= self.aging_s)
+        return [head for head in heads if head]
+
+    def _next_of(self, tenant: str, queue: Queue, rooms: list[_Room], now: float) -> Waiting | None:
+        head = queue.head(tenant)
+        if head is None or any(room.fits(head) for room in rooms):
+            return head
+        self._pass_over(head, rooms, now)
+        if any(room.seats and room.slots for room in rooms):
+            candidates = queue.group_heads(tenant)
+        else:
+            open_digests = {BASE}.union(*(room.claimed for room in rooms if room.seats))
+            heads = (queue.group_head(tenant, digest) for digest in open_digests)
+            candidates = sorted((head for head in heads if head), key=lambda request: request.order)
+        return next((item for item in candidates if any(room.fits(item) for room in rooms)), None)
+
+    def _pass_over(self, head: Waiting, rooms: list[_Room], now: float) -> None:
+        """Notes that a head waits for a slot; after `aging_s`, closes a version that holds one."""
+        usable = [room for room in rooms if _can_hold(room.state, head)]
+        if head.digest == BASE or any(room.slots or head.digest in room.claimed for room in usable):
+            return
+        key = (head.tenant, head.digest)
+        since = self._passed_over.setdefault(key, now)
+        if now - since < self.aging_s or any(key in room.closed.values() for room in usable):
+            return
+        victims = [
+            (room.state.claims(digest), room.state.address, digest, room)
+            for room in usable
+            for digest in room.claimed - room.closed.keys()
+        ]
+        if victims:
+            # The version with the fewest running requests frees its slot first; getting none, it stays that.
+            *_, digest, room = min(victims, key=lambda victim: victim[:3])
+            room.closed[digest] = key
+
+
+def likely_executor(digest: str, executors: Iterable[ExecutorState]) -> ExecutorState | None:
+    """Where a version will probably run once there is room: the target of a prefetch hint, if any.
+
+    None when it is in host memory or a slot of an executor already, or nobody takes requests.
+    """
+    ready = [state for state in executors if state.takes_requests]
+    if digest == BASE or any(state.residency.tier(digest) >= Tier.HOST for state in ready):
+        return None
+    return max(
+        ready,
+        key=lambda state: (state.residency.tier(digest), state.free_slots, state.free_seats, state.address),
+        default=None,
+    )
+
+
+def can_ever_run(request: Waiting, executors: Collection[ExecutorState]) -> bool:
+    """False only when every executor has said what its slots hold, and the version fits none."""
+    return not executors or any(state.limits is None or _can_hold(state, request) for state in executors)
+
+
+def _can_hold(state: ExecutorState, request: Waiting) -> bool:
+    return state.limits is not None and state.limits.can_hold(request.max_rank, request.modules)

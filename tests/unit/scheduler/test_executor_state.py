@@ -1,0 +1,62 @@
+from scheduler.executor_state import ExecutorState, Limits, Phase, Report
+from scheduler.residency import Copy, Residency, Tier
+
+
+def ready(free_seats: int = 4, free_slots: int = 2) -> ExecutorState:
+    state = ExecutorState("host:1", phase=Phase.READY)
+    state.limits = Limits(1024, 16, frozenset({"q_proj"}), max_loras=2, max_seats=4)
+    state.reported(Report(free_seats=free_seats, free_slots=free_slots))
+    return state
+
+
+def test_what_was_sent_after_the_report_uses_room() -> None:
+    state = ready()
+    state.sent("1", "x")
+    state.sent("2", "x")
+    state.sent("3", "")
+    assert (state.free_seats, state.free_slots) == (1, 1)
+    state.reported(Report(free_seats=2, free_slots=1, received=2))
+    assert (state.free_seats, state.free_slots) == (1, 1)
+    state.check()
+
+
+def test_an_end_is_no_room_before_the_next_report() -> None:
+    state = ready(free_seats=1)
+    state.sent("1", "x")
+    assert state.ended("1")
+    assert not state.ended("1")
+    assert (state.free_seats, state.claims("x"), state.num_running) == (0, 0, 0)
+    state.reported(Report(free_seats=1, free_slots=2, received=1))
+    assert (state.free_seats, state.free_slots) == (1, 2)
+    state.check()
+
+
+def test_reset_returns_what_was_running_and_forgets_the_rest() -> None:
+    state = ready()
+    state.sent("1", "x")
+    state.residency = Residency.from_snapshot(7, [Copy("x", Tier.SLOT, 0, 10, False)])
+    assert state.reset(Phase.CONNECTING, "stream ended") == ["1"]
+    assert (state.num_running, state.free_seats, state.limits) == (0, 0, None)
+    assert state.residency.tier("x") is Tier.NOWHERE
+    assert not state.takes_requests
+    state.check()
+
+
+def test_limits() -> None:
+    limits = Limits(1024, 16, frozenset({"q_proj"}), max_loras=2, max_seats=4)
+    assert limits.can_hold(0, frozenset())
+    assert limits.can_hold(16, frozenset({"q_proj"}))
+    assert not limits.can_hold(17, frozenset({"q_proj"}))
+    assert not limits.can_hold(8, frozenset({"q_proj", "lm_head"}))
+
+
+def test_residency_follows_deltas_and_sees_gaps() -> None:
+    residency = Residency.from_snapshot(3, [Copy("x", Tier.HOST, 0, 10, False)])
+    assert residency.apply(4, [Copy("x", Tier.SLOT, 1, 10, False)], [])
+    assert residency.tier("x") is Tier.SLOT
+    assert residency.in_slots() == ["x"]
+    assert not residency.apply(6, [], [("x", Tier.SLOT)])
+    assert residency.tier("x") is Tier.SLOT
+    assert residency.apply(5, [Copy("y", Tier.DISK, 0, 10, False)], [("x", Tier.SLOT), ("x", Tier.HOST)])
+    assert [(copy.digest, copy.tier) for copy in residency.copies()] == [("y", Tier.DISK)]
+    residency.check()
