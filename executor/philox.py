@@ -12,6 +12,9 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
+# The noise lies within (-3.14, 22.88): -log(-log(u)) at the ends of u.
+NOISE_RANGE = 26.1
+
 Word = Tensor | int  # values in [0, 2^32); a tensor is int64
 
 
@@ -28,14 +31,16 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> 
 
 
 def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise [n] float64 for drawing one of `token_ids` [n] at `position`.
+    """Standard Gumbel noise [n] float32 for drawing one of `token_ids` [n] at `position`.
 
-    Semantics: -log(-log((w + 1/2) / 2^32)), w = philox4x32((token_id, 0, position low, high), seed low, high)[0]. Float64 keeps devices' logarithms equal once rounded to float32.
+    Semantics: -log(-log((w + 1/2) / 2^32)), where w is the first word for the counter (token_id, 0, position
+    low, position high) and the key (seed low, seed high). Computed in float64 and rounded once, so that a
+    device's own last bit of a logarithm does not show.
     """
     key = (seed & _MASK, (seed >> 32) & _MASK)
     word, *_ = philox4x32((token_ids, 0, position & _MASK, position >> 32), key)
     uniform = (torch.as_tensor(word, device=token_ids.device).double() + 0.5) / 2.0**32
-    return -torch.log(-torch.log(uniform))
+    return (-torch.log(-torch.log(uniform))).float()
 
 
 def _multiply(a: int, b: Word) -> tuple[Word, Word]:

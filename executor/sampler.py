@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.philox import gumbel_noise
+from executor.philox import NOISE_RANGE, gumbel_noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[SampledTok
 def score(
     logits: Tensor, token_ids: Sequence[int], logprobs: int | None
 ) -> list[SampledToken | SampleFailure]:
-    """What `sample` would report had it drawn token_ids[i] from row i: log-probabilities of a prompt's tokens."""
+    """What `sample` would report had it drawn token_ids[i] from row i: for the tokens of a prompt."""
     if len(logits) != len(token_ids):
         raise ValueError(f"{len(logits)} rows of logits for {len(token_ids)} tokens")
     totals = torch.logsumexp(logits, dim=-1).tolist()
@@ -106,9 +106,7 @@ def score(
 
 def _report(row: Tensor, total: float, token: int, count: int | None) -> SampledToken:
     best = _largest(row, count) if count else row.new_empty(0, dtype=torch.int64)
-    top = (
-        (token_id, logit - total) for token_id, logit in zip(best.tolist(), row[best].tolist(), strict=True)
-    )
+    top = zip(best.tolist(), (row[best].double() - total).tolist(), strict=True)
     return SampledToken(token, row[token].item() - total, tuple(top))
 
 
@@ -126,6 +124,7 @@ def _choose(row: Tensor, request: SampleRequest) -> int | SampleFailure:
     # In float64 and below zero a tiny temperature only sinks the others: it never overflows into ties.
     scaled = (adjusted.double() - best) / params.temperature
     kept = _filter(scaled, params)
+    kept = kept[scaled[kept] > -NOISE_RANGE]  # the others cannot win, whatever their noise
     return int(kept[(scaled[kept] + gumbel_noise(params.seed, request.position, kept)).argmax()])
 
 

@@ -121,7 +121,7 @@ class CausalLM(nn.Module):
         return out
 
     def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """`hidden` is all rows, as from `forward`. Returns float32 [n, vocab_size], for the n ctx.logits_rows."""
+        """`hidden` is all rows, as from `forward`. Returns float32 [n, vocab], for the n ctx.logits_rows."""
         if len(hidden) != len(ctx.positions):
             raise ValueError(f"hidden has {len(hidden)} rows, but the step has {len(ctx.positions)}")
         out: Tensor = self.logits_processor(self.lm_head, hidden[ctx.logits_rows])
