@@ -1,0 +1,203 @@
+"""What runs in the next step. Pure and deterministic: sequences, ids and counts; `now` is passed in.
+
+There is no prefill and no decode here: a sequence has known tokens and computed tokens, and every step lets
+the computed ones catch up within the budgets (tokens a step, KV blocks, slots).
+
+Rules, in order:
+1. Running sequences first, oldest first. Each gets a token at least, the older ones what is left.
+2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
+   its tokens anew later. What it delivered stays delivered.
+3. Waiting sequences follow in order of arrival. One whose adapter cannot have a slot now, or is not in host
+   memory yet, is passed over and holds nothing. One that lacks KV blocks ends the search.
+4. Against starvation: once the oldest waiting sequence whose adapter is loaded but has no slot has waited
+   `aging_s`, no younger one may join a resident adapter. So some slot is idle, at the latest, when all that
+   runs and all that is older has ended.
+"""
+
+from bisect import insort
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from executor.blocks import BlockPool
+from executor.sequence import Key, Sequence
+from executor.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class PageIn:
+    """An adapter that must be in this slot before the step runs; the evicted one ("" for none) is gone."""
+
+    slot: int
+    digest: str
+    evicted: str
+
+
+@dataclass(slots=True)
+class StepPlan:
+    num_tokens: dict[Sequence, int] = field(default_factory=dict)
+    page_ins: list[PageIn] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+
+class Batcher:
+    """Owns the accepted sequences, and what each of them holds in `blocks` and `slots`."""
+
+    def __init__(
+        self, blocks: BlockPool, slots: SlotTable, *, max_batched_tokens: int, max_seats: int, aging_s: float
+    ) -> None:
+        if max_batched_tokens < max_seats:
+            raise ValueError(f"{max_batched_tokens} tokens a step are fewer than {max_seats} seats")
+        self.blocks = blocks
+        self.slots = slots
+        self.max_batched_tokens = max_batched_tokens
+        self.max_seats = max_seats
+        self.aging_s = aging_s
+        # Both in order of arrival.
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.sequences: dict[Key, Sequence] = {}
+
+    @property
+    def free_seats(self) -> int:
+        return self.max_seats - len(self.sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Accept: the caller has checked seats, key and length."""
+        self.sequences[sequence.dispatch.key] = sequence
+        insort(self.waiting, sequence, key=_arrival)
+
+    def remove(self, sequence: Sequence) -> None:
+        """End a sequence, wherever it is; what it held is free at once."""
+        del self.sequences[sequence.dispatch.key]
+        if sequence.table is None:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._let_go(sequence)
+
+    def wanted(self) -> list[str]:
+        """Adapters of waiting sequences that have no slot, longest waiting first."""
+        return list(
+            dict.fromkeys(s.digest for s in self.waiting if s.digest and self.slots.find(s.digest) is None)
+        )
+
+    def plan(self, now: float, loaded: Container[str]) -> StepPlan:
+        """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs."""
+        plan = StepPlan()
+        budget = self._plan_running(plan)
+        self._plan_waiting(plan, budget, now, loaded)
+        return plan
+
+    def _plan_running(self, plan: StepPlan) -> int:
+        budget = self.max_batched_tokens
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            younger = len(self.running) - index - 1
+            count = min(sequence.uncomputed, budget - younger)
+            while self.blocks.grow(sequence.held, sequence.computed + count) is None:
+                victim = self.running[-1]
+                self._preempt(victim, plan)
+                if victim is sequence:
+                    return budget
+            plan.num_tokens[sequence] = count
+            budget -= count
+            index += 1
+        return budget
+
+    def _plan_waiting(self, plan: StepPlan, budget: int, now: float, loaded: Container[str]) -> None:
+        starving = self._starving(now, loaded)
+        for sequence in list(self.waiting):
+            if budget == 0 or plan.preempted:
+                break
+            if not self._may_have_slot(sequence, starving, loaded):
+                continue
+            if not self._open(sequence):
+                break
+            self._enter_slot(sequence, plan)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_arrival)
+            count = min(sequence.uncomputed, budget)
+            self.blocks.grow(sequence.held, sequence.computed + count)
+            plan.num_tokens[sequence] = count
+            budget -= count
+
+    def _starving(self, now: float, loaded: Container[str]) -> int | None:
+        """Arrival of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
+        for sequence in self.waiting:
+            digest = sequence.digest
+            if digest in loaded and self.slots.find(digest) is None:
+                return sequence.arrival if now - sequence.arrived_at >= self.aging_s else None
+        return None
+
+    def _may_have_slot(self, sequence: Sequence, starving: int | None, loaded: Container[str]) -> bool:
+        if not sequence.digest:
+            return True
+        slot = self.slots.find(sequence.digest)
+        if slot is None:
+            return sequence.digest in loaded and self.slots.has_place(sequence.digest)
+        return starving is None or sequence.arrival < starving
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Cached blocks for it, if there is room for all its known tokens and one more."""
+        dispatch = sequence.dispatch
+        table = self.blocks.open(
+            (dispatch.cache_salt, dispatch.digest),
+            sequence.token_ids,
+            read_cache=dispatch.prompt_logprobs is None,
+        )
+        needed = self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(table.block_ids)
+        if needed > self.blocks.num_free:
+            self.blocks.close(table)
+            return False
+        sequence.table = table
+        sequence.computed = table.num_cached
+        if not sequence.started:
+            sequence.cached_prompt_tokens = min(table.num_cached, len(dispatch.prompt_token_ids))
+        sequence.started = True
+        return True
+
+    def _enter_slot(self, sequence: Sequence, plan: StepPlan) -> None:
+        if not sequence.digest:
+            return
+        slot = self.slots.find(sequence.digest)
+        if slot is None:
+            assigned = self.slots.assign(sequence.digest)
+            if assigned is None:
+                raise RuntimeError("a slot that was free a moment ago is not")
+            slot, evicted = assigned
+            plan.page_ins.append(PageIn(slot, sequence.digest, evicted))
+        self.slots.acquire(slot)
+        sequence.slot = slot
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+        self.running.remove(sequence)
+        self._let_go(sequence)
+        insort(self.waiting, sequence, key=_arrival)
+        plan.preempted.append(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            self.blocks.close(sequence.table)
+        if sequence.slot >= 0:
+            self.slots.release(sequence.slot)
+        sequence.table, sequence.slot, sequence.computed = None, -1, 0
+
+    def check(self) -> None:
+        """Raise RuntimeError unless what sequences hold is what blocks and slots count."""
+        self.blocks.check([s.table for s in self.running if s.table is not None])
+        self.slots.check()
+        uses = [s.slot for s in self.running if s.slot >= 0]
+        counted = [slot for slot in range(len(self.slots)) for _ in range(self.slots.users(slot))]
+        homes = self.slots.digests
+        held = all(s.table is None and s.slot == -1 and s.computed == 0 for s in self.waiting)
+        placed = all(homes.get(s.digest, -1) == s.slot for s in self.running)
+        known = sorted(map(_arrival, [*self.running, *self.waiting]))
+        if sorted(uses) != counted or not held or not placed:
+            raise RuntimeError("sequences hold other slots or blocks than the books say")
+        if known != sorted(map(_arrival, self.sequences.values())) or self.free_seats < 0:
+            raise RuntimeError("sequences are lost, doubled or too many")
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

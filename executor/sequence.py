@@ -1,0 +1,143 @@
+"""One request on its way through the engine: what was asked, and how far it is. Pure."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from executor.blocks import BlockTable
+
+if TYPE_CHECKING:  # the sampler brings torch; what plans steps needs none
+    from executor.sampler import SampledToken, SamplingParams
+
+# Which stream, and the dispatch id on it: schedulers name dispatches independently of each other.
+Key = tuple[int, str]
+TopTokens = tuple[tuple[int, float], ...]
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    TIME_LIMIT = "time_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a sequence ends by itself; counts include the tokens of earlier attempts."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What a scheduler asks for: `output_token_ids` were delivered before, generation goes on after them.
+
+    `digest` is "" for the base model; `deadline` is on the engine's clock (seconds).
+    """
+
+    key: Key
+    request_id: str
+    digest: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    sampling: "SamplingParams"
+    stop: StopRules
+    cache_salt: bytes = b""
+    deadline: float | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """Of one prompt position: its token, its log-probability (None at the first) and the likeliest tokens."""
+
+    token_id: int
+    logprob: float | None
+    top: TopTokens
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A dispatch and its progress. `token_ids` are known, the KV of the first `computed` is written.
+
+    Running means that it holds a block `table` (and, with an adapter, a use of `slot`); waiting sequences
+    hold nothing.
+    """
+
+    dispatch: Dispatch
+    arrival: int
+    arrived_at: float
+    token_ids: list[int] = field(init=False)
+    computed: int = 0
+    table: BlockTable | None = None
+    slot: int = -1
+    started: bool = False
+    cached_prompt_tokens: int = 0
+    prompt_scores: list[PromptLogprob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_ids = [*self.dispatch.prompt_token_ids, *self.dispatch.output_token_ids]
+
+    @property
+    def digest(self) -> str:
+        return self.dispatch.digest
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.token_ids) - self.computed
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - len(self.dispatch.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.dispatch.prompt_token_ids) :]
+
+    @property
+    def held(self) -> BlockTable:
+        """The block table of a running sequence."""
+        if self.table is None:
+            raise RuntimeError(f"{self.dispatch.key} does not run")
+        return self.table
+
+
+@dataclass(frozen=True, slots=True)
+class StopLimits:
+    """What the model says about ends: its end-of-sequence ids and its length in tokens."""
+
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+    def stop_ids(self, rules: StopRules) -> frozenset[int]:
+        return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids
+
+    def forbidden(self, sequence: Sequence) -> frozenset[int]:
+        """Tokens that may not be drawn next: all ends, while fewer than min_new_tokens are there."""
+        rules = sequence.dispatch.stop
+        return self.stop_ids(rules) if sequence.num_outputs < rules.min_new_tokens else frozenset()
+
+    def finished(self, sequence: Sequence) -> FinishReason | None:
+        """Why the sequence, as it stands, is at its end; None when it goes on."""
+        rules = sequence.dispatch.stop
+        outputs = sequence.num_outputs
+        if outputs > rules.min_new_tokens and sequence.token_ids[-1] in self.stop_ids(rules):
+            return FinishReason.STOP
+        at_length = len(sequence.token_ids) >= self.max_model_len
+        if at_length or (rules.max_new_tokens is not None and outputs >= rules.max_new_tokens):
+            return FinishReason.LENGTH
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """One token of one sequence; `prompt_scores` comes once, with the first."""
+
+    key: Key
+    output_index: int
+    token: "SampledToken"
+    wants_logprobs: bool
+    prompt_scores: tuple[PromptLogprob, ...] = ()

@@ -1,0 +1,111 @@
+"""Which adapter is in which slot. Pure: the arena behind the numbers belongs to `paging`."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class SlotState(Enum):
+    EMPTY = "empty"
+    LOADING = "loading"  # assigned; its weights are not all there yet
+    RESIDENT = "resident"
+
+
+@dataclass(slots=True)
+class _Slot:
+    state: SlotState = SlotState.EMPTY
+    digest: str = ""
+    users: int = 0
+    pinned: bool = False
+    last_use: int = 0
+
+
+class SlotTable:
+    """Places for adapters, one place per digest. A slot with users is never reassigned or emptied."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._slots = [_Slot() for _ in range(num_slots)]
+        self._by_digest: dict[str, int] = {}
+        self._uses = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def find(self, digest: str) -> int | None:
+        return self._by_digest.get(digest)
+
+    def state(self, slot: int) -> SlotState:
+        return self._slots[slot].state
+
+    def users(self, slot: int) -> int:
+        return self._slots[slot].users
+
+    @property
+    def digests(self) -> dict[str, int]:
+        """digest -> slot of every slot that is not empty (a copy)."""
+        return dict(self._by_digest)
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        return frozenset(slot.digest for slot in self._slots if slot.pinned)
+
+    @property
+    def in_use(self) -> int:
+        return sum(slot.users > 0 for slot in self._slots)
+
+    def has_place(self, digest: str) -> bool:
+        """Whether `assign` would find a slot for this digest now."""
+        return digest in self._by_digest or self._victim() is not None
+
+    def assign(self, digest: str) -> tuple[int, str] | None:
+        """Put `digest`, which has no slot, into an empty or the least recently used idle slot, as LOADING.
+
+        Returns (slot, evicted digest or ""), or None when every slot is in use or pinned.
+        """
+        victim = self._victim()
+        if victim is None:
+            return None
+        evicted = self.empty(victim)
+        self._slots[victim] = _Slot(SlotState.LOADING, digest, last_use=self._tick())
+        self._by_digest[digest] = victim
+        return victim, evicted
+
+    def loaded(self, slot: int) -> None:
+        self._slots[slot].state = SlotState.RESIDENT
+
+    def acquire(self, slot: int) -> None:
+        """One more sequence runs on this slot."""
+        self._slots[slot].users += 1
+        self._slots[slot].last_use = self._tick()
+
+    def release(self, slot: int) -> None:
+        if self._slots[slot].users == 0:
+            raise RuntimeError(f"slot {slot} has no users to release")
+        self._slots[slot].users -= 1
+
+    def empty(self, slot: int) -> str:
+        """Forget what an unused slot holds, its pin too; returns that digest ("" when it was empty)."""
+        old = self._slots[slot]
+        if old.users:
+            raise RuntimeError(f"slot {slot} still has {old.users} users")
+        self._by_digest.pop(old.digest, None)
+        self._slots[slot] = _Slot()
+        return old.digest
+
+    def set_pinned(self, slot: int, pinned: bool) -> None:
+        self._slots[slot].pinned = pinned
+
+    def _victim(self) -> int | None:
+        idle = [i for i, slot in enumerate(self._slots) if not slot.users and not slot.pinned]
+        # Empty slots have last_use 0, before every used one.
+        return min(idle, key=lambda i: self._slots[i].last_use, default=None)
+
+    def _tick(self) -> int:
+        self._uses += 1
+        return self._uses
+
+    def check(self) -> None:
+        """Raise RuntimeError unless digests and slots name each other and empty slots are blank."""
+        named = {slot.digest: i for i, slot in enumerate(self._slots) if slot.state is not SlotState.EMPTY}
+        blank = all(slot == _Slot() for slot in self._slots if slot.state is SlotState.EMPTY)
+        if named != self._by_digest or not blank or any(slot.users < 0 for slot in self._slots):
+            raise RuntimeError(f"slot table out of balance: {self._slots}, {self._by_digest}")
