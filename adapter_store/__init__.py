@@ -1,0 +1,45 @@
+"""Adapters as files and versions: checked on the way in, named by their content, read without copies."""
+
+from adapter_store.disk import DiskStore
+from adapter_store.errors import (
+    AdapterNotFound,
+    AdapterStoreError,
+    DataLoss,
+    GenerationMismatch,
+    IncompatibleAdapter,
+    InUse,
+    InvalidAdapter,
+    InvalidModel,
+    InvalidRef,
+    StoreUnavailable,
+)
+from adapter_store.manifest import Alias, Manifest, ModuleInfo, SlotLimits, Version
+from adapter_store.model_spec import ModelSpec
+from adapter_store.packed import LoRAModule, Weights
+from adapter_store.ref import Ref
+from adapter_store.store import AdapterStore, open_store
+
+__all__ = [
+    "AdapterNotFound",
+    "AdapterStore",
+    "AdapterStoreError",
+    "Alias",
+    "DataLoss",
+    "DiskStore",
+    "GenerationMismatch",
+    "InUse",
+    "IncompatibleAdapter",
+    "InvalidAdapter",
+    "InvalidModel",
+    "InvalidRef",
+    "LoRAModule",
+    "Manifest",
+    "ModelSpec",
+    "ModuleInfo",
+    "Ref",
+    "SlotLimits",
+    "StoreUnavailable",
+    "Version",
+    "Weights",
+    "open_store",
+]

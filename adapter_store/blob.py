@@ -1,0 +1,89 @@
+"""One version's content as a folder: immutable, shared by every name that pushed it."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from adapter_store.durable import sync_tree
+from adapter_store.errors import DataLoss
+from adapter_store.manifest import Manifest
+from adapter_store.packed import Weights, write_packed
+from adapter_store.peft import PeftAdapter
+
+_MANIFEST, _PACKED, _SOURCE, _SOURCE_HASHES = "manifest.json", "packed.safetensors", "source", "source.json"
+
+
+class Blob:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def source(self) -> Path:
+        return self.folder / _SOURCE
+
+    def write(self, adapter: PeftAdapter) -> Manifest:
+        """Packs `adapter` beside its source files and syncs all of it."""
+        with (self.folder / _PACKED).open("wb") as packed:
+            manifest = write_packed(adapter, packed)
+        hashes = {file.name: _sha256(file) for file in sorted(self.source.iterdir())}
+        (self.folder / _SOURCE_HASHES).write_text(json.dumps(hashes))
+        (self.folder / _MANIFEST).write_text(manifest.to_json())
+        sync_tree(self.folder)
+        return manifest
+
+    def manifest(self) -> Manifest:
+        """Raises DataLoss."""
+        return Manifest.from_json(self._text(_MANIFEST))
+
+    def weights(self, *, verify: bool = True) -> Weights:
+        """Raises DataLoss."""
+        return Weights(self.folder / _PACKED, self.manifest(), verify=verify)
+
+    def identity(self) -> tuple[int, int, int] | None:
+        """Changes when the packed file is replaced or written to; None when there is none."""
+        try:
+            status = os.stat(self.folder / _PACKED)
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def verify(self, digest: str) -> None:
+        """Hashes everything. Raises DataLoss, naming what is damaged."""
+        with self.weights() as weights:
+            if weights.manifest.digest != digest:
+                raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        for name, expected in self._source_hashes().items():
+            try:
+                found = _sha256(self.source / name)
+            except FileNotFoundError as error:
+                raise DataLoss(f"{name} of {digest} is gone: push the adapter again") from error
+            if found != expected:
+                raise DataLoss(f"{name} of {digest} no longer matches its hash: push the adapter again")
+
+    def export(self, digest: str, target: Path) -> None:
+        """Raises DataLoss before anything is written, FileExistsError when `target` is not empty."""
+        self.verify(digest)
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise FileExistsError(f"{target} is not empty")
+        for name in self._source_hashes():
+            shutil.copyfile(self.source / name, target / name)
+
+    def _source_hashes(self) -> dict[str, str]:
+        try:
+            return {str(name): str(value) for name, value in json.loads(self._text(_SOURCE_HASHES)).items()}
+        except (ValueError, AttributeError) as error:
+            raise DataLoss(f"{_SOURCE_HASHES} in {self.folder.name} is damaged: {error!r}") from error
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text()
+        except (FileNotFoundError, UnicodeDecodeError) as error:
+            raise DataLoss(f"{name} of stored content {self.folder.name} is gone or damaged") from error
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

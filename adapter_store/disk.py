@@ -1,0 +1,317 @@
+"""The store in a folder, shared by any number of processes on one machine.
+
+    lock                            held for every change, for moments only
+    changes                         a counter, for watchers
+    blobs/<hex>/                    content, immutable once here (blob.py)
+    names/<tenant>/<name>.json      one record of versions and aliases, replaced whole (record.py)
+    tmp/                            work in progress, and what crashes left
+
+A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
+record. A crash in between leaves content that no record names; the next store opened here removes it.
+"""
+
+import builtins
+import contextlib
+import functools
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from adapter_store.blob import Blob
+from adapter_store.durable import (
+    claimed,
+    exclusive,
+    medium_errors,
+    remove_unclaimed,
+    replace_file,
+    sync_folder,
+)
+from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.manifest import Alias, Manifest, Version
+from adapter_store.model_spec import ModelSpec
+from adapter_store.packed import Weights
+from adapter_store.peft import read_adapter
+from adapter_store.record import NameRecord
+from adapter_store.ref import Ref, check_digest, check_identifier
+from adapter_store.source import copy_source, drop_checked
+from adapter_store.watch import Watcher
+
+MAX_FILE_BYTES = 16 << 30
+_CACHED_MANIFESTS = 1024
+
+
+class DiskStore:
+    """An AdapterStore (store.py has the contract of each method)."""
+
+    def __init__(self, root: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        self._root, self._max_file_bytes = root, max_file_bytes
+        self._blobs, self._names, self._tmp = root / "blobs", root / "names", root / "tmp"
+        self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
+        self._watchers: set[Watcher] = set()
+        self._mutex = threading.Lock()  # guards the two above
+        self._manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
+        with medium_errors():
+            for folder in (self._blobs, self._names, self._tmp):
+                folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._remove_garbage()
+
+    def put(
+        self,
+        source: Path,
+        tenant: str,
+        name: str,
+        spec: ModelSpec,
+        *,
+        alias: str | None = "latest",
+        strict_base: bool = False,
+        expected_generation: int | None = None,
+        dry_run: bool = False,
+    ) -> Version:
+        check_identifier("tenant", tenant)
+        check_identifier("name", name)
+        if alias is not None:
+            check_identifier("alias", alias)
+        with self._workspace() as blob:
+            copy_source(source, blob.source, self._max_file_bytes)
+            adapter = read_adapter(blob.source, spec, strict_base=strict_base)
+            drop_checked(blob.source)
+            with medium_errors():
+                manifest = blob.write(adapter)
+                if dry_run:
+                    return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
+                return self._publish(
+                    blob, Ref(tenant, name, digest=manifest.digest), alias, expected_generation
+                )
+
+    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
+        with medium_errors():
+            record = self._record(ref.tenant, ref.name)
+            digest = record.digest_of(ref)
+            try:
+                return self._version(ref, record, digest)
+            except DataLoss:
+                # Deleted between the two reads? Then it is simply not there.
+                self._record(ref.tenant, ref.name).digest_of(ref)
+                raise
+
+    def open(self, digest: str) -> Weights:
+        check_digest(digest)
+        blob = self._blob(digest)
+        with medium_errors():
+            if not blob.folder.exists():
+                raise AdapterNotFound(f"adapter version {digest} was not found")
+            identity = blob.identity()
+            with self._mutex:
+                known = identity is not None and self._verified.get(digest) == identity
+            weights = blob.weights(verify=not known)
+        if weights.manifest.digest != digest:
+            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        if identity is not None:
+            with self._mutex:
+                self._verified[digest] = identity
+        return weights
+
+    def list(
+        self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
+    ) -> builtins.list[Version]:
+        page: builtins.list[Version] = []
+        with medium_errors():
+            for each in self._names_of(tenant, name):
+                if f"{each}@\x7f" <= after:
+                    continue
+                record = self._record(tenant, each)
+                for digest in sorted(digest for digest in record.versions if f"{each}@{digest}" > after):
+                    if len(page) >= limit:
+                        return page
+                    with contextlib.suppress(AdapterNotFound):  # deleted while we read
+                        page.append(self.resolve(Ref(tenant, each, digest=digest)))
+        return page
+
+    def delete(self, ref: Ref) -> None:
+        with medium_errors(), self._locked():
+            record = self._record(ref.tenant, ref.name)
+            digest = record.digest_of(ref)
+            self._write_record(ref.tenant, ref.name, record.without_version(ref))
+            self._manifest.cache_clear()
+            with self._mutex:
+                self._verified.pop(digest, None)
+            if not self._is_mentioned(digest):
+                self._discard(self._blob(digest).folder)
+
+    def set_alias(
+        self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
+    ) -> Alias:
+        check_identifier("alias", alias)
+        ref = Ref(tenant, name, digest=digest)
+        record = self._change(ref, lambda record: record.with_alias(alias, ref, expected_generation))
+        return Alias(tenant, name, alias, digest, record.aliases[alias].generation)
+
+    def delete_alias(self, tenant: str, name: str, alias: str) -> None:
+        ref = Ref(tenant, name, alias=alias)
+        self._change(ref, lambda record: record.without_alias(alias, ref))
+
+    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+        with medium_errors():
+            return [
+                Alias(tenant, each, alias, entry.digest, entry.generation)
+                for each in self._names_of(tenant, name)
+                for alias, entry in sorted(self._record(tenant, each).aliases.items())
+                if entry.digest is not None
+            ]
+
+    def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
+        ref = Ref(tenant, name, digest=digest)
+        record = self._change(ref, lambda record: record.with_protection(ref, protected))
+        return self._version(ref, record, digest)
+
+    def export(self, ref: Ref, target: Path) -> None:
+        version = self.resolve(ref)
+        self._blob(version.digest).export(version.digest, target)
+
+    def verify(self, ref: Ref) -> Version:
+        version = self.resolve(ref)
+        with medium_errors():
+            self._blob(version.digest).verify(version.digest)
+        return version
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        watcher = Watcher(self._read_counter, callback)
+        with self._mutex:
+            self._watchers.add(watcher)
+
+        def stop() -> None:
+            with self._mutex:
+                self._watchers.discard(watcher)
+            watcher.stop()
+
+        return stop
+
+    # ---- reading
+
+    def _blob(self, digest: str) -> Blob:
+        return Blob(self._blobs / digest.removeprefix("sha256:"))
+
+    def _read_manifest(self, digest: str) -> Manifest:
+        return self._blob(digest).manifest()
+
+    def _version(self, ref: Ref, record: NameRecord, digest: str) -> Version:
+        entry = record.versions[digest]
+        manifest = self._manifest(digest)
+        return Version(ref.tenant, ref.name, digest, manifest, entry.created_at, entry.protected)
+
+    def _record_path(self, tenant: str, name: str) -> Path:
+        return self._names / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"
+
+    def _record(self, tenant: str, name: str) -> NameRecord:
+        """An unknown name has the empty record."""
+        try:
+            return NameRecord.from_json(self._record_path(tenant, name).read_text())
+        except FileNotFoundError:
+            return NameRecord()
+
+    def _names_of(self, tenant: str, name: str | None) -> builtins.list[str]:
+        """In the order of "name@digest": a name sorts as if followed by "@"."""
+        folder = self._names / check_identifier("tenant", tenant)
+        if name is not None:
+            return [check_identifier("name", name)]
+        names = [path.stem for path in folder.iterdir()] if folder.exists() else []
+        return sorted(names, key=lambda name: f"{name}@")
+
+    # ---- changing, under the lock
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with exclusive(self._root / "lock"):
+            yield
+
+    @contextlib.contextmanager
+    def _workspace(self) -> Iterator[Blob]:
+        with medium_errors():
+            folder = self._tmp / uuid.uuid4().hex
+            with contextlib.ExitStack() as stack:
+                with self._locked():  # or a sweep could take the new folder for a crash's
+                    folder.mkdir()
+                    stack.enter_context(claimed(folder))
+                try:
+                    yield Blob(folder)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _publish(self, blob: Blob, ref: Ref, alias: str | None, expected_generation: int | None) -> Version:
+        digest = ref.digest or ""
+        healthy = self._is_healthy(digest)  # hashes, so not under the lock
+        with self._locked():
+            old = self._record(ref.tenant, ref.name)
+            new = old.with_version(digest, time.time())
+            if alias is not None:
+                new = new.with_alias(alias, ref, expected_generation)
+            target = self._blob(digest).folder
+            if target.exists() and not healthy and not self._is_healthy(digest):
+                self._discard(target)  # damaged: this push repairs it
+            if not target.exists():
+                blob.folder.rename(target)
+                sync_folder(self._blobs)
+            if new != old:
+                self._write_record(ref.tenant, ref.name, new)
+            return self._version(ref, new, digest)
+
+    def _is_healthy(self, digest: str) -> bool:
+        try:
+            self.open(digest).close()
+        except (AdapterNotFound, DataLoss):
+            return False
+        return True
+
+    def _change(self, ref: Ref, change: Callable[[NameRecord], NameRecord]) -> NameRecord:
+        with medium_errors(), self._locked():
+            old = self._record(ref.tenant, ref.name)
+            new = change(old)
+            if new != old:
+                self._write_record(ref.tenant, ref.name, new)
+            return new
+
+    def _write_record(self, tenant: str, name: str, record: NameRecord) -> None:
+        path = self._record_path(tenant, name)
+        if record.versions:
+            path.parent.mkdir(exist_ok=True)
+            replace_file(path, record.to_json(), aside=self._tmp)
+        else:
+            path.unlink()
+            sync_folder(path.parent)
+        self._announce()
+
+    def _is_mentioned(self, digest: str) -> bool:
+        needle = digest.encode()
+        return any(needle in path.read_bytes() for path in self._names.glob("*/*.json"))
+
+    def _discard(self, folder: Path) -> None:
+        """Out of sight in one rename, then gone: readers see a blob whole or not at all."""
+        doomed = self._tmp / uuid.uuid4().hex
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _remove_garbage(self) -> None:
+        remove_unclaimed(self._tmp)
+        records = [NameRecord.from_json(path.read_text()) for path in self._names.glob("*/*.json")]
+        kept = {digest.removeprefix("sha256:") for record in records for digest in record.versions}
+        for folder in self._blobs.iterdir():
+            if folder.name not in kept:
+                self._discard(folder)
+
+    def _read_counter(self) -> int:
+        with medium_errors():
+            try:
+                return int((self._root / "changes").read_text() or "0")
+            except FileNotFoundError:
+                return 0
+
+    def _announce(self) -> None:
+        replace_file(self._root / "changes", str(self._read_counter() + 1), aside=self._tmp)
+        with self._mutex:
+            watchers = [*self._watchers]
+        for watcher in watchers:
+            watcher.wake()

@@ -1,0 +1,53 @@
+"""What can go wrong in an adapter store.
+
+AdapterStoreError
+├── InvalidRef            a reference, tenant, name, alias or digest is not well-formed
+├── InvalidModel          the base model's folder cannot be described
+├── InvalidAdapter        a pushed folder is malformed, or uses something that is not served
+├── IncompatibleAdapter   well-formed, but made for another base model
+├── AdapterNotFound       unknown, or not visible to this tenant: the text does not tell which
+├── InUse                 an alias or a protection still points there
+├── GenerationMismatch    the alias moved since the caller looked
+├── DataLoss              stored bytes no longer match their digest
+└── StoreUnavailable      the medium cannot be read or written now
+"""
+
+
+class AdapterStoreError(Exception):
+    """Base of everything this package raises on purpose. The text names the part, and what to do."""
+
+
+class InvalidRef(AdapterStoreError):
+    pass
+
+
+class InvalidModel(AdapterStoreError):
+    pass
+
+
+class InvalidAdapter(AdapterStoreError):
+    pass
+
+
+class IncompatibleAdapter(AdapterStoreError):
+    pass
+
+
+class AdapterNotFound(AdapterStoreError):
+    pass
+
+
+class InUse(AdapterStoreError):
+    pass
+
+
+class GenerationMismatch(AdapterStoreError):
+    pass
+
+
+class DataLoss(AdapterStoreError):
+    pass
+
+
+class StoreUnavailable(AdapterStoreError):
+    pass

@@ -1,0 +1,81 @@
+"""What a store says about its adapters. All of it is immutable; a manifest belongs to its digest for ever."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from adapter_store.errors import DataLoss
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    name: str  # packed name: "layers.3.q_proj", "embed_tokens", "lm_head"
+    rank: int
+    scale: float  # a float32 value: alpha / rank, or alpha / sqrt(rank) when rank-stabilised
+    in_features: int
+    out_features: int
+
+    @property
+    def kind(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    digest: str
+    modules: tuple[ModuleInfo, ...]  # by layer, then in the order of the forward pass
+    dtypes: tuple[str, ...]  # safetensors names, sorted: ("BF16", "F32")
+    num_bytes: int  # of the packed file
+    base_model: str  # as the adapter's config names it; "" when it names none
+    peft_version: str | None
+    chat_template: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def max_rank(self) -> int:
+        return max(module.rank for module in self.modules)
+
+    @property
+    def module_kinds(self) -> frozenset[str]:
+        return frozenset(module.kind for module in self.modules)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Manifest":
+        """Raises DataLoss when `text` is not what to_json wrote."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["modules"] = tuple(ModuleInfo(**module) for module in fields["modules"])
+            fields["dtypes"], fields["warnings"] = tuple(fields["dtypes"]), tuple(fields["warnings"])
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataLoss(f"a stored manifest is damaged: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    tenant: str
+    name: str
+    digest: str
+    manifest: Manifest
+    created_at: float  # unix seconds of the first push under this name
+    protected: bool  # may not be deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    tenant: str
+    name: str
+    alias: str
+    digest: str
+    generation: int  # counts the moves of this alias, from 1; survives its deletion
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """What one executor slot can hold; manifests are checked against it at admission."""
+
+    max_rank: int
+    modules: frozenset[str]  # kinds: "q_proj", "lm_head", ...

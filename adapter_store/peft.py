@@ -1,0 +1,195 @@
+"""Reads a PEFT folder and checks all of it against the base model. What comes out can be served as it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapter_store.base_copy import check_base_copy
+from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
+from adapter_store.manifest import ModuleInfo
+from adapter_store.model_spec import MODULE_KINDS, ModelSpec
+from adapter_store.peft_config import CONFIG_FILE, LoraSettings, read_config
+from adapter_store.peft_keys import KeyMeaning, parse_key
+from adapter_store.peft_tokenizer import check_token_ids, read_chat_template
+from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_CHUNK = 1 << 22  # elements looked at in one go: bounds the memory of a check
+
+
+@dataclass(frozen=True)
+class Halves:
+    """One module's pair as PEFT stores it: A [r, in], B [out, r]."""
+
+    a: TensorInfo
+    b: TensorInfo
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    modules: tuple[ModuleInfo, ...]
+    halves: Mapping[str, Halves]  # by module name
+    file: TensorFile
+    base_model: str
+    peft_version: str | None
+    chat_template: str | None
+    warnings: tuple[str, ...]
+
+    def lora_a(self, module: str) -> NDArray[Any]:
+        return self.file.array(self.halves[module].a.name)
+
+    def lora_b(self, module: str) -> NDArray[Any]:
+        """[out, r], as in the file."""
+        return self.file.array(self.halves[module].b.name)
+
+
+def read_adapter(folder: Path, spec: ModelSpec, *, strict_base: bool = False) -> PeftAdapter:
+    """Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base)."""
+    settings = read_config(folder)
+    warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
+    file = open_weights(folder)
+    pairs, copies = _sort_tensors(file)
+    modules = tuple(_check_module(name, pairs[name], settings, spec) for name in _in_model_order(pairs))
+    halves = {name: Halves(pair["a"], pair["b"]) for name, pair in pairs.items()}
+    for half in halves.values():
+        _check_finite(file, half.a)
+        _check_finite(file, half.b)
+    for module, copy in copies.items():
+        check_base_copy(file, copy, module, spec)
+    check_token_ids(folder, spec)
+    template = read_chat_template(folder)
+    adapter = PeftAdapter(
+        modules, halves, file, settings.base_model, settings.peft_version, template, tuple(warnings)
+    )
+    if settings.ensure_weight_tying and spec.tied_head:
+        _check_tied_pair(adapter)
+    return adapter
+
+
+def open_weights(folder: Path) -> TensorFile:
+    path = folder / WEIGHTS_FILE
+    if not path.exists():
+        pickled = (folder / "adapter_model.bin").exists()
+        hint = (
+            ": adapter_model.bin is a pickle and is never loaded, save it as safetensors" if pickled else ""
+        )
+        raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{hint}")
+    try:
+        return TensorFile(path)
+    except (DamagedFile, OSError) as error:
+        raise InvalidAdapter(str(error)) from error
+
+
+def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[str]:
+    """Shapes decide the base; its name is a hint, since the same model lives under many paths."""
+    if settings.base_model.rstrip("/").rpartition("/")[2] in ("", spec.name):
+        return []
+    text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model!r}, this base is {spec.name!r}"
+    if strict:
+        raise IncompatibleAdapter(text)
+    return [text]
+
+
+def _sort_tensors(file: TensorFile) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
+    """Each tensor to its place: ({module: {"a": ..., "b": ...}}, {module: copy of the base's weight})."""
+    pairs: dict[str, dict[str, TensorInfo]] = {}
+    copies: dict[str, TensorInfo] = {}
+    for tensor in file:
+        if 0 in tensor.shape:
+            raise InvalidAdapter(
+                f"tensor {tensor.name!r} is empty (shape {list(tensor.shape)}): gather shards before saving"
+            )
+    for tensor in file:
+        meaning: KeyMeaning = parse_key(tensor.name)
+        place = copies if meaning.part == "base" else pairs.setdefault(meaning.module, {})
+        key = meaning.module if meaning.part == "base" else meaning.part
+        if key in place:
+            raise InvalidAdapter(f"tensors {place[key].name!r} and {tensor.name!r} mean the same thing")
+        place[key] = tensor
+    if not pairs:
+        raise InvalidAdapter(f"{WEIGHTS_FILE} holds no LoRA tensors: 0 modules would be applied")
+    return pairs, copies
+
+
+def _in_model_order(names: Mapping[str, object]) -> list[str]:
+    def position(name: str) -> tuple[int, int]:
+        parent, _, kind = name.rpartition(".")
+        layer = int(parent.removeprefix("layers.")) if parent else -1 if kind == "embed_tokens" else 1 << 30
+        return layer, MODULE_KINDS.index(kind)
+
+    return sorted(names, key=position)
+
+
+def _check_module(
+    name: str, pair: Mapping[str, TensorInfo], settings: LoraSettings, spec: ModelSpec
+) -> ModuleInfo:
+    for half, other in (("a", "b"), ("b", "a")):
+        if half not in pair:
+            raise InvalidAdapter(f"tensor {pair[other].name!r} has no matching lora_{half.upper()}")
+    _check_layer(name, pair["a"], settings, spec)
+    a, b = pair["a"], pair["b"]
+    in_features, out_features = spec.modules[name.rpartition(".")[2]]
+    for tensor in (a, b):
+        if len(tensor.shape) != 2:
+            raise InvalidAdapter(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, not 2")
+        if tensor.dtype not in NUMPY_DTYPES:
+            raise InvalidAdapter(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not F32, F16 or BF16")
+    rank = settings.rank_of(name)
+    if a.shape[0] != rank:
+        raise InvalidAdapter(f"tensor {a.name!r} has rank {a.shape[0]}, {CONFIG_FILE} says {rank}")
+    if b.shape[1] != rank:
+        raise InvalidAdapter(f"tensor {b.name!r} has rank {b.shape[1]}, its lora_A has {rank}")
+    if (a.shape[1], b.shape[0]) != (in_features, out_features):
+        culprit, wanted = (a, [rank, in_features]) if a.shape[1] != in_features else (b, [out_features, rank])
+        raise IncompatibleAdapter(
+            f"tensor {culprit.name!r} has shape {list(culprit.shape)}, the base {spec.name} needs {wanted}"
+        )
+    return ModuleInfo(name, rank, _float32_scale(name, settings), in_features, out_features)
+
+
+def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: ModelSpec) -> None:
+    if not name.startswith("layers."):
+        return
+    layer = int(name.split(".")[1])
+    if layer >= spec.num_layers:
+        raise IncompatibleAdapter(
+            f"tensor {tensor.name!r} is for layer {layer}, the base {spec.name} has {spec.num_layers}"
+        )
+    if settings.layers is not None and layer not in settings.layers:
+        raise InvalidAdapter(f"tensor {tensor.name!r}: layer {layer} is not in layers_to_transform")
+
+
+def _float32_scale(name: str, settings: LoraSettings) -> float:
+    scale = float(np.float32(settings.scale_of(name)))
+    if scale == 0:
+        raise InvalidAdapter(f"{CONFIG_FILE}: the scale of {name} is 0 in float32: it would do nothing")
+    return scale
+
+
+def _check_finite(file: TensorFile, tensor: TensorInfo) -> None:
+    values = file.array(tensor.name).reshape(-1)
+    for start in range(0, values.size, _CHUNK):
+        if not np.isfinite(values[start : start + _CHUNK]).all():
+            raise InvalidAdapter(f"tensor {tensor.name!r} holds NaN or infinity")
+
+
+def _check_tied_pair(adapter: PeftAdapter) -> None:
+    """With ensure_weight_tying on a tied base PEFT trains one pair and writes it twice, once transposed.
+
+    Read as two plain modules that is right, as long as both are there and equal.
+    """
+    present = {"embed_tokens", "lm_head"} & adapter.halves.keys()
+    if not present:
+        return
+    if len(present) == 1 or not (
+        np.array_equal(adapter.lora_a("lm_head"), adapter.lora_b("embed_tokens").T)
+        and np.array_equal(adapter.lora_b("lm_head"), adapter.lora_a("embed_tokens").T)
+    ):
+        raise InvalidAdapter(
+            f"{CONFIG_FILE}: ensure_weight_tying is true, but embed_tokens and lm_head do not hold one "
+            "pair and its transpose"
+        )

@@ -1,0 +1,164 @@
+"""adapter_config.json: every field of PEFT's LoraConfig is honoured, harmless, or refused by name."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapter_store.errors import InvalidAdapter
+from adapter_store.model_spec import module_path
+from adapter_store.patterns import BadPattern, Patterns
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 4 << 20
+
+# Honoured below, or by whoever reads the tensors: those, not the text, say which modules are meant.
+_HONOURED = frozenset({
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
+    *("init_lora_weights", "layers_to_transform", "ensure_weight_tying"),
+    *("target_modules", "exclude_modules", "layers_pattern", "base_model_name_or_path", "peft_version"),
+})  # fmt: skip
+# They steer training or loading in PEFT and leave no trace in the maths of a finished adapter. The
+# *_config ones describe an initialisation, which init_lora_weights alone decides.
+_HARMLESS = frozenset({
+    *("auto_mapping", "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size", "revision"),
+    *("runtime_config", "task_type", "corda_config", "eva_config", "lora_ga_config"),
+})  # fmt: skip
+# These inits start training from the unchanged base. Others (pissa, olora, corda, loftq, lora_ga) move part
+# of the base into the adapter; PEFT's conversion on saving doubles the rank and writes `true` here.
+_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    rank: int
+    alpha: float
+    use_rslora: bool
+    ranks: Patterns
+    alphas: Patterns
+    layers: frozenset[int] | None  # layers_to_transform
+    ensure_weight_tying: bool
+    base_model: str
+    peft_version: str | None
+    warnings: tuple[str, ...]
+
+    def rank_of(self, module: str) -> int:
+        return int(self.ranks.lookup(module_path(module), self.rank))
+
+    def alpha_of(self, module: str) -> float:
+        return self.alphas.lookup(module_path(module), self.alpha)
+
+    def scale_of(self, module: str) -> float:
+        """alpha / r, or alpha / sqrt(r) when rank-stabilised (arXiv:2312.03732), with the module's own r."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def read_config(folder: Path) -> LoraSettings:
+    """Raises InvalidAdapter, naming the field."""
+    config = read_json_object(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
+    peft_type = config.get("peft_type")
+    if not isinstance(peft_type, str) or peft_type.upper() != "LORA":
+        raise _refusal("peft_type", f"is {peft_type!r}, only LORA is served")
+    _refuse_unserved(config)
+    layers = _layers(config.get("layers_to_transform"))
+    missing = [key for key in ("r", "lora_alpha") if config.get(key) is None]
+    return LoraSettings(
+        rank=_rank("r", 8 if config.get("r") is None else config["r"]),
+        alpha=_alpha("lora_alpha", 8 if config.get("lora_alpha") is None else config["lora_alpha"]),
+        use_rslora=_flag(config, "use_rslora"),
+        ranks=_patterns(config, "rank_pattern", _rank),
+        alphas=_patterns(config, "alpha_pattern", _alpha),
+        layers=layers,
+        ensure_weight_tying=_flag(config, "ensure_weight_tying"),
+        base_model=_text(config, "base_model_name_or_path") or "",
+        peft_version=_text(config, "peft_version"),
+        warnings=tuple(f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used" for key in missing),
+    )
+
+
+def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """Raises InvalidAdapter, naming the file. A byte order mark is accepted."""
+    try:
+        if path.stat().st_size > max_bytes:
+            raise InvalidAdapter(f"{path.name} is larger than {max_bytes} bytes")
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise InvalidAdapter(f"{path.name} is missing") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidAdapter(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidAdapter(f"{path.name} is not a JSON object")
+    return content
+
+
+def _refuse_unserved(config: Mapping[str, Any]) -> None:
+    if config.get("init_lora_weights") not in _PLAIN_INITS:
+        raise _refusal(
+            "init_lora_weights",
+            f"is {config['init_lora_weights']!r}: the adapter assumes a changed base. Save it converted "
+            "(path_initial_model_for_weight_conversion)",
+        )
+    if config.get("bias") not in (None, False, "none"):
+        raise _refusal("bias", f"is {config['bias']!r}: trained biases are not served")
+    switched_on = [
+        key for key in config if key not in _HONOURED | _HARMLESS | {"bias"} and _is_on(config[key])
+    ]
+    if switched_on:
+        key = switched_on[0]
+        raise _refusal(key, f"is {str(config[key])[:80]!r}: this feature is not served")
+
+
+def _is_on(value: object) -> bool:
+    return value not in (None, False, "", [], {})
+
+
+def _patterns(config: Mapping[str, Any], key: str, check: Any) -> Patterns:
+    values = config.get(key) or {}
+    if not isinstance(values, dict):
+        raise _refusal(key, "is not an object")
+    try:
+        return Patterns.compile({pattern: check(key, value) for pattern, value in values.items()})
+    except BadPattern as error:
+        raise _refusal(key, str(error)) from error
+
+
+def _rank(key: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise _refusal(key, f"has the rank {value!r}, which is not a positive integer")
+    return value
+
+
+def _alpha(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < abs(value) < 1e30:
+        raise _refusal(key, f"has the alpha {str(value)[:40]}, which is not a finite number other than 0")
+    return float(value)
+
+
+def _layers(value: object) -> frozenset[int] | None:
+    if value is None or value == []:
+        return None
+    layers = value if isinstance(value, list) else [value]
+    if any(type(layer) is not int for layer in layers):
+        raise _refusal("layers_to_transform", f"is {value!r}, not layer numbers")
+    return frozenset(layers)
+
+
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise _refusal(key, f"is {value!r}, neither true nor false")
+    return bool(value)
+
+
+def _text(config: Mapping[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise _refusal(key, f"is {value!r}, not a string")
+    return value
+
+
+def _refusal(field: str, reason: str) -> InvalidAdapter:
+    return InvalidAdapter(f"{CONFIG_FILE}: {field} {reason}")

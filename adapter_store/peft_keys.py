@@ -1,0 +1,63 @@
+"""Names of tensors in PEFT files: which module and which half a key means, or why it is refused."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from adapter_store.errors import InvalidAdapter
+from adapter_store.model_spec import PROJECTION_PARENT
+
+# PEFT writes "base_model.model." + the module's path in transformers ("model.layers.0...."). Trainers drop
+# one or both prefixes, those of image-text models add "language_model."; all mean the same module.
+_KEY = re.compile(
+    r"(?:base_model\.model\.)?(?:model\.)?(?:language_model\.(?:model\.)?)?"
+    r"(?:layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<parent>self_attn|mlp)\.(?P<projection>[a-z]+_proj)"
+    r"|(?P<table>embed_tokens|lm_head))\.(?P<part>.+)"
+)
+_LINEAR_PART = re.compile(r"lora_(?P<half>[AB])(?:\.default)?\.weight")
+_EMBEDDING_PART = re.compile(r"lora_embedding_(?P<half>[AB])(?:\.default)?")
+_BASE_COPY_PARTS = ("base_layer.weight", "weight")
+
+# First match wins; looked for anywhere in a key that means nothing we serve.
+_REASONS = (
+    ("lora_magnitude_vector", "belongs to DoRA (use_dora), which is not served"),
+    ("token_adapter", "belongs to trainable_token_indices, which is not served"),
+    ("trainable_tokens", "belongs to trainable_token_indices, which is not served"),
+    (".experts.", "belongs to mixture-of-experts layers, which are not served"),
+    (".mlp.gate.", "belongs to a mixture-of-experts router, which is not served"),
+    ("modules_to_save", "is a fully trained module (modules_to_save), which is not served"),
+    (".bias", "is a trained bias (bias, lora_bias), which is not served"),
+    ("lora_", "matches no module of the base model that can carry LoRA"),
+    (".weight", "is a fully trained weight (modules_to_save?), which is not served"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMeaning:
+    module: str  # packed name: "layers.0.q_proj", "embed_tokens", "lm_head"
+    layer: int | None
+    part: Literal["a", "b", "base"]  # base: a copy of the base layer's own weight
+
+
+def parse_key(key: str) -> KeyMeaning:
+    """Raises InvalidAdapter for a tensor that would end up unused, with the likely reason."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise _unused(key)
+    layer, projection, table = match["layer"], match["projection"], match["table"]
+    if table is None and PROJECTION_PARENT.get(projection) != match["parent"]:
+        raise _unused(key)
+    if table is not None and match["part"] in _BASE_COPY_PARTS:
+        return KeyMeaning(table, None, "base")
+    half = (_EMBEDDING_PART if table == "embed_tokens" else _LINEAR_PART).fullmatch(match["part"])
+    if half is None:
+        raise _unused(key)
+    part: Literal["a", "b"] = "a" if half["half"] == "A" else "b"
+    if table is not None:
+        return KeyMeaning(table, None, part)
+    return KeyMeaning(f"layers.{layer}.{projection}", int(layer), part)
+
+
+def _unused(key: str) -> InvalidAdapter:
+    reason = next((why for mark, why in _REASONS if mark in key), "is not a LoRA tensor")
+    return InvalidAdapter(f"tensor {key[:200]!r} {reason}")

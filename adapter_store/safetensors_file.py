@@ -1,0 +1,165 @@
+"""Strict reading of safetensors files that nobody vouches for: the header first, then mapped views.
+
+Stricter than the format's own library in two ways: a key that appears twice is refused, and so is a
+header beyond 8 MiB, so a hostile file costs bounded time and memory.
+"""
+
+import json
+import math
+import mmap
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_HEADER_BYTES = 8 << 20
+MAX_DIMENSIONS = 8
+_LFS_POINTER = b"version https://git-lfs"
+
+# Every dtype the format knows, with bytes per element: base checkpoints may hold any of them.
+_ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class DamagedFile(ValueError):
+    """Not well-formed safetensors; the text names file and tensor. Callers say whose fault it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # bytes, absolute in the file; the data is [begin, end)
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Raises DamagedFile unless the tensors tile the rest of the file exactly. OSError passes through."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        if _LFS_POINTER.startswith(start) and start:
+            raise DamagedFile(f"{path.name} is a Git LFS pointer, not weights: fetch the real file")
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > size - 8:
+            raise DamagedFile(f"{path.name} is cut short, or is not a safetensors file ({size} bytes)")
+        if length > MAX_HEADER_BYTES:
+            raise DamagedFile(f"{path.name}: header of {length} bytes, at most {MAX_HEADER_BYTES} are read")
+        text = file.read(length)
+    try:
+        entries = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path.name}: header is not valid JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise DamagedFile(f"{path.name}: header is not a JSON object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DamagedFile(f"{path.name}: __metadata__ is not a map of strings")
+    tensors = {name: _tensor_info(path.name, name, entry, 8 + length) for name, entry in entries.items()}
+    _check_tiling(path.name, tensors, 8 + length, size)
+    return Header(tensors, metadata)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens for reading in binary; anything but a regular file (a pipe would block) is DamagedFile."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise DamagedFile(f"{path.name} is not a regular file")
+    return path.open("rb")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entries:
+            raise ValueError(f"key {name!r} appears twice")
+        entries[name] = value
+    return entries
+
+
+def _tensor_info(file: str, name: str, entry: object, data_start: int) -> TensorInfo:
+    fields = entry if isinstance(entry, dict) and len(entry) == 3 else {}
+    match fields:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
+            numbers = [*shape, begin, end]
+        case _:
+            raise DamagedFile(f"{file}: tensor {name!r} needs exactly dtype, shape and data_offsets")
+    if dtype not in _ITEM_BYTES:
+        raise DamagedFile(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
+    if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
+        raise DamagedFile(f"{file}: tensor {name!r} has an impossible shape or offset")
+    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise DamagedFile(f"{file}: tensor {name!r}: offsets {begin}..{end} do not fit {dtype} {shape}")
+    return TensorInfo(name, dtype, tuple(shape), data_start + begin, data_start + end)
+
+
+def _check_tiling(file: str, tensors: Mapping[str, TensorInfo], start: int, size: int) -> None:
+    position = start
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end)):
+        if tensor.begin != position:
+            raise DamagedFile(
+                f"{file}: tensor {tensor.name!r} overlaps another one or leaves a hole before it"
+            )
+        position = tensor.end
+    if position != size:
+        raise DamagedFile(f"{file} holds {size} bytes where its header describes {position}")
+
+
+class TensorFile:
+    """A safetensors file mapped into memory. Views are read-only and keep the mapping alive by themselves."""
+
+    def __init__(self, path: Path) -> None:
+        self.header = read_header(path)
+        with open_regular(path) as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        last = max((tensor.end for tensor in self.header.tensors.values()), default=0)
+        if len(self._map) < last:
+            raise DamagedFile(f"{path.name} shrank while it was being opened")
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Only for dtypes of NUMPY_DTYPES."""
+        tensor = self.header.tensors[name]
+        dtype = NUMPY_DTYPES[tensor.dtype]
+        flat = np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.begin)
+        return flat.reshape(tensor.shape)
+
+    def raw(self, name: str) -> memoryview:
+        tensor = self.header.tensors[name]
+        return memoryview(self._map)[tensor.begin : tensor.end]
+
+    def __iter__(self) -> Iterator[TensorInfo]:
+        return iter(self.header.tensors.values())

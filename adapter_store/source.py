@@ -1,0 +1,54 @@
+"""From a pushed folder only known files are taken, as a private copy: what is checked is what is stored."""
+
+import shutil
+import stat
+from pathlib import Path
+
+from adapter_store.errors import InvalidAdapter
+from adapter_store.peft import WEIGHTS_FILE, open_weights
+from adapter_store.peft_config import CONFIG_FILE
+from adapter_store.peft_tokenizer import (
+    ADDED_TOKENS_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+)
+
+_KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
+# Only looked at: their ids equal the base's, and they would take megabytes per adapter.
+_CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
+
+
+def copy_source(source: Path, target: Path, max_file_bytes: int) -> None:
+    """Raises InvalidAdapter for what is missing, too large, a special file, or a link that leads out."""
+    try:
+        if not source.is_dir():
+            raise InvalidAdapter(f"{source.name or source} is not a folder")
+        if source.is_symlink() and source.resolve().parent != source.parent.resolve():
+            raise InvalidAdapter(f"{source.name} is a link that leads out of its folder")
+        files = [file for file in (*_KEPT, *_CHECKED) if _is_usable(source, file, max_file_bytes)]
+        open_weights(source)  # a damaged header is refused before gigabytes are copied
+        target.mkdir()
+        for file in files:
+            shutil.copyfile(source / file, target / file)
+    except (OSError, ValueError) as error:
+        raise InvalidAdapter(f"the pushed folder cannot be read: {error}") from error
+
+
+def drop_checked(folder: Path) -> None:
+    for file in _CHECKED:
+        (folder / file).unlink(missing_ok=True)
+
+
+def _is_usable(source: Path, name: str, max_bytes: int) -> bool:
+    path = source / name
+    if not path.exists() and not path.is_symlink():
+        return False
+    if not path.resolve(strict=True).is_relative_to(source.resolve()):
+        raise InvalidAdapter(f"{name} is a link that leads out of the adapter's folder")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidAdapter(f"{name} is not a regular file")
+    if status.st_size > max_bytes:
+        raise InvalidAdapter(f"{name} has {status.st_size} bytes, at most {max_bytes} are taken")
+    return True

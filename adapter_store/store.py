@@ -1,0 +1,111 @@
+"""The protocol that scheduler, executors and operators' tools share, whatever medium is behind it."""
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from adapter_store.errors import InvalidRef
+from adapter_store.manifest import Alias, Version
+from adapter_store.model_spec import ModelSpec
+from adapter_store.packed import Weights
+from adapter_store.ref import Ref
+
+
+class AdapterStore(Protocol):
+    """Synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails."""
+
+    def put(
+        self,
+        source: Path,
+        tenant: str,
+        name: str,
+        spec: ModelSpec,
+        *,
+        alias: str | None = "latest",
+        strict_base: bool = False,
+        expected_generation: int | None = None,
+        dry_run: bool = False,
+    ) -> Version:
+        """Checks a PEFT folder against the base and stores it, then moves `alias` to it (None: no alias).
+
+        Pushing the same content again yields the same version and changes nothing. `expected_generation` is
+        the alias's generation as the caller last saw it, 0 for "does not exist". A dry run only checks.
+        Raises InvalidAdapter, IncompatibleAdapter, InvalidRef, GenerationMismatch; then nothing was stored.
+        """
+        ...
+
+    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
+        """The version behind `ref` now. `sticky_key` is for aliases that split traffic: one key, one version.
+
+        Raises AdapterNotFound, with one text for "unknown" and "not this tenant's".
+        """
+        ...
+
+    def open(self, digest: str) -> Weights:
+        """Raises AdapterNotFound, or DataLoss when the stored bytes do not match the digest."""
+        ...
+
+    def list(
+        self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
+    ) -> builtins.list[Version]:
+        """The first `limit` versions whose "name@digest" is greater than `after`, in that order."""
+        ...
+
+    def delete(self, ref: Ref) -> None:
+        """Deletes a version. An alias ref deletes the version behind it, and that alias with it.
+
+        Raises InUse while another alias points to the version or it is protected, AdapterNotFound.
+        """
+        ...
+
+    def set_alias(
+        self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
+    ) -> Alias:
+        """Points `alias` at a version of the same name. Already there: nothing changes.
+
+        Raises AdapterNotFound, GenerationMismatch.
+        """
+        ...
+
+    def delete_alias(self, tenant: str, name: str, alias: str) -> None:
+        """Raises AdapterNotFound."""
+        ...
+
+    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+        """Sorted by name, then alias."""
+        ...
+
+    def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
+        """Raises AdapterNotFound."""
+        ...
+
+    def export(self, ref: Ref, target: Path) -> None:
+        """Writes the files of the first push of that content into the folder `target`, made if need be.
+
+        Raises AdapterNotFound, DataLoss, or FileExistsError when `target` is not empty.
+        """
+        ...
+
+    def verify(self, ref: Ref) -> Version:
+        """Hashes everything stored for the version again. Raises AdapterNotFound, DataLoss."""
+        ...
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls `callback` soon after a change by any process, on its own thread; changes may share a call.
+
+        The returned function stops it: after it returns no further call starts.
+        """
+        ...
+
+
+def open_store(url: str) -> AdapterStore:
+    """`disk:/folder`, or a bare path. Raises InvalidRef for another scheme."""
+    from adapter_store.disk import DiskStore
+
+    scheme, colon, rest = url.partition(":")
+    if not colon or "/" in scheme:
+        scheme, rest = "disk", url
+    if scheme != "disk" or not rest:
+        raise InvalidRef(f"store url {url!r} is neither disk:/folder nor a path")
+    return DiskStore(Path(rest))

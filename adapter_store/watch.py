@@ -1,0 +1,46 @@
+"""Telling callers that something changed, by polling a counter: other processes change the store too."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+POLL_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Watcher:
+    """One thread that calls `callback` whenever `read_counter` answers something new."""
+
+    def __init__(self, read_counter: Callable[[], int], callback: Callable[[], None]) -> None:
+        self._read_counter, self._callback = read_counter, callback
+        self._seen = read_counter()
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adapter-store-watch", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """A hint that now is a good moment to look."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Afterwards no further call starts; a running one is waited for, unless it calls this itself."""
+        self._stopped.set()
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(POLL_SECONDS)
+            self._wake.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                counter = self._read_counter()
+                if counter != self._seen:
+                    self._seen = counter
+                    self._callback()
+            except Exception:
+                # A failing callback must not end the watch: the next change may matter more.
+                _log.exception("adapter store: a watcher failed")
