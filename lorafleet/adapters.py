@@ -1,0 +1,161 @@
+"""What operators do with adapters: `client.adapters`, with plain calls and for asyncio.
+
+A ref is "[tenant/]name[@alias | @sha256:<64 hex>]": without a tenant it is the caller's own, without an alias
+its "latest".
+"""
+
+from contextlib import aclosing, closing
+from functools import partial
+from pathlib import Path
+
+from lorafleet import operations, results
+from lorafleet.calls import AsyncCalls, Calls
+from lorafleet.transfer import Download, Progress, push_messages
+
+
+class Adapters:
+    """The adapters of the scheduler that a Client is connected to."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def push(
+        self,
+        folder: str | Path,
+        name: str,
+        *,
+        alias: str = "latest",
+        strict_base: bool = False,
+        dry_run: bool = False,
+        expected_generation: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> results.PushResult:
+        """Upload a PEFT folder to "[tenant/]name" and move `alias` to it ("" moves none).
+
+        strict_base refuses a base_model_name_or_path that differs from the served model's name, too. dry_run
+        checks everything and keeps nothing. Raises Aborted unless the alias is at `expected_generation`
+        (0: it does not exist); InvalidRequest or IncompatibleAdapter name the file, field or tensor.
+        """
+        operation = operations.push(name, alias, strict_base, dry_run, expected_generation)
+        return self._calls.upload(operation, push_messages(Path(folder), operation.request, on_progress))
+
+    def pull(self, ref: str, folder: str | Path, *, on_progress: Progress | None = None) -> Path:
+        """Download the files of the version's first push, byte for byte, into a new folder; returns it.
+
+        Raises FileExistsError when the folder exists and is not empty; a failure leaves nothing behind.
+        """
+        messages = self._calls.stream(operations.pull(ref), self._calls.timeout)
+        with Download(Path(folder), on_progress) as download, closing(messages):
+            for message in messages:
+                download.write(message)
+            download.finish()
+        return Path(folder)
+
+    def get(self, ref: str) -> results.AdapterVersion:
+        """One version."""
+        return self._calls.unary(operations.get_adapter(ref))
+
+    def list(self, name: str = "", *, tenant: str = "") -> tuple[results.AdapterVersion, ...]:
+        """Versions by name, then digest: all of the tenant's, or those of one adapter."""
+        return tuple(self._calls.pages(partial(operations.list_adapters, name, tenant)))
+
+    def delete(self, ref: str) -> str:
+        """Remove a version, or an alias with the version behind it; returns the digest.
+
+        Raises IncompatibleAdapter while (another) alias or a protection points at it.
+        """
+        return self._calls.unary(operations.delete_adapter(ref))
+
+    def set_alias(
+        self, ref: str, target: str, *, expected_generation: int | None = None
+    ) -> results.AdapterAlias:
+        """Point "[tenant/]name@alias" to `target`, a digest or another alias of that adapter."""
+        return self._calls.unary(operations.set_alias(ref, target, expected_generation))
+
+    def delete_alias(self, ref: str) -> None:
+        """Remove "[tenant/]name@alias"; the version stays."""
+        self._calls.unary(operations.delete_alias(ref))
+
+    def aliases(self, name: str = "", *, tenant: str = "") -> tuple[results.AdapterAlias, ...]:
+        """All aliases of the tenant, or those of one adapter."""
+        return self._calls.unary(operations.list_aliases(name, tenant))
+
+    def protect(self, ref: str) -> results.AdapterVersion:
+        """Forbid the deletion of a version."""
+        return self._calls.unary(operations.protect(ref))
+
+    def unprotect(self, ref: str) -> results.AdapterVersion:
+        """Allow it again."""
+        return self._calls.unary(operations.unprotect(ref))
+
+    def verify(self, ref: str = "") -> results.Verification:
+        """Re-hash what is stored: one version, or all of the caller's."""
+        return self._calls.unary(operations.verify(ref))
+
+    def residency(self, ref: str = "") -> tuple[results.Residency, ...]:
+        """The copies on executors: of one version, or all."""
+        return self._calls.unary(operations.residency(ref))
+
+
+class AsyncAdapters:
+    """The same for asyncio; what methods do and raise is told in Adapters."""
+
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
+
+    async def push(
+        self,
+        folder: str | Path,
+        name: str,
+        *,
+        alias: str = "latest",
+        strict_base: bool = False,
+        dry_run: bool = False,
+        expected_generation: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> results.PushResult:
+        """on_progress is called on another thread."""
+        operation = operations.push(name, alias, strict_base, dry_run, expected_generation)
+        messages = push_messages(Path(folder), operation.request, on_progress)
+        return await self._calls.upload(operation, messages)
+
+    async def pull(self, ref: str, folder: str | Path, *, on_progress: Progress | None = None) -> Path:
+        messages = self._calls.stream(operations.pull(ref), self._calls.timeout)
+        with Download(Path(folder), on_progress) as download:
+            async with aclosing(messages):
+                async for message in messages:
+                    download.write(message)
+            download.finish()
+        return Path(folder)
+
+    async def get(self, ref: str) -> results.AdapterVersion:
+        return await self._calls.unary(operations.get_adapter(ref))
+
+    async def list(self, name: str = "", *, tenant: str = "") -> tuple[results.AdapterVersion, ...]:
+        return tuple(await self._calls.pages(partial(operations.list_adapters, name, tenant)))
+
+    async def delete(self, ref: str) -> str:
+        return await self._calls.unary(operations.delete_adapter(ref))
+
+    async def set_alias(
+        self, ref: str, target: str, *, expected_generation: int | None = None
+    ) -> results.AdapterAlias:
+        return await self._calls.unary(operations.set_alias(ref, target, expected_generation))
+
+    async def delete_alias(self, ref: str) -> None:
+        await self._calls.unary(operations.delete_alias(ref))
+
+    async def aliases(self, name: str = "", *, tenant: str = "") -> tuple[results.AdapterAlias, ...]:
+        return await self._calls.unary(operations.list_aliases(name, tenant))
+
+    async def protect(self, ref: str) -> results.AdapterVersion:
+        return await self._calls.unary(operations.protect(ref))
+
+    async def unprotect(self, ref: str) -> results.AdapterVersion:
+        return await self._calls.unary(operations.unprotect(ref))
+
+    async def verify(self, ref: str = "") -> results.Verification:
+        return await self._calls.unary(operations.verify(ref))
+
+    async def residency(self, ref: str = "") -> tuple[results.Residency, ...]:
+        return await self._calls.unary(operations.residency(ref))

@@ -1,0 +1,183 @@
+"""An answer in the making: folds the chunks of one stream, and of those that go on with it after a break.
+
+Pure: it is told the time and what arrived, and says what to send next. Both clients drive it with one loop:
+
+    while not answer.done:
+        send answer.next_request(), with answer.time_left(now) as its deadline
+        for each message: hand out answer.accept(message)
+        when the stream broke or ended: wait for answer.after_break(error, now) seconds
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from lorafleet import wire
+from lorafleet.errors import DeadlineExceeded, InternalError, LoraFleetError, QueueFull, Unavailable
+from lorafleet.results import Chunk, FinishReason, Generation, PositionLogprobs, Usage
+from lorafleet.v1 import inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When to go on after a break: times in seconds.
+
+    A request that no server has answered yet is tried `start_attempts` times. One that was accepted is taken
+    up again until `resume_timeout` has passed without a new token; then its error is raised.
+    The n-th wait is first_delay * 2^n, at most max_delay, shortened by up to half at random so that the
+    clients of a restarted server do not come all at once; a server's own retry delay is never undercut.
+    """
+
+    resume_timeout: float = 60.0
+    start_attempts: int = 4
+    first_delay: float = 0.1
+    max_delay: float = 5.0
+
+    def delay(self, attempt: int, chance: float) -> float:
+        """The wait before attempt 1, 2, ...; chance: in [0, 1)."""
+        return min(self.max_delay, self.first_delay * 2.0 ** min(attempt - 1, 32)) * (1 - chance / 2)
+
+
+class Answer:
+    """One request's answer so far. Not thread-safe: one loop drives it."""
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        policy: RetryPolicy,
+        deadline: float | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """deadline: on the clock of the `now` that the methods are told; None is no limit."""
+        self._request = request
+        self._policy = policy
+        self._deadline = deadline
+        self._chance = chance
+        self._first: inference_pb2.GenerateChunk | None = None  # tells version and seed
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+        self._end: tuple[FinishReason, Usage] | None = None
+        self._new_stream = True
+        self._failures = 0  # in a row, without a new token between them
+        self._broken_since: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """The last chunk is here."""
+        return self._end is not None
+
+    def next_request(self) -> inference_pb2.GenerateRequest:
+        """What to send now: the request itself, or, once the first chunk is here, how to go on with it."""
+        self._new_stream = True
+        if self._first is None:
+            return self._request
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.resume.adapter_digest = self._first.adapter_digest
+        request.resume.seed = self._first.seed
+        request.resume.output_token_ids.extend(self._token_ids)
+        if any(self._text):
+            request.response.echo = False  # the prompt's text is here already
+        return request
+
+    def time_left(self, now: float) -> float | None:
+        """Seconds until the deadline, None without one; raises DeadlineExceeded when it has passed."""
+        if self._deadline is None:
+            return None
+        if now >= self._deadline:
+            raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
+        return self._deadline - now
+
+    def accept(self, message: inference_pb2.GenerateChunk) -> Chunk:
+        """Fold a message in. Raises InternalError when it does not continue this answer."""
+        if self._new_stream:
+            self._check_first(message)
+        if self._first is None:
+            self._first = message
+        if message.token_ids and message.output_index != len(self._token_ids):
+            raise _wrong_stream(f"token {message.output_index} came after {len(self._token_ids)} tokens")
+        self._new_stream = False
+        chunk = _chunk(self._first, message)
+        self._token_ids += chunk.token_ids
+        self._text.append(chunk.text)
+        self._logprobs += chunk.logprobs
+        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
+        if chunk.token_ids:
+            self._failures, self._broken_since = 0, None
+        if chunk.finish_reason and chunk.usage:
+            self._end = chunk.finish_reason, chunk.usage
+        return chunk
+
+    def after_break(self, error: LoraFleetError | None, now: float) -> float:
+        """The stream has ended, `error` tells how. Returns the seconds to wait; raises to give up.
+
+        An answer that is whole stays so, whatever became of its connection.
+        """
+        if self.done:
+            return 0.0
+        if error is None:
+            error = Unavailable(grpc.StatusCode.UNAVAILABLE, "the stream ended before the answer did")
+        if not self._may_go_on(error):
+            raise error
+        if self._broken_since is None:
+            self._broken_since = now
+        self._failures += 1
+        delay = max(self._policy.delay(self._failures, self._chance()), error.retry_after or 0.0)
+        limit = self._broken_since + self._policy.resume_timeout
+        if now + delay >= (limit if self._deadline is None else min(limit, self._deadline)):
+            raise error
+        return delay
+
+    def generation(self) -> Generation:
+        """The whole answer; to be asked when `done`."""
+        if self._first is None or self._end is None:
+            raise ValueError("the answer is not whole yet")
+        finish_reason, usage = self._end
+        return Generation(
+            request_id=self._first.request_id,
+            adapter_digest=self._first.adapter_digest,
+            seed=self._first.seed,
+            token_ids=tuple(self._token_ids),
+            text="".join(self._text),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+            finish_reason=finish_reason,
+            usage=usage,
+        )
+
+    def _may_go_on(self, error: LoraFleetError) -> bool:
+        if self._first is None:
+            return isinstance(error, Unavailable) and self._failures + 1 < self._policy.start_attempts
+        return isinstance(error, Unavailable | QueueFull)
+
+    def _check_first(self, message: inference_pb2.GenerateChunk) -> None:
+        """A stream that goes on must go on with the same version and seed: never with another's answer."""
+        if self._first is None:
+            return
+        if (message.adapter_digest, message.seed) != (self._first.adapter_digest, self._first.seed):
+            raise _wrong_stream(f"it went on with {message.adapter_digest or 'the base model'}")
+
+
+def _wrong_stream(detail: str) -> InternalError:
+    message = f"the server broke the stream's contract: {detail}"
+    return InternalError(grpc.StatusCode.INTERNAL, message, reason="WRONG_STREAM")
+
+
+def _chunk(first: inference_pb2.GenerateChunk, message: inference_pb2.GenerateChunk) -> Chunk:
+    finished = wire.finish_reason(message.finish_reason)
+    return Chunk(
+        request_id=first.request_id,
+        adapter_digest=first.adapter_digest,
+        seed=first.seed,
+        output_index=message.output_index,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=wire.logprobs(message.logprobs),
+        prompt_logprobs=wire.logprobs(message.prompt_logprobs),
+        finish_reason=finished,
+        usage=wire.usage(message.usage) if finished else None,
+    )

@@ -1,0 +1,184 @@
+"""The two transports: operations go out on a channel, typed errors come back. Plain calls, then asyncio."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from lorafleet.errors import from_call
+from lorafleet.operations import Operation, Page
+
+T = TypeVar("T")
+
+# Both sides agree on 16 MiB a message. Pings find a dead peer during a silent call (a long prefill sends
+# nothing); the servers allow one every 10 s. A restarted server is found again within max_reconnect_backoff.
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+class Calls:
+    """A channel with the caller's identity. timeout: seconds for a call that names none."""
+
+    def __init__(
+        self, target: str, token: str | None, tls: grpc.ChannelCredentials | None, timeout: float | None
+    ) -> None:
+        self.timeout = timeout
+        self._metadata = _metadata(token)
+        self._channel = (
+            grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.secure_channel(target, tls, options=CHANNEL_OPTIONS)
+        )
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def unary(self, operation: Operation[T]) -> T:
+        method = self._channel.unary_unary(operation.method, *_codecs(operation))
+        try:
+            response = method(operation.request, timeout=self.timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        return operation.result(response)
+
+    def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
+        """`messages` go before the response; an error of theirs cancels the call and is raised."""
+        method = self._channel.stream_unary(operation.method, *_codecs(operation))
+        source = _Source(messages)
+        try:
+            response = method(source, timeout=self.timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise source.error or from_call(error) from error
+        return operation.result(response)
+
+    def stream(self, operation: Operation[T], timeout: float | None) -> Generator[T, None, None]:
+        """Closing it cancels the call."""
+        method = self._channel.unary_stream(operation.method, *_codecs(operation))
+        call = method(operation.request, timeout=timeout, metadata=self._metadata)
+        try:
+            for response in call:
+                yield operation.result(response)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
+    def pages(self, listing: Callable[[str], Operation[Page[T]]]) -> list[T]:
+        """All items; `listing` makes the operation for a page token."""
+        items: list[T] = []
+        token = ""
+        while True:
+            page = self.unary(listing(token))
+            items += page.items
+            token = page.next_token
+            if not token:
+                return items
+
+
+class AsyncCalls:
+    """The same for asyncio; to be made inside a running event loop."""
+
+    def __init__(
+        self, target: str, token: str | None, tls: grpc.ChannelCredentials | None, timeout: float | None
+    ) -> None:
+        self.timeout = timeout
+        self._metadata = _metadata(token)
+        self._channel = (
+            grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(target, tls, options=CHANNEL_OPTIONS)
+        )
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def unary(self, operation: Operation[T]) -> T:
+        method = self._channel.unary_unary(operation.method, *_codecs(operation))
+        try:
+            response = await method(operation.request, timeout=self.timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        return operation.result(response)
+
+    async def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
+        """`messages` are made on a thread, as they read files; an error of theirs cancels the call."""
+        method = self._channel.stream_unary(operation.method, *_codecs(operation))
+        source = _Source(messages)
+        call = method(_on_thread(source), timeout=self.timeout, metadata=self._metadata)
+        try:
+            response = await call
+        except grpc.RpcError as error:
+            raise source.error or from_call(error) from error
+        except asyncio.CancelledError as error:
+            if source.error is not None:  # grpc.aio cancels the call when its request iterator raises
+                raise source.error from error
+            call.cancel()
+            raise
+        return operation.result(response)
+
+    async def stream(self, operation: Operation[T], timeout: float | None) -> AsyncGenerator[T, None]:
+        """Closing it cancels the call."""
+        method = self._channel.unary_stream(operation.method, *_codecs(operation))
+        call = method(operation.request, timeout=timeout, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield operation.result(response)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
+    async def pages(self, listing: Callable[[str], Operation[Page[T]]]) -> list[T]:
+        """All items; `listing` makes the operation for a page token."""
+        items: list[T] = []
+        token = ""
+        while True:
+            page = await self.unary(listing(token))
+            items += page.items
+            token = page.next_token
+            if not token:
+                return items
+
+
+class _Source:
+    """An iterator that remembers what it raised: gRPC itself only tells that the call was cancelled."""
+
+    def __init__(self, messages: Iterator[Any]) -> None:
+        self._messages = messages
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
+
+
+async def _on_thread(messages: Iterator[Any]) -> AsyncIterator[Any]:
+    while (message := await asyncio.to_thread(next, messages, None)) is not None:
+        yield message
+
+
+def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def _codecs(operation: Operation[Any]) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Request serializer and response deserializer, in the order in which a channel takes them."""
+    return type(operation.request).SerializeToString, operation.response.FromString

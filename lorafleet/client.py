@@ -1,0 +1,106 @@
+"""The client, with plain calls; lorafleet/aio.py is the same for asyncio."""
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from lorafleet import operations, results
+from lorafleet.adapters import Adapters
+from lorafleet.answer import Answer, RetryPolicy
+from lorafleet.calls import Calls
+from lorafleet.errors import LoraFleetError
+from lorafleet.requests import Options, Prompt, generate_request
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+
+
+class Client:
+    """A connection to a scheduler; safe to use from several threads.
+
+    with Client() as client:
+        print(client.generate("The capital of France is", adapter="geo", max_new_tokens=16).text)
+
+    Every method raises a LoraFleetError (lorafleet/errors.py). timeout: seconds for a call that names none,
+    None is no limit. resume_timeout: how long an accepted answer is taken up again while the server is away.
+    adapters: push, list, alias and delete adapters.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        token: str | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+        timeout: float | None = None,
+        resume_timeout: float = 60.0,
+    ) -> None:
+        self._calls = Calls(target, token, tls, timeout)
+        self._policy = RetryPolicy(resume_timeout=resume_timeout)
+        self.adapters = Adapters(self._calls)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is under way."""
+        self._calls.close()
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> results.Generation:
+        """The whole answer. lorafleet.Options lists the options."""
+        answer = self._answer(prompt, options)
+        for _ in self._run(answer):
+            pass
+        return answer.generation()
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[results.Chunk, None, None]:
+        """The answer as it is made. It is asked for at the first `next`; closing it cancels the call.
+
+        When connection or server are lost, it goes on where it was, with nothing repeated or missing.
+        """
+        return self._run(self._answer(prompt, options))
+
+    def tokenize(
+        self, prompt: str | Sequence[Mapping[str, str]], *, adapter: str | None = None
+    ) -> results.Tokenization:
+        """What a text or a conversation looks like to the model."""
+        return self._calls.unary(operations.tokenize(prompt, adapter))
+
+    def models(self) -> results.Models:
+        """The base model and the adapters that the caller may use."""
+        return operations.join_models(self._calls.pages(operations.list_models))
+
+    def fleet(self) -> results.Fleet:
+        """The executors behind the scheduler, as they are now."""
+        with closing(self._calls.stream(operations.watch_fleet(), self._calls.timeout)) as snapshots:
+            return next(snapshots)
+
+    def _answer(self, prompt: Prompt, options: Options) -> Answer:
+        timeout = options.get("timeout")
+        if timeout is None:
+            timeout = self._calls.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return Answer(generate_request(prompt, options), self._policy, deadline)
+
+    def _run(self, answer: Answer) -> Generator[results.Chunk, None, None]:
+        while not answer.done:
+            error = None
+            operation = operations.generate(answer.next_request())
+            try:
+                with closing(self._calls.stream(operation, answer.time_left(time.monotonic()))) as messages:
+                    for message in messages:
+                        yield answer.accept(message)
+            except LoraFleetError as broken:
+                error = broken
+            time.sleep(answer.after_break(error, time.monotonic()))

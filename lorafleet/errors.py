@@ -1,0 +1,171 @@
+"""What a call can raise.
+
+LoraFleetError
+├── InvalidRequest        INVALID_ARGUMENT: a field or file is wrong; `violations` names each
+├── AdapterNotFound       NOT_FOUND: no such adapter, alias or version, or not for this caller
+├── PermissionDenied      PERMISSION_DENIED: a right is missing
+├── Unauthenticated       UNAUTHENTICATED: no token, or one that is not known
+├── IncompatibleAdapter   FAILED_PRECONDITION: made for another base, too large for a slot, or still in use
+├── QueueFull             RESOURCE_EXHAUSTED: queue or quota is full; `retry_after` says when to come again
+├── Unavailable           UNAVAILABLE: no server, no executor or no store at the moment
+├── DeadlineExceeded      DEADLINE_EXCEEDED: the answer did not come within `timeout`
+├── DataLoss              DATA_LOSS: stored bytes do not match their digest
+├── Aborted               ABORTED: superseded by a newer call, or the alias was moved by someone else
+├── Cancelled             CANCELLED: the call was cancelled
+└── InternalError         INTERNAL, UNKNOWN: a bug; the message holds an id that is in the server's log
+
+A code that is not listed (UNIMPLEMENTED, for one) raises LoraFleetError itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from lorafleet.v1 import common_pb2
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One wrong field: its path, as "sampling.top_p", and what is allowed."""
+
+    field: str
+    description: str
+
+
+class LoraFleetError(Exception):
+    """A call that failed.
+
+    code: the gRPC status. reason: stable and machine-readable, as "ADAPTER_NOT_FOUND"; empty when the status
+    comes from the network and not from a server of ours. metadata: what it is about, as {"adapter": ...}.
+    retry_after: seconds to wait before the next try, when the server named them.
+    violations: the wrong fields, for InvalidRequest only.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+        violations: Sequence[Violation] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.retry_after = retry_after
+        self.violations = tuple(violations)
+
+
+class InvalidRequest(LoraFleetError):
+    pass
+
+
+class AdapterNotFound(LoraFleetError):
+    pass
+
+
+class PermissionDenied(LoraFleetError):
+    pass
+
+
+class Unauthenticated(LoraFleetError):
+    pass
+
+
+class IncompatibleAdapter(LoraFleetError):
+    pass
+
+
+class QueueFull(LoraFleetError):
+    pass
+
+
+class Unavailable(LoraFleetError):
+    pass
+
+
+class DeadlineExceeded(LoraFleetError):
+    pass
+
+
+class DataLoss(LoraFleetError):
+    pass
+
+
+class Aborted(LoraFleetError):
+    pass
+
+
+class Cancelled(LoraFleetError):
+    pass
+
+
+class InternalError(LoraFleetError):
+    pass
+
+
+_BY_CODE: Mapping[grpc.StatusCode, type[LoraFleetError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: AdapterNotFound,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.FAILED_PRECONDITION: IncompatibleAdapter,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: QueueFull,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.DATA_LOSS: DataLoss,
+    grpc.StatusCode.ABORTED: Aborted,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.INTERNAL: InternalError,
+    grpc.StatusCode.UNKNOWN: InternalError,
+}
+
+
+def invalid(field: str, description: str) -> InvalidRequest:
+    """The error for a field that is found wrong before anything is sent."""
+    return InvalidRequest(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{field}: {description}",
+        reason="INVALID_REQUEST",
+        violations=[Violation(field, description)],
+    )
+
+
+def from_call(call: grpc.RpcError) -> LoraFleetError:
+    """The typed error of a failed call, sync or asyncio, with the details from its trailing metadata."""
+    details = b""
+    for key, value in call.trailing_metadata() or ():
+        if key == _DETAILS_KEY:
+            details = value
+    return from_status(call.code(), call.details() or "", details)
+
+
+def from_status(code: grpc.StatusCode, message: str, details: bytes) -> LoraFleetError:
+    """details: a serialized google.rpc.Status, or empty. Unreadable ones (a proxy's) are left out."""
+    error = _BY_CODE.get(code, LoraFleetError)(code, message)
+    with suppress(DecodeError):
+        for detail in common_pb2.ErrorStatus.FromString(details).details:
+            _add_detail(error, detail.type_url.rpartition("/")[2], detail.value)
+    return error
+
+
+def _add_detail(error: LoraFleetError, kind: str, value: bytes) -> None:
+    match kind:
+        case "google.rpc.ErrorInfo":
+            info = common_pb2.ErrorInfo.FromString(value)
+            error.reason, error.metadata = info.reason, dict(info.metadata)
+        case "google.rpc.RetryInfo":
+            delay = common_pb2.RetryInfo.FromString(value).retry_delay
+            error.retry_after = delay.seconds + delay.nanos / 1e9
+        case "google.rpc.BadRequest":
+            found = common_pb2.BadRequest.FromString(value).field_violations
+            error.violations += tuple(Violation(v.field, v.description) for v in found)
