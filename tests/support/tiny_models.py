@@ -88,8 +88,10 @@ def save_variant(name: str, folder: Path, seed: int = 0) -> Path:
 
 
 @torch.no_grad()
-def reference_logits(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
-    """[len(token_ids), vocab] by transformers, eager attention, float32, in one pass."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def reference_logits(
+    folder: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """[len(token_ids), vocab] by transformers, eager attention, in one pass."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
     return logits
