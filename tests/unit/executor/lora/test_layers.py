@@ -1,0 +1,218 @@
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from executor import layers
+from executor.lora.arena import SlotArena
+from executor.lora.config import LoRAConfig
+from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
+from executor.lora.image import build_slot_image
+from executor.lora.layers import BaseLayerWithLoRA
+from executor.lora.layout import SlotLayout
+from executor.lora.replace import LAYERS_WITH_LORA
+from kernels.errors import KernelArgumentError
+from kernels.meta import LoRAMapping, Run
+from tests.unit.executor.lora.adapters import make_adapter, poison
+from tests.unit.executor.lora.layer_cases import CASES, EVERY_KIND, HIDDEN, MODEL_CONFIG, Rig, make_rig
+
+ALL = pytest.mark.parametrize("name", CASES)
+RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 48, 64]
+
+
+def compare(rig: Rig, runs: list[Run]) -> torch.Tensor:
+    """Every row equals the plain answer; base rows equal the base layer to the bit."""
+    x = rig.inputs(sum(count for _, count in runs))
+    y, base = rig.run(runs, x), rig.base(x)
+    torch.testing.assert_close(y.double(), rig.expected(runs, x), rtol=2e-5, atol=2e-5)
+    without = torch.tensor([slot == -1 for slot, count in runs for _ in range(count)], dtype=torch.bool)
+    assert torch.equal(y[without], base[without])
+    return y
+
+
+def parts_of(rig: Rig) -> int:
+    return len(rig.layer.module_names)
+
+
+@ALL
+def test_ranks_of_all_sizes_and_base_rows_in_one_batch(name: str) -> None:
+    torch.manual_seed(0)
+    rig = make_rig(name, max_loras=10, max_rank=64)
+    for slot, rank in enumerate(RANKS):
+        rig.put(slot, [rank] * parts_of(rig))
+    compare(rig, [(9, 1), (-1, 2), *((slot, 1) for slot in range(10)), (0, 3), (-1, 1)])
+
+
+@ALL
+def test_steps_in_any_order_leave_nothing_behind(name: str) -> None:
+    torch.manual_seed(0)
+    rig = make_rig(name, max_loras=3, max_rank=8)
+    rig.put(0, [4] * parts_of(rig))
+    rig.put(1, [8] * parts_of(rig))
+    mixed: list[Run] = [(0, 1), (1, 1)]
+    for runs in (
+        mixed,
+        [(-1, 2)],
+        mixed,
+        [],
+        [(-1, 1), (0, 3)],
+        [(0, 3), (-1, 1), (1, 2), (-1, 4)],
+        [(1, 1)],
+        [(2, 2)],  # a slot that was never filled adds nothing
+    ):
+        compare(rig, runs)
+
+
+@ALL
+def test_a_reused_slot_answers_like_a_cold_one(name: str) -> None:
+    torch.manual_seed(0)
+    rig, cold = (make_rig(name, max_loras=1, max_rank=16) for _ in range(2))
+    cold.layer.base_layer.load_state_dict(rig.layer.base_layer.state_dict())
+    cold.head.load_state_dict(rig.head.state_dict())
+    small = [4] + [0] * (parts_of(rig) - 1)
+    cold.put(0, small)
+    x = rig.inputs(5)
+    expected = cold.run([(0, 5)], x)
+    factors = cold.adapters[0]
+    for _ in range(2):
+        rig.put_over(0, [16] * parts_of(rig))
+        assert not torch.equal(rig.run([(0, 5)], x), expected)
+        rig.set(0, factors)
+        assert torch.equal(rig.run([(0, 5)], x), expected)
+    rig.layer.reset_lora(0)
+    assert torch.equal(rig.run([(0, 5)], x), rig.base(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        *(("MergedQKVParallelLinearWithLoRA", r) for r in ([4, 0, 0], [4, 0, 2], [0, 4, 0], [0, 0, 4])),
+        *(("MergedColumnParallelLinearWithLoRA", r) for r in ([4, 0], [0, 4])),
+    ],
+)
+def test_a_missing_member_of_a_packed_layer_adds_exactly_nothing(name: str, ranks: list[int]) -> None:
+    torch.manual_seed(0)
+    rig = make_rig(name, max_loras=2, max_rank=4)
+    rig.put(1, ranks)
+    x = rig.inputs(6)
+    y, base = rig.run([(1, 6)], x), rig.base(x)
+    torch.testing.assert_close(y.double(), rig.expected([(1, 6)], x), rtol=2e-5, atol=2e-5)
+    for part, rank in zip(rig.layer.parts(), ranks, strict=True):
+        columns = slice(part.column_start, part.column_start + part.out_features)
+        assert torch.equal(y[:, columns], base[:, columns]) == (rank == 0)
+
+
+def test_random_orders_of_rows() -> None:
+    torch.manual_seed(0)
+    rig = make_rig("MergedQKVParallelLinearWithLoRA", max_loras=6, max_rank=8)
+    for slot in range(6):
+        rig.put(slot, [slot + 1, 8 - slot, (3 * slot) % 7])
+    for seed in range(200):
+        choice = random.Random(seed)
+        compare(rig, [(choice.randrange(-1, 6), 1) for _ in range(32)])
+
+
+@ALL
+def test_an_image_in_the_arena_equals_set_lora(name: str) -> None:
+    torch.manual_seed(0)
+    rig = make_rig(name, max_loras=2, max_rank=8)
+    config = LoRAConfig(2, 8, EVERY_KIND)
+    slices = tuple(part.slot_slice for part in rig.layer.served_parts(config, MODEL_CONFIG))
+    arena = SlotArena(SlotLayout(slices, 8, torch.float32), 2, "cpu")
+    rig.layer.create_lora_weights(2, config, MODEL_CONFIG, arena=arena)
+    adapter = make_adapter(arena.layout, dict.fromkeys(rig.layer.module_names, 5), seed=3)
+    x = rig.inputs(7)
+    poison(arena, 0)
+    arena.load(0, build_slot_image(adapter, arena.layout))
+    loaded = rig.run([(0, 4), (-1, 3)], x)
+    modules = [adapter[module] for module in rig.layer.module_names]
+    rig.set(1, [(torch.tensor(m.lora_a), torch.tensor(m.lora_b).T, m.scale) for m in modules])
+    assert torch.equal(loaded, rig.run([(1, 4), (-1, 3)], x))
+    torch.testing.assert_close(loaded.double(), rig.expected([(1, 4), (-1, 3)], x), rtol=2e-5, atol=2e-5)
+
+
+@ALL
+def test_rows_must_be_the_steps(name: str) -> None:
+    torch.manual_seed(0)
+    rig = make_rig(name, max_loras=2, max_rank=4)
+    rig.punica.update_metadata(LoRAMapping(((0, 3),), ((0, 3),)))
+    with pytest.raises(KernelArgumentError, match="has shape"):
+        rig.call(rig.inputs(4))
+
+
+def test_the_head_counts_its_own_rows() -> None:
+    torch.manual_seed(0)
+    rig = make_rig("LogitsProcessorWithLoRA", max_loras=2, max_rank=4)
+    rig.put(0, [4])
+    rig.put(1, [2])
+    x = rig.inputs(3)
+    expected = rig.run([(1, 1), (0, 2)], x)
+    rig.punica.update_metadata(LoRAMapping(((0, 40), (1, 5), (0, 9)), ((1, 1), (0, 2))))
+    assert torch.equal(rig.call(x), expected)
+
+
+def test_only_served_members_take_room_and_others_are_refused() -> None:
+    torch.manual_seed(0)
+    kinds = frozenset({"q_proj", "v_proj"})
+    rig = make_rig("MergedQKVParallelLinearWithLoRA", max_loras=2, max_rank=4, modules=kinds)
+    assert [tuple(b.shape) for b in rig.layer.lora_b_stacked] == [(2, 24, 4), (2, 12, 4)]
+    assert [tuple(a.shape) for a in rig.layer.lora_a_stacked] == [(2, 4, HIDDEN)] * 2
+    rig.put(0, [4, 0, 2])
+    compare(rig, [(0, 3), (-1, 1), (1, 1)])
+    with pytest.raises(ModuleNotServed, match=r"layers\.0\.k_proj"):
+        rig.put_over(0, [4, 1, 2])
+
+
+def test_set_lora_refuses_what_does_not_fit_and_keeps_the_slot() -> None:
+    torch.manual_seed(0)
+    rig = make_rig("MergedColumnParallelLinearWithLoRA", max_loras=1, max_rank=4)
+    rig.put(0, [4, 2])
+    a, b = torch.zeros(2, HIDDEN), torch.zeros(24, 2)
+    for error, lora_a, lora_b in (
+        (RankTooLarge, [torch.zeros(5, HIDDEN), None], [torch.zeros(24, 5), None]),
+        (ModuleShapeMismatch, [torch.zeros(2, HIDDEN + 1), None], [b, None]),
+        (ModuleShapeMismatch, [a, None], [torch.zeros(24, 3), None]),
+        (ValueError, [a, None], [None, b]),
+        (ValueError, a, b),
+    ):
+        with pytest.raises(error):
+            rig.layer.set_lora(0, lora_a, lora_b)
+    with pytest.raises(ValueError, match="scaling"):
+        rig.layer.set_lora(0, [a, a], [b, b], [1.0])
+    with pytest.raises(ValueError, match="index 1"):
+        rig.layer.set_lora(1, [a, a], [b, b])
+    compare(rig, [(0, 3)])
+
+
+def test_scaling_defaults_to_one() -> None:
+    rig = make_rig("RowParallelLinearWithLoRA", max_loras=1, max_rank=4)
+    a, b, x = torch.randn(2, HIDDEN), torch.randn(9, 2), torch.randn(3, HIDDEN)
+    rig.layer.set_lora(0, a, b)
+    torch.testing.assert_close(rig.run([(0, 3)], x), rig.base(x) + x @ a.T @ b.T)
+
+
+def fitting(source: nn.Module, packed: list[str]) -> list[str]:
+    config = LoRAConfig(1, 1)
+    return [c.__name__ for c in LAYERS_WITH_LORA if c.can_replace_layer(source, config, packed, MODEL_CONFIG)]
+
+
+@ALL
+def test_exactly_one_class_replaces_each_layer(name: str) -> None:
+    case = CASES[name]
+    assert fitting(case.make_base(), list(case.names)) == [name]
+
+
+def test_no_class_replaces_a_head_a_norm_or_a_wrong_table() -> None:
+    assert fitting(layers.ParallelLMHead(4, 4), ["lm_head"]) == []
+    assert fitting(layers.RMSNorm(4, 1e-5), ["norm"]) == []
+    assert fitting(layers.QKVParallelLinear(4, 2, 2, 1), ["q_proj", "k_proj"]) == []
+    assert fitting(layers.MergedColumnParallelLinear(4, (4, 4)), ["a", "b", "c"]) == []
+    assert fitting(layers.RowParallelLinear(4, 4), ["a", "b"]) == []
+
+
+def test_a_layer_without_served_part_is_refused() -> None:
+    case = CASES["RowParallelLinearWithLoRA"]
+    layer: BaseLayerWithLoRA = case.layer_class(case.make_base(), case.names)
+    with pytest.raises(ValueError, match=r"layers\.0\.down_proj"):
+        layer.create_lora_weights(1, LoRAConfig(1, 1, frozenset({"q_proj"})), MODEL_CONFIG)
