@@ -80,7 +80,7 @@ class Answer:
         request.resume.adapter_digest = self._first.adapter_digest
         request.resume.seed = self._first.seed
         request.resume.output_token_ids.extend(self._token_ids)
-        if any(self._text):
+        if request.response.echo and any(self._text):
             request.response.echo = False  # the prompt's text is here already
         return request
 

@@ -1,0 +1,186 @@
+"""Both clients against a real server that breaks streams wherever the test wants."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lorafleet import (
+    Aborted,
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    FinishReason,
+    Generation,
+    InternalError,
+    Unavailable,
+)
+from lorafleet.v1 import inference_pb2_grpc
+from tests.support.scripted_server import DIGEST, SEED, ScriptedInference, ServerThread, script, serving
+
+PIECES = ["Zwölf", " ", "Bo", "", "xkämpfer", " 🥊", " jagen", "", " Viktor", "."]
+TEXT = "".join(PIECES)
+TOKENS = tuple(range(100, 100 + len(PIECES)))
+
+
+@pytest.fixture(scope="module")
+def inference() -> ScriptedInference:
+    return ScriptedInference()
+
+
+@pytest.fixture(scope="module")
+def target(inference: ScriptedInference) -> Iterator[str]:
+    with serving(
+        lambda server: inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
+    ) as address:
+        yield address
+
+
+def generate(kind: str, target: str, prompt: str, **options: object) -> Generation:
+    if kind == "sync":
+        with Client(target) as client:
+            return client.generate(prompt, **options)
+
+    async def run() -> Generation:
+        async with AsyncClient(target) as client:
+            return await client.generate(prompt, **options)
+
+    return asyncio.run(run())
+
+
+both = pytest.mark.parametrize("kind", ["sync", "asyncio"])
+
+
+@both
+@pytest.mark.parametrize("chunks", range(len(PIECES) + 2))
+def test_a_break_after_any_chunk_loses_and_repeats_nothing(
+    kind: str, chunks: int, target: str, inference: ScriptedInference
+) -> None:
+    """chunks = 0: before the first; 1: after the header; the last: after the finish reason."""
+    answer = generate(kind, target, script(PIECES, [chunks]), adapter="a", echo=True)
+    assert (answer.text, answer.token_ids) == ("prompt:" + TEXT, TOKENS)
+    assert (answer.adapter_digest, answer.seed) == (DIGEST, SEED)
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.usage.completion_tokens == len(PIECES)
+    attempts = inference.requests[answer.request_id]
+    assert len(attempts) == (1 if chunks == len(PIECES) + 1 else 2)
+    assert [request.HasField("resume") for request in attempts[1:]] == [chunks > 0] * (len(attempts) - 1)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    breaks=st.lists(st.integers(0, 6), max_size=5),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    adapter=st.sampled_from([None, "a"]),
+)
+@both
+def test_breaks_anywhere_any_number_of_times(
+    kind: str, target: str, breaks: list[int], sizes: list[int], adapter: str | None
+) -> None:
+    breaks = breaks if breaks.count(0) < 4 else []
+    answer = generate(kind, target, script(PIECES, breaks, sizes), adapter=adapter, max_new_tokens=64)
+    assert (answer.text, answer.token_ids) == (TEXT, TOKENS)
+
+
+def test_resumed_requests_are_otherwise_unchanged(target: str, inference: ScriptedInference) -> None:
+    options = {"max_new_tokens": 20, "temperature": 0.5, "stop": "zzz", "session_id": "s"}
+    answer = generate("sync", target, script(PIECES, [3, 2]), adapter="a@b", **options)
+    first, *others = inference.requests[answer.request_id]
+    assert len(others) == 2
+    for request in others:
+        request.ClearField("resume")
+        assert request == first
+
+
+def test_other_errors_are_final(target: str, inference: ScriptedInference) -> None:
+    with pytest.raises(Aborted, match="as scripted"):
+        generate("sync", target, script(PIECES, [2], code="ABORTED"), request_id="aborted")
+    assert len(inference.requests["aborted"]) == 1
+
+
+def test_a_request_that_never_starts_is_given_up(target: str, inference: ScriptedInference) -> None:
+    with pytest.raises(Unavailable):
+        generate("sync", target, script(PIECES, [0] * 100), request_id="never")
+    assert len(inference.requests["never"]) == 4
+
+
+def test_an_answer_that_makes_no_progress_is_given_up(target: str) -> None:
+    with Client(target, resume_timeout=0.5) as client, pytest.raises(Unavailable, match="as scripted"):
+        client.generate(script(PIECES, [3] + [1] * 100))
+
+
+def test_going_on_with_another_version_is_refused(target: str) -> None:
+    with pytest.raises(InternalError, match="went on with sha256:other"):
+        generate("sync", target, script(PIECES, [3], resume_digest="sha256:other"), adapter="a")
+
+
+@both
+def test_the_deadline_is_for_the_whole_call(kind: str, target: str) -> None:
+    with pytest.raises(DeadlineExceeded):
+        generate(kind, target, script(PIECES, [4, 4], hang=True), timeout=0.3)
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_closing_a_stream_cancels_the_call(target: str, inference: ScriptedInference) -> None:
+    with Client(target) as client:
+        stream = client.stream(script(PIECES, [2], hang=True), request_id="closed")
+        assert next(stream).text == ""
+        assert next(stream).token_ids == (100,)
+        stream.close()
+        wait_until(lambda: "closed" in inference.cancelled)
+
+
+async def test_closing_an_asyncio_stream_cancels_the_call(target: str, inference: ScriptedInference) -> None:
+    async with AsyncClient(target) as client:
+        stream = client.stream(script(PIECES, [2], hang=True), request_id="aclosed")
+        assert (await anext(stream)).text == ""
+        await stream.aclose()
+        await asyncio.to_thread(wait_until, lambda: "aclosed" in inference.cancelled)
+
+
+async def test_a_cancelled_task_cancels_the_call(target: str, inference: ScriptedInference) -> None:
+    async with AsyncClient(target) as client:
+        task = asyncio.create_task(client.generate(script(PIECES, [2], hang=True), request_id="task"))
+        await asyncio.to_thread(wait_until, lambda: inference.requests["task"])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(wait_until, lambda: "task" in inference.cancelled)
+
+
+def test_a_restarted_server_is_found_again() -> None:
+    """The whole server goes away in the middle of a stream and comes back on the same port."""
+    inference, thread = ScriptedInference(), ServerThread()
+
+    def add(server: object) -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
+
+    server, port = thread.start(add)
+    with Client(f"127.0.0.1:{port}") as client:
+        stream = client.stream(script(PIECES, [4], hang=True), request_id="restart")
+        chunks = [next(stream) for _ in range(4)]
+        thread.stop(server)
+        rest: list[str] = []
+        reader = threading.Thread(target=lambda: rest.extend(chunk.text for chunk in stream))
+        reader.start()
+        time.sleep(0.5)  # the client finds nobody for a while
+        server, _ = thread.start(add, port)
+        reader.join(20)
+        assert "".join(chunk.text for chunk in chunks) + "".join(rest) == TEXT
+    thread.stop(server)
+    thread.close()
+
+
+def test_nobody_at_the_port_is_one_clear_error() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
+        client.models()
