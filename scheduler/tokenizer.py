@@ -1,0 +1,201 @@
+"""The served model's tokenizer, from its folder, without transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+SPECIAL_TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
+class InvalidTokenizer(Exception):
+    """The folder's tokenizer cannot be used; the text names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Text to token ids and back. Safe to use from several threads.
+
+    `vocab_size` is one more than the highest id. `eos_token_ids` end an answer (generation_config.json, else
+    config.json). `special_tokens` are the strings that chat templates know as bos_token, eos_token and so on;
+    `chat_template` is None when the model has none. `longest_token` is the length in characters of the
+    longest token string: no token stands for more of a text.
+    """
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    special_tokens: Mapping[str, str]
+    chat_template: str | None
+    longest_token: int
+    _tokenizer: tokenizers.Tokenizer
+    _pieces: "_Pieces"
+
+    @classmethod
+    def from_folder(cls, path: Path) -> "Tokenizer":
+        """Reads tokenizer.json and what is beside it. Raises InvalidTokenizer."""
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # The library raises plain Exception.
+            raise InvalidTokenizer(f"{path / 'tokenizer.json'}: {error}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        config = _read_json(path / "tokenizer_config.json")
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        return cls(
+            vocab_size=max(vocabulary.values(), default=-1) + 1,
+            eos_token_ids=_eos_token_ids(path, config, vocabulary),
+            special_tokens=_special_tokens(config),
+            chat_template=_chat_template(path, config),
+            longest_token=max(map(len, vocabulary), default=1),
+            _tokenizer=tokenizer,
+            _pieces=_Pieces.make(tokenizer),
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; the usual special tokens (such as BOS) are added unless told not to."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of all of them at once, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def token(self, token_id: int) -> str:
+        """The token string as the vocabulary writes it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a running text, in UTF-8: maybe only a part of a character, nothing for
+        special tokens and unknown ids. Joined and decoded with errors="replace" they give decode()."""
+        return self._pieces.of(token_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """token_bytes(), computed once for each id that occurs.
+
+    Byte-level vocabularies write each byte as one character of a fixed alphabet; SentencePiece ones write
+    unknown bytes as <0xE4>. For all other tokens the decoder is asked, with a plain token before them, so
+    that it does not take them for the start of a text and strip their space.
+    """
+
+    tokenizer: tokenizers.Tokenizer
+    special: frozenset[int]
+    byte_level: bool
+    byte_fallback: bool
+    anchor: int | None
+    cache: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, tokenizer: tokenizers.Tokenizer) -> "_Pieces":
+        decoders = _decoder_types(json.loads(tokenizer.to_str()).get("decoder"))
+        added = tokenizer.get_added_tokens_decoder()
+        anchor = tokenizer.encode("a", add_special_tokens=False).ids
+        return cls(
+            tokenizer=tokenizer,
+            special=frozenset(token_id for token_id, token in added.items() if token.special),
+            byte_level="ByteLevel" in decoders,
+            byte_fallback="ByteFallback" in decoders,
+            anchor=anchor[-1] if anchor else None,
+        )
+
+    def of(self, token_id: int) -> bytes:
+        piece = self.cache.get(token_id)
+        if piece is None:
+            piece = self.cache[token_id] = self._compute(token_id)
+        return piece
+
+    def _compute(self, token_id: int) -> bytes:
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None or token_id in self.special:
+            return b""
+        if self.byte_level:
+            return _byte_level_bytes(token)
+        if self.byte_fallback and (byte := _fallback_byte(token)) is not None:
+            return byte
+        before = [] if self.anchor is None else [self.anchor]
+        text: str = self.tokenizer.decode([*before, token_id])
+        return text.removeprefix(self.tokenizer.decode(before)).encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable ones stand for themselves, the rest follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    if all(char in _BYTE_ALPHABET for char in token):
+        return bytes(_BYTE_ALPHABET[char] for char in token)
+    return token.encode()  # An added token, written as plain text.
+
+
+def _fallback_byte(token: str) -> bytes | None:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            return None
+    return None
+
+
+def _decoder_types(decoder: Mapping[str, Any] | None) -> set[str]:
+    if decoder is None:
+        return set()
+    types = {str(decoder["type"])}
+    return types.union(*(_decoder_types(part) for part in decoder.get("decoders", ())))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The file's object; empty when there is no file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidTokenizer(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidTokenizer(f"{path}: not a JSON object")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {name: _content(config.get(name)) for name in SPECIAL_TOKEN_NAMES}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _content(token: object) -> str | None:
+    """Configs write a token as a string or as an object with its content."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _eos_token_ids(path: Path, config: Mapping[str, Any], vocabulary: Mapping[str, int]) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(path / name).get("eos_token_id")
+        if isinstance(ids, int):
+            return frozenset({ids})
+        if isinstance(ids, list) and ids:
+            return frozenset(int(token_id) for token_id in ids)
+    eos = _content(config.get("eos_token"))
+    return frozenset({vocabulary[eos]}) if eos is not None and eos in vocabulary else frozenset()
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # Several named ones; "default" is the one for plain conversations.
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
