@@ -62,15 +62,20 @@ def byte_fallback() -> Tokenizer:
 
 
 def write_folder(
-    path: Path, tokenizer: Tokenizer, *, eos: str = "<|im_end|>", chat_template: str | None = None
+    path: Path,
+    tokenizer: Tokenizer,
+    *,
+    bos: str = "<|im_start|>",
+    eos: str = "<|im_end|>",
+    chat_template: str | None = None,
 ) -> Path:
     """What a model folder has of a tokenizer."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|im_start|>",
-        "eos_token": {"content": eos},
+        "bos_token": bos,
+        "eos_token": {"__type": "AddedToken", "content": eos, "special": True},
     }
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id(eos)]}))
