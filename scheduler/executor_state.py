@@ -124,11 +124,13 @@ class ExecutorState:
         while self._unreported and self._unreported[0][0] <= report.received:
             self._unreported.popleft()
 
-    def reset(self, phase: Phase, detail: str) -> list[str]:
-        """The stream ended: forgets everything it told, and returns the dispatches that ended with it."""
+    def reset(self) -> list[str]:
+        """The stream ended: forgets everything it told, and returns the dispatches that ended with it.
+
+        `phase` and `detail` are the caller's to set.
+        """
         lost = list(self._running)
-        self.phase, self.detail, self.limits = phase, detail, None
-        self.residency, self.report = Residency(), Report()
+        self.limits, self.residency, self.report = None, Residency(), Report()
         self._sent = 0
         self._unreported.clear()
         self._running.clear()

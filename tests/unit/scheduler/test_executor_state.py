@@ -35,10 +35,9 @@ def test_reset_returns_what_was_running_and_forgets_the_rest() -> None:
     state = ready()
     state.sent("1", "x")
     state.residency = Residency.from_snapshot(7, [Copy("x", Tier.SLOT, 0, 10, False)])
-    assert state.reset(Phase.CONNECTING, "stream ended") == ["1"]
+    assert state.reset() == ["1"]
     assert (state.num_running, state.free_seats, state.limits) == (0, 0, None)
     assert state.residency.tier("x") is Tier.NOWHERE
-    assert not state.takes_requests
     state.check()
 
 

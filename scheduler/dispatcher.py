@@ -1,0 +1,379 @@
+"""The life of accepted requests: into the queue, out to executors, back on failure, on to their clients."""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from lorafleet.v1 import common_pb2, executor_pb2
+from scheduler.admission import AdmittedRequest
+from scheduler.errors import (
+    AdapterLoadFailed,
+    DeadlineExceeded,
+    Draining,
+    ExecutorFailed,
+    IncompatibleAdapter,
+    NoExecutor,
+    QueueFull,
+    SchedulerError,
+    SlowClient,
+    Superseded,
+    from_exception,
+)
+from scheduler.executor_link import LinkSettings
+from scheduler.executor_wire import Tokens
+from scheduler.fleet import Fleet
+from scheduler.metrics import Metrics
+from scheduler.policy import Policy, can_ever_run, likely_executor
+from scheduler.queue import BASE, Queue
+from scheduler.requests import LiveRequest
+from scheduler.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+LOAD_FAILED = "ADAPTER_LOAD_FAILED"
+# Rejections that only say "not now": they are no failure of the attempt.
+BUSY_REASONS = frozenset({"NO_SEATS", "NO_SLOTS", "DRAINING"})
+CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSettings:
+    """Times in seconds."""
+
+    executors: tuple[str, ...]
+    max_queued: int = 1024
+    max_queued_per_tenant: int = 512
+    aging_s: float = 2.0
+    queue_timeout_s: float = 30.0
+    slow_client_timeout_s: float = 10.0
+    max_outbox_tokens: int = 512
+    max_attempts: int = 3
+    sweep_interval_s: float = 0.25
+
+
+class Dispatcher:
+    """Owns queue, policy and fleet. Everything runs on one event loop, so nothing here is locked."""
+
+    def __init__(
+        self,
+        settings: DispatcherSettings,
+        link_settings: LinkSettings,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.queue = Queue(settings.max_queued, settings.max_queued_per_tenant)
+        self.fleet = Fleet(settings.executors, link_settings, self)
+        self.draining = False
+        self._policy = Policy(settings.aging_s)
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._live: dict[tuple[str, str], LiveRequest] = {}
+        self._by_number: dict[int, LiveRequest] = {}
+        self._by_dispatch: dict[str, LiveRequest] = {}
+        self._new_groups: set[str] = set()
+        self._plan_scheduled = False
+        self._last_ready_at = clock()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # Beginning and end.
+
+    def start(self) -> None:
+        self.fleet.start()
+        self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweep")
+
+    async def stop(self) -> None:
+        """Fails what is still live and closes all streams."""
+        self.draining = True
+        for live in list(self._by_number.values()):
+            self._fail(live, Draining())
+        if self._sweeper:
+            self._sweeper.cancel()
+        await self.fleet.stop()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits for what was accepted. Whether all of it ended in time."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            logger.warning("%d requests have not ended within the drain timeout", len(self._by_number))
+            return False
+        return True
+
+    @property
+    def num_live(self) -> int:
+        return len(self._by_number)
+
+    # What clients cause.
+
+    def submit(self, admitted: AdmittedRequest, deadline_s: float | None) -> LiveRequest:
+        """Accepts a request; `deadline_s` is what its caller leaves it. Raises why it is not accepted."""
+        if self.draining:
+            raise Draining()
+        if deadline_s is not None and deadline_s <= 0:
+            raise DeadlineExceeded("the deadline had passed before the request was accepted")
+        if refusals := self.fleet.refusals():
+            raise NoExecutor(refusals)
+        live = LiveRequest(
+            admitted, next(self._numbers), self._tokenizer, self._clock(), self._settings.max_outbox_tokens
+        )
+        if not can_ever_run(live.waiting, self.fleet.states):
+            raise _incompatible(live)
+        former = self._live.get(live.key)
+        if former:
+            self._fail(former, Superseded(admitted.request_id))
+        self._enqueue_new(live)
+        self._register(live, deadline_s)
+        return live
+
+    def cancel(self, live: LiveRequest) -> None:
+        """Its client is gone, or wants no more: frees everything at once. Nothing when it has ended."""
+        self._end(live, grpc.StatusCode.CANCELLED.name)
+
+    def _enqueue_new(self, live: LiveRequest) -> None:
+        digest = live.waiting.digest
+        forms_group = digest != BASE and not self.queue.group_size(digest)
+        full = self.queue.add(live.waiting)
+        if full:
+            whose = "the queue" if full == "total" else f"the queue of tenant {live.waiting.tenant!r}"
+            raise QueueFull(f"{whose} is full")
+        if forms_group:
+            self._new_groups.add(digest)
+
+    def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
+        admitted = live.admitted
+        self._live[live.key] = live
+        self._by_number[live.waiting.number] = live
+        self._idle.clear()
+        self._metrics.live_requests.set(len(self._by_number))
+        self._metrics.accepted(live.key[0], admitted.adapter, len(admitted.prompt_token_ids))
+        limit_s = live.time_limit_left_s(self._clock())
+        times = [time for time in (deadline_s, limit_s) if time is not None]
+        if times:
+            by_limit = limit_s is not None and limit_s == min(times)
+            live.timer = asyncio.get_running_loop().call_later(min(times), self._time_up, live, by_limit)
+        if complete := live.progress.complete:
+            self._finish(live, complete)
+        self._wake()
+
+    def _time_up(self, live: LiveRequest, by_limit: bool) -> None:
+        if by_limit:
+            self._finish(live, common_pb2.FINISH_REASON_TIME_LIMIT)
+        else:
+            self._fail(live, DeadlineExceeded("the deadline passed"))
+
+    # Out to executors.
+
+    def _wake(self) -> None:
+        """Plans once, soon: all that happens in this turn of the loop goes into one plan."""
+        if not self._plan_scheduled:
+            self._plan_scheduled = True
+            asyncio.get_running_loop().call_soon(self._plan)
+
+    def _plan(self) -> None:
+        self._plan_scheduled = False
+        batches: dict[str, list[LiveRequest]] = {}
+        for placement in self._policy.plan(self.queue, self.fleet.states, self._clock()):
+            batches.setdefault(placement.address, []).append(self._by_number[placement.number])
+        for address, batch in batches.items():
+            batch.sort(key=lambda live: live.waiting.digest)  # Requests of one version stand together.
+            self.fleet.dispatch(address, [self._attempt(live, address) for live in batch])
+        self._hint()
+        self._metrics.queue_length.set(len(self.queue))
+        self._metrics.groups.set(self.queue.num_groups)
+
+    def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
+        now = self._clock()
+        live.dispatch_id = uuid.uuid4().hex
+        live.address = address
+        self._by_dispatch[live.dispatch_id] = live
+        self._metrics.dispatches.inc()
+        live.attempts += 1
+        if live.attempts == 1:
+            self._metrics.queue_seconds.observe(now - live.accepted_at)
+        elif live.last_token_at is not None:
+            self._metrics.resumptions.inc()
+        left_s = live.time_limit_left_s(now)
+        return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
+
+    def _hint(self) -> None:
+        """Tells a likely executor of each new group that found no room yet."""
+        for digest in self._new_groups:
+            uses = self.queue.group_size(digest)
+            target = likely_executor(digest, self.fleet.states) if uses else None
+            if target:
+                self.fleet.prefetch(target.address, digest, uses)
+                self._metrics.prefetch_hints.inc()
+        self._new_groups.clear()
+
+    # What executors cause (executor_link.Listener).
+
+    def on_tokens(self, address: str, tokens: Tokens) -> None:
+        live = self._by_dispatch.get(tokens.dispatch_id)
+        if live is None:
+            return  # Of an attempt that is over.
+        if not live.progress.accept(tokens.first_index, tokens.token_ids):
+            self.fleet.cancel(address, tokens.dispatch_id)
+            self._attempt_failed(
+                live, "TOKEN_GAP", f"token {tokens.first_index} does not follow the last one"
+            )
+            return
+        try:
+            self._deliver(live, tokens)
+        except Exception as error:  # A bug with one request's text must not end the streams beside it.
+            self._fail(live, from_exception(error))
+
+    def on_finished(self, finished: executor_pb2.Finished) -> None:
+        live = self._by_dispatch.get(finished.dispatch_id)
+        if live:
+            live.cached_prompt_tokens = max(live.cached_prompt_tokens, finished.cached_prompt_tokens)
+            self._finish(live, finished.reason)
+
+    def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
+        live = self._by_dispatch.get(rejected.dispatch_id)
+        if live is None:
+            return
+        if rejected.retryable:
+            self._attempt_failed(live, rejected.reason, rejected.message)
+            return
+        code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
+        kind = AdapterLoadFailed if rejected.reason == LOAD_FAILED else ExecutorFailed
+        self._fail(live, kind(code, rejected.reason, rejected.message))
+
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
+        for dispatch_id in dispatch_ids:
+            live = self._by_dispatch.get(dispatch_id)
+            if live:
+                self._attempt_failed(live, "EXECUTOR_LOST", f"executor {address}: {why}")
+
+    def on_room(self) -> None:
+        self._wake()
+
+    def on_phase(self) -> None:
+        self._metrics.executors(state.phase for state in self.fleet.states)
+        refusals = self.fleet.refusals()
+        for waiting in list(self.queue.requests()):
+            live = self._by_number[waiting.number]
+            if refusals:
+                self._fail(live, NoExecutor(refusals))
+            elif not can_ever_run(waiting, self.fleet.states):
+                self._fail(live, _incompatible(live))
+        self._wake()
+
+    def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
+        now, count = self._clock(), len(tokens.token_ids)
+        live.failures = 0
+        if live.last_token_at is None:
+            self._metrics.first_token_seconds.observe(now - live.accepted_at)
+        else:
+            self._metrics.inter_token_seconds.observe(now - live.last_token_at)
+        live.last_token_at = now
+        self.queue.charge(live.waiting.tenant, count)
+        self._metrics.generated(live.waiting.tenant, live.admitted.adapter, count)
+        if tokens.prompt_logprobs:
+            live.progress.has_prompt_logprobs = True
+            live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
+        if live.push(tokens.token_ids, tokens.logprobs, now):
+            self._finish(live, common_pb2.FINISH_REASON_STOP)
+
+    def _attempt_failed(self, live: LiveRequest, reason: str, why: str) -> None:
+        """Back to its former place in the queue, or to its client when it has failed too often."""
+        self._by_dispatch.pop(live.dispatch_id, None)
+        live.dispatch_id = ""
+        live.queued_at = self._clock()
+        self._metrics.attempt_failed(reason)
+        logger.warning("attempt failed: %s: %s", reason, why, extra={"request_id": live.admitted.request_id})
+        if reason not in BUSY_REASONS:
+            live.failures += 1
+            live.avoid(live.address)
+        if complete := live.progress.complete:
+            self._finish(live, complete)
+        elif live.failures >= self._settings.max_attempts:
+            self._fail(live, NoExecutor(f"gave up after {live.failures} failed attempts; the last: {why}"))
+        else:
+            self.queue.put_back(live.waiting)
+            self._wake()
+
+    # Ends.
+
+    def _finish(self, live: LiveRequest, reason: common_pb2.FinishReason) -> None:
+        if live.ended:
+            return
+        if live.flush(self._clock()):
+            reason = common_pb2.FINISH_REASON_STOP
+        live.outbox.finish(reason)
+        self._end(live, grpc.StatusCode.OK.name)
+
+    def _fail(self, live: LiveRequest, error: SchedulerError) -> None:
+        live.outbox.fail(error)
+        self._end(live, error.code.name)
+
+    def _end(self, live: LiveRequest, code: str) -> None:
+        """Leaves nothing of a request behind, wherever it was."""
+        if live.ended:
+            return
+        live.ended = True
+        if live.timer:
+            live.timer.cancel()
+        self.queue.discard(live.waiting.number)
+        if live.dispatch_id:
+            del self._by_dispatch[live.dispatch_id]
+            self.fleet.cancel(live.address, live.dispatch_id)
+        del self._by_number[live.waiting.number]
+        if self._live[live.key] is live:
+            del self._live[live.key]
+        if not self._by_number:
+            self._idle.set()
+        self._metrics.live_requests.set(len(self._by_number))
+        self._metrics.ended(code)
+        self._metrics.cached(live.waiting.tenant, live.admitted.adapter, live.cached_prompt_tokens)
+        logger.info("ended: %s", code, extra=_log_fields(live))
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Ends requests that waited too long for any executor, and those of clients that do not read."""
+        now = self._clock()
+        if self.fleet.any_ready:
+            self._last_ready_at = now
+        for live in list(self._by_number.values()):
+            full_since, idle_since = live.outbox.full_since, max(live.queued_at, self._last_ready_at)
+            if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
+                self._fail(live, SlowClient("the client reads too slowly"))
+                live.hang_up()
+            elif not live.dispatch_id and now - idle_since >= self._settings.queue_timeout_s:
+                self._fail(live, NoExecutor("no executor is ready"))
+        self._wake()  # Aging needs a plan now and then.
+
+
+def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
+    needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"
+    return IncompatibleAdapter(
+        f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
+        metadata={"adapter": live.admitted.adapter},
+    )
+
+
+def _log_fields(live: LiveRequest) -> dict[str, object]:
+    return {
+        "request_id": live.admitted.request_id,
+        "tenant": live.waiting.tenant,
+        "adapter": live.admitted.adapter,
+        "prompt_tokens": len(live.admitted.prompt_token_ids),
+        "completion_tokens": live.completion_tokens,
+        "attempts": live.attempts,
+    }

@@ -1,0 +1,148 @@
+"""Stand-ins for tests: an executor without a model behind a real gRPC server, and a clock."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import grpc
+
+from lorafleet.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+
+
+class ManualClock:
+    """A monotonic clock that moves when told to."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def next_token(dispatch: executor_pb2.Dispatch, index: int) -> int:
+    """The default "model": depends on prompt, seed and position alone, as the real noise does."""
+    return (31 * sum(dispatch.prompt_token_ids) + 7 * index + dispatch.sampling.seed) % 97 + 3
+
+
+class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
+    """Makes one token a step for each dispatch, and reports its room after each step.
+
+    What it does is changed by setting its attributes at any time; what came in can be read from them.
+    """
+
+    def __init__(self, fingerprint: str, *, seats: int = 8, step_s: float = 0.005) -> None:
+        self.hello = executor_pb2.Hello(
+            protocol_version=1,
+            instance_id="fake",
+            model_fingerprint=fingerprint,
+            max_model_len=4096,
+            max_rank=16,
+            modules=["q_proj", "v_proj"],
+            max_loras=4,
+            max_seats=seats,
+        )
+        self.step_s = step_s
+        self.token_at: Callable[[executor_pb2.Dispatch, int], int] = next_token
+        self.frozen = False  # Reports, but makes no tokens.
+        self.mute = False  # Says nothing at all.
+        self.break_after: int | None = None  # Ends the stream once, when it has made this many tokens.
+        self.load_state = executor_pb2.LOAD_STATE_READY
+        self.reject: Callable[[executor_pb2.Dispatch], executor_pb2.Rejected | None] = lambda dispatch: None
+        self.edit_step: Callable[[executor_pb2.StepTokens], None] = lambda step: None
+        self.extra_events: list[executor_pb2.ExecutorEvent] = []  # Sent with the next step.
+        self.dispatches: list[executor_pb2.Dispatch] = []
+        self.cancelled: list[str] = []
+        self.commands: list[executor_pb2.ExecutorCommand] = []
+        self.streams = 0
+        self.running: dict[str, tuple[executor_pb2.Dispatch, int]] = {}  # With the next output index.
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> str:
+        """Serves on a loopback port; returns its address."""
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        executor_pb2_grpc.add_ExecutorServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Dies: all streams break."""
+        if self._server:
+            await self._server.stop(None)
+
+    async def Describe(
+        self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.Hello:
+        return self.hello
+
+    async def Execute(
+        self, commands: AsyncIterator[executor_pb2.ExecutorCommand], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[executor_pb2.ExecutorEvent]:
+        self.streams += 1
+        self.running = {}
+        received = len(self.dispatches)
+        reader = asyncio.create_task(self._read(commands))
+        try:
+            yield executor_pb2.ExecutorEvent(hello=self.hello)
+            while self.break_after is None or self.break_after > 0:
+                if not self.mute:
+                    for event in self._step(received):
+                        yield event
+                await asyncio.sleep(self.step_s)
+            self.break_after = None
+        finally:
+            reader.cancel()
+
+    async def _read(self, commands: AsyncIterator[executor_pb2.ExecutorCommand]) -> None:
+        async for command in commands:
+            self.commands.append(command)
+            for dispatch in command.dispatch.dispatches:
+                self.dispatches.append(dispatch)
+                self.running[dispatch.dispatch_id] = (dispatch, len(dispatch.output_token_ids))
+            for dispatch_id in command.cancel.dispatch_ids:
+                self.cancelled.append(dispatch_id)
+                self.running.pop(dispatch_id, None)
+
+    def _step(self, received_before: int) -> Iterator[executor_pb2.ExecutorEvent]:
+        step = executor_pb2.StepTokens()
+        ends: list[executor_pb2.ExecutorEvent] = []
+        for dispatch_id, (dispatch, index) in list(self.running.items()):
+            if rejected := self.reject(dispatch):
+                rejected.dispatch_id = dispatch_id
+                ends.append(executor_pb2.ExecutorEvent(rejected=rejected))
+                del self.running[dispatch_id]
+            elif not self.frozen:
+                self._make_token(step, dispatch, index)
+                self.running[dispatch_id] = (dispatch, index + 1)
+                if index + 1 >= dispatch.stopping.max_new_tokens:
+                    reason = common_pb2.FINISH_REASON_LENGTH
+                    end = executor_pb2.Finished(dispatch_id=dispatch_id, reason=reason)
+                    ends.append(executor_pb2.ExecutorEvent(finished=end))
+                    del self.running[dispatch_id]
+        if step.dispatch_ids:
+            self.edit_step(step)
+            yield executor_pb2.ExecutorEvent(step=step)
+        yield from ends
+        yield from self.extra_events
+        self.extra_events = []
+        yield executor_pb2.ExecutorEvent(load=self._load(len(self.dispatches) - received_before))
+
+    def _make_token(self, step: executor_pb2.StepTokens, dispatch: executor_pb2.Dispatch, index: int) -> None:
+        step.dispatch_ids.append(dispatch.dispatch_id)
+        step.first_output_index.append(index)
+        step.token_counts.append(1)
+        step.token_ids.append(self.token_at(dispatch, index))
+        if self.break_after is not None:
+            self.break_after -= 1
+
+    def _load(self, received: int) -> executor_pb2.Load:
+        digests = {dispatch.digest for dispatch, _ in self.running.values()} - {""}
+        return executor_pb2.Load(
+            state=self.load_state,
+            free_seats=max(0, self.hello.max_seats - len(self.running)),
+            free_slots=max(0, self.hello.max_loras - len(digests)),
+            running=len(self.running),
+            received_dispatches=received,
+        )

@@ -1,0 +1,84 @@
+"""All executors of this scheduler."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from lorafleet.v1 import adapters_pb2, executor_pb2, fleet_pb2
+from scheduler.executor_link import ExecutorLink, LinkSettings, Listener
+from scheduler.executor_state import ExecutorState, Phase
+from scheduler.executor_wire import residency_rows
+
+
+class Fleet:
+    """Links by address. Starts connecting at `start`, lets go of everything at `stop`."""
+
+    def __init__(self, addresses: Iterable[str], settings: LinkSettings, listener: Listener) -> None:
+        self._links = {address: ExecutorLink(address, settings, listener) for address in addresses}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(link.run(), name=f"executor {address}")
+            for address, link in self._links.items()
+        ]
+
+    async def stop(self) -> None:
+        """Closes all streams; executors cancel what was running there."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def states(self) -> Sequence[ExecutorState]:
+        return [link.state for link in self._links.values()]
+
+    @property
+    def any_ready(self) -> bool:
+        return any(state.phase is Phase.READY for state in self.states)
+
+    def refusals(self) -> str | None:
+        """Why nobody can ever run anything: the reasons, when every executor was refused."""
+        states = self.states
+        if not states or any(state.phase is not Phase.REFUSED for state in states):
+            return None
+        return "; ".join(f"executor {state.address} was refused: {state.detail}" for state in states)
+
+    def state(self, address: str) -> ExecutorState | None:
+        link = self._links.get(address)
+        return link.state if link else None
+
+    def dispatch(self, address: str, dispatches: list[executor_pb2.Dispatch]) -> None:
+        self._links[address].dispatch(dispatches)
+
+    def cancel(self, address: str, dispatch_id: str) -> None:
+        self._links[address].cancel(dispatch_id)
+
+    def prefetch(self, address: str, digest: str, expected_uses: int) -> None:
+        self._links[address].prefetch(digest, expected_uses)
+
+    def residency(self) -> list[adapters_pb2.AdapterResidency]:
+        """Every copy on every executor, by executor, then digest."""
+        states = sorted(self.states, key=lambda state: state.address)
+        return [row for state in states for row in residency_rows(state)]
+
+    def snapshot(self, waiting: int, groups: int) -> fleet_pb2.FleetSnapshot:
+        """The fleet as Fleet.Watch tells it, beside the counts of the queue."""
+        states = sorted(self.states, key=lambda state: state.address)
+        return fleet_pb2.FleetSnapshot(executors=map(status, states), waiting=waiting, groups=groups)
+
+
+def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
+    """One executor as the Fleet service tells it."""
+    return fleet_pb2.ExecutorStatus(
+        address=state.address,
+        state=cast(fleet_pb2.ExecutorState, int(state.phase)),
+        detail=state.detail,
+        instance_id=state.instance_id,
+        cordoned=state.cordoned,
+        running=state.num_running,
+        free_seats=state.free_seats,
+        free_kv_blocks=state.report.free_kv_blocks,
+        max_loras=state.limits.max_loras if state.limits else 0,
+        resident=state.residency.in_slots(),
+    )

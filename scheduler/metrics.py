@@ -1,0 +1,127 @@
+"""All instruments of the scheduler."""
+
+from collections import Counter as Counted
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from scheduler.executor_state import Phase
+
+OTHER = "other"
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class BoundedLabel:
+    """The first `limit` names keep their own label value, all later ones share "other".
+
+    Only names of admitted requests come here: a name that a client made up is never a label.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._names: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        if name in self._names:
+            return name
+        if len(self._names) >= self._limit:
+            return OTHER
+        self._names.add(name)
+        return name
+
+
+class Metrics:
+    """Registered once in `registry`. `max_label_values` bounds tenant and adapter labels, each."""
+
+    def __init__(self, registry: CollectorRegistry, max_label_values: int = 100) -> None:
+        self.tenant = BoundedLabel(max_label_values)
+        self.adapter = BoundedLabel(max_label_values)
+        self._accepted = Counter(
+            "lorafleet_scheduler_accepted_requests",
+            "Requests accepted, by tenant and adapter.",
+            ["tenant", "adapter"],
+            registry=registry,
+        )
+        self._ended = Counter(
+            "lorafleet_scheduler_requests", "Requests that ended, by gRPC code.", ["code"], registry=registry
+        )
+        self._tokens = Counter(
+            "lorafleet_scheduler_tokens",
+            "Tokens by kind (prompt, cached_prompt, generated), tenant and adapter.",
+            ["kind", "tenant", "adapter"],
+            registry=registry,
+        )
+        self.dispatches = Counter(
+            "lorafleet_scheduler_dispatches", "Attempts sent to executors.", registry=registry
+        )
+        self._failed_attempts = Counter(
+            "lorafleet_scheduler_failed_attempts",
+            "Attempts that ended early and whose requests went back to the queue, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.resumptions = Counter(
+            "lorafleet_scheduler_resumptions",
+            "Attempts that went on after tokens of an earlier one.",
+            registry=registry,
+        )
+        self.prefetch_hints = Counter(
+            "lorafleet_scheduler_prefetch_hints", "Prefetch hints sent to executors.", registry=registry
+        )
+        self.live_requests = Gauge(
+            "lorafleet_scheduler_live_requests", "Accepted requests that have not ended.", registry=registry
+        )
+        self.queue_length = Gauge(
+            "lorafleet_scheduler_queue_requests", "Requests that wait.", registry=registry
+        )
+        self.groups = Gauge(
+            "lorafleet_scheduler_queue_groups", "Adapter versions that requests wait for.", registry=registry
+        )
+        self._executors = Gauge(
+            "lorafleet_scheduler_executors", "Executors by state.", ["state"], registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "lorafleet_scheduler_queue_seconds",
+            "Time from the acceptance of a request to its first dispatch.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.first_token_seconds = Histogram(
+            "lorafleet_scheduler_first_token_seconds",
+            "Time from the acceptance of a request to its first token.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token_seconds = Histogram(
+            "lorafleet_scheduler_inter_token_seconds",
+            "Time between the arrivals of a request's tokens.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+
+    def accepted(self, tenant: str, adapter: str, prompt_tokens: int) -> None:
+        labels = self._names(tenant, adapter)
+        self._accepted.labels(*labels).inc()
+        self._tokens.labels("prompt", *labels).inc(prompt_tokens)
+
+    def generated(self, tenant: str, adapter: str, tokens: int) -> None:
+        self._tokens.labels("generated", *self._names(tenant, adapter)).inc(tokens)
+
+    def cached(self, tenant: str, adapter: str, tokens: int) -> None:
+        self._tokens.labels("cached_prompt", *self._names(tenant, adapter)).inc(tokens)
+
+    def ended(self, code: str) -> None:
+        """Every request, also one that was refused: "OK" or the name of its gRPC code."""
+        self._ended.labels(code).inc()
+
+    def attempt_failed(self, reason: str) -> None:
+        """`reason` comes from executors and from us, never from clients."""
+        self._failed_attempts.labels(reason).inc()
+
+    def executors(self, phases: Iterable[Phase]) -> None:
+        counts = Counted(phases)
+        for phase in Phase:
+            self._executors.labels(phase.name.lower()).set(counts[phase])
+
+    def _names(self, tenant: str, adapter: str) -> tuple[str, str]:
+        return self.tenant(tenant), self.adapter(adapter)
