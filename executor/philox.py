@@ -44,7 +44,7 @@ def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
 
 
 def _multiply(a: int, b: Word) -> tuple[Word, Word]:
-    """(high, low) words of the 64-bit product. With b in halves all intermediates stay below 2^49: exact."""
-    low = a * (b & 0xFFFF)
-    high = a * (b >> 16) + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    """(high, low) words of the product. It has 64 bits: int64 wraps to the same bits with a sign, and
+    the masks drop the sign that the shift drags in."""
+    product = a * b
+    return (product >> 32) & _MASK, product & _MASK

@@ -123,7 +123,7 @@ def _choose(row: Tensor, request: SampleRequest) -> int | SampleFailure:
         return int(adjusted.argmax())
     # In float64 and below zero a tiny temperature only sinks the others: it never overflows into ties.
     scaled = (adjusted.double() - best) / params.temperature
-    kept = _filter(scaled, params)
+    kept = eligible_tokens(scaled, params)
     kept = kept[scaled[kept] > -NOISE_RANGE]  # the others cannot win, whatever their noise
     return int(kept[(scaled[kept] + gumbel_noise(params.seed, request.position, kept)).argmax()])
 
@@ -149,8 +149,9 @@ def _adjust(row: Tensor, request: SampleRequest) -> Tensor:
     return row
 
 
-def _filter(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """The token ids that may be drawn. `scaled` is [vocab], with its maximum at 0."""
+def eligible_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
+    """The token ids that top_k, min_p and top_p leave. `scaled` is [vocab] float64: logits over temperature,
+    shifted so that the largest is 0."""
     kept = _largest(scaled, params.top_k) if params.top_k else (scaled > -math.inf).nonzero()[:, 0]
     if params.min_p > 0:
         kept = kept[scaled[kept] >= math.log(params.min_p)]

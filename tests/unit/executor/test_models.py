@@ -65,14 +65,14 @@ def test_mixed_chunks_and_decode_equal_transformers(case: Case, block_size: int)
 )
 def test_switches_show_in_the_reference(one: str, other: str, tmp_path: Path) -> None:
     """Otherwise the comparisons above would pass with the switch ignored."""
-    """Rounds where transformers rounds: no farther from the float32 truth than its bfloat16 is."""
+    first, second = (
         reference_logits(save_variant(name, tmp_path / name), PROMPTS[0]) for name in (one, other)
     )
     assert (first - second).abs().max() > 100 * TOLERANCE
 
 
 def test_bfloat16_stays_near_transformers_in_bfloat16(tmp_path: Path) -> None:
-    """Same rounding points: the mean distance to the float32 truth is that of transformers in bfloat16."""
+    """Rounds where transformers rounds: no farther from the float32 truth than its bfloat16 is."""
     folder = save_variant("qwen3", tmp_path)
     model = load_model(folder, torch.bfloat16, "cpu")
     truth = reference_logits(folder, PROMPTS[0])
