@@ -57,5 +57,8 @@ def row_slots(runs: Sequence[tuple[int, int]]) -> list[int]:
     return [slot for slot, rows in runs for _ in range(rows)]
 
 
-def poisoned_hidden(stack: Stack, rows: int) -> Tensor:
-    return torch.full((len(stack.lora_a), rows, stack.lora_a[0].shape[1]), torch.nan)
+UNWRITTEN = 77.0  # not NaN: that is what reading beyond a rank would write
+
+
+def unwritten_hidden(stack: Stack, rows: int) -> Tensor:
+    return torch.full((len(stack.lora_a), rows, stack.lora_a[0].shape[1]), UNWRITTEN)

@@ -4,7 +4,7 @@ import torch
 from kernels.errors import KernelArgumentError
 from kernels.meta import LoRAKernelMeta, Run
 from kernels.reference.lora_shrink import lora_shrink
-from tests.kernels.stack import make_stack, poisoned_hidden
+from tests.kernels.stack import UNWRITTEN, make_stack, unwritten_hidden
 
 
 def prepared(runs: list[Run], slots: int) -> LoRAKernelMeta:
@@ -20,7 +20,7 @@ def test_writes_scaled_products_at_own_rank_and_nothing_else(dtype: torch.dtype)
     runs = [(1, 2), (-1, 1), (2, 3), (1, 1)]
     meta = prepared(runs, slots=3)
     x = torch.randn(7, 33).to(dtype)
-    h = poisoned_hidden(stack, 7)
+    h = unwritten_hidden(stack, 7)
     lora_shrink(h, x, stack.lora_a, stack.ranks, stack.scales, meta)
     order = meta.token_indices_sorted_by_lora_ids.tolist()
     for s in range(2):
@@ -31,7 +31,7 @@ def test_writes_scaled_products_at_own_rank_and_nothing_else(dtype: torch.dtype)
                 stack.lora_a[s][slot, :rank].double() @ x[order[place]].double()
             )
             torch.testing.assert_close(h[s, place, :rank].double(), expected, rtol=1e-5, atol=1e-5)
-            assert h[s, place, rank:].isnan().all()
+            assert (h[s, place, rank:] == UNWRITTEN).all()
 
 
 def test_repeated_runs_are_bit_identical() -> None:
@@ -48,7 +48,7 @@ def test_every_argument_is_checked_by_name() -> None:
     stack = make_stack([[2, 2]], in_features=8, widths=[4], max_rank=4)
     meta = prepared([(0, 3)], slots=2)
     good = {
-        "h": poisoned_hidden(stack, 3),
+        "h": unwritten_hidden(stack, 3),
         "x": torch.zeros(3, 8),
         "lora_a": stack.lora_a,
         "ranks": stack.ranks,

@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 import pytest
 import torch
 from hypothesis import given
@@ -33,11 +35,14 @@ def check(meta: LoRAKernelMeta, runs: list[Run]) -> None:
     assert meta.token_lora_mapping.tolist() == slots + [-1] * (meta.max_num_tokens - len(slots))
     assert sorted(order[: len(slots)]) == list(range(len(slots)))
     assert meta.lora_ids.tolist() == active + [-1] * (meta.max_loras - len(active))
+    idle = meta.max_loras - len(active)
+    counts = [slots.count(slot) for slot in active]
+    assert meta.num_tokens_per_lora.tolist() == counts + [0] * idle
     starts = meta.lora_token_start_loc.tolist()
+    assert starts == [*accumulate(counts, initial=0), *[sum(counts)] * idle]
     for place, slot in enumerate(active):
         rows = [row for row, owner in enumerate(slots) if owner == slot]
         assert order[starts[place] : starts[place + 1]] == rows
-        assert meta.num_tokens_per_lora[place] == len(rows)
         group = meta.groups[place]
         assert (group.slot, group.start, group.count) == (slot, starts[place], len(rows))
         assert torch.arange(len(slots))[group.rows].tolist() == rows
