@@ -37,6 +37,8 @@ class StepPlan:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)
     page_ins: list[PageIn] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    looked_up: int = 0  # tokens asked of the prefix cache by the sequences that start in this step
+    cached: int = 0  # and how many of them it had
 
 
 class Batcher:
@@ -81,6 +83,12 @@ class Batcher:
             dict.fromkeys(s.digest for s in self.waiting if s.digest and self.slots.find(s.digest) is None)
         )
 
+    def without_slot(self, digest: str) -> list[Sequence]:
+        """Waiting sequences that cannot start before `digest` is in a slot."""
+        if self.slots.find(digest) is not None:
+            return []
+        return [sequence for sequence in self.waiting if sequence.digest == digest]
+
     def plan(self, now: float, loaded: Container[str]) -> StepPlan:
         """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs."""
         plan = StepPlan()
@@ -112,7 +120,7 @@ class Batcher:
                 break
             if not self._may_have_slot(sequence, starving, loaded):
                 continue
-            if not self._open(sequence):
+            if not self._open(sequence, plan):
                 break
             self._enter_slot(sequence, plan)
             self.waiting.remove(sequence)
@@ -138,7 +146,7 @@ class Batcher:
             return sequence.digest in loaded and self.slots.has_place(sequence.digest)
         return starving is None or sequence.arrival < starving
 
-    def _open(self, sequence: Sequence) -> bool:
+    def _open(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Cached blocks for it, if there is room for all its known tokens and one more."""
         dispatch = sequence.dispatch
         table = self.blocks.open(
@@ -152,6 +160,8 @@ class Batcher:
             return False
         sequence.table = table
         sequence.computed = table.num_cached
+        plan.looked_up += len(sequence.token_ids)
+        plan.cached += table.num_cached
         if not sequence.started:
             sequence.cached_prompt_tokens = min(table.num_cached, len(dispatch.prompt_token_ids))
         sequence.started = True

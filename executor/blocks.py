@@ -80,11 +80,11 @@ class BlockPool:
         table.block_ids += new
         return new
 
-    def commit(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Offer to the cache every full block of `token_ids`, which are all computed tokens of `table`."""
+    def commit(self, table: BlockTable, token_ids: Sequence[int], computed: int) -> None:
+        """Offer to the cache every full block of the first `computed` tokens of `table`."""
         if not self._prefix_cache:
             return
-        for index in range(table.num_committed, len(token_ids) // self.block_size):
+        for index in range(table.num_committed, computed // self.block_size):
             start = index * self.block_size
             key = (table.parent, tuple(token_ids[start : start + self.block_size]))
             # Another sequence computed the same: it stays the cached one, and the chain goes on behind it.

@@ -2,7 +2,11 @@
 
 ExecutorError
 ├── UnsupportedModel     config.json asks for maths that this executor does not have; names the field
-└── BadCheckpoint        a file of the model folder is missing, damaged or does not fit; names file and tensor
+├── BadCheckpoint        a file of the model folder is missing, damaged or does not fit; names file and tensor
+├── ConfigError          a setting is unknown or out of range; names it
+├── StartError           a port or folder that the settings name cannot be used
+├── AdapterLoadTimeout   the store takes too long
+└── InvalidDispatch      a scheduler sent something that cannot run; names the field
 """
 
 
@@ -16,3 +20,19 @@ class UnsupportedModel(ExecutorError):
 
 class BadCheckpoint(ExecutorError):
     """The model folder cannot be read as what it claims to be."""
+
+
+class ConfigError(ExecutorError):
+    """Settings that cannot be used. The text names the setting and where it came from."""
+
+
+class StartError(ExecutorError):
+    """Settings that are well formed, but name something that is taken, missing or too small."""
+
+
+class AdapterLoadTimeout(ExecutorError):
+    """An adapter is still on its way from the store; it may be there at the next try."""
+
+
+class InvalidDispatch(ExecutorError):
+    """A bug in a scheduler, or one that serves another model."""

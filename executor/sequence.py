@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from executor.blocks import BlockTable
 
 if TYPE_CHECKING:  # the sampler brings torch; what plans steps needs none
-    from executor.sampler import SampledToken, SamplingParams
+    from executor.sampler import SamplingParams
 
 # Which stream, and the dispatch id on it: schedulers name dispatches independently of each other.
 Key = tuple[int, str]
@@ -80,6 +80,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.dispatch.prompt_token_ids, *self.dispatch.output_token_ids]
+        if self.dispatch.prompt_logprobs is not None:
+            self.prompt_scores.append(PromptLogprob(self.token_ids[0], None, ()))
 
     @property
     def digest(self) -> str:
@@ -130,14 +132,3 @@ class StopLimits:
         if at_length or (rules.max_new_tokens is not None and outputs >= rules.max_new_tokens):
             return FinishReason.LENGTH
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class NewToken:
-    """One token of one sequence; `prompt_scores` comes once, with the first."""
-
-    key: Key
-    output_index: int
-    token: "SampledToken"
-    wants_logprobs: bool
-    prompt_scores: tuple[PromptLogprob, ...] = ()

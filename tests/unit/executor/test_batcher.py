@@ -55,8 +55,7 @@ def step(batcher: Batcher, now: float = 0.0, loaded: Container[str] = ALL) -> St
         batcher.slots.loaded(page_in.slot)
     for sequence, count in plan.num_tokens.items():
         sequence.computed += count
-        assert sequence.table is not None
-        batcher.blocks.commit(sequence.table, sequence.token_ids[: sequence.computed])
+        batcher.blocks.commit(sequence.held, sequence.token_ids, sequence.computed)
         if sequence.uncomputed == 0:
             sequence.token_ids.append(7)
     batcher.check()

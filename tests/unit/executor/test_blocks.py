@@ -8,7 +8,7 @@ BASE: Root = (b"", "")
 def fill(pool: BlockPool, root: Root, tokens: list[int]) -> BlockTable:
     table = pool.open(root, tokens)
     assert pool.grow(table, len(tokens)) is not None
-    pool.commit(table, tokens)
+    pool.commit(table, tokens, len(tokens))
     return table
 
 
@@ -63,7 +63,7 @@ def test_partial_blocks_and_uncommitted_tokens_are_not_shared() -> None:
     pool = BlockPool(8, 4)
     table = pool.open(BASE, list(range(8)))
     pool.grow(table, 8)
-    pool.commit(table, list(range(7)))
+    pool.commit(table, list(range(8)), 7)
     assert pool.open(BASE, list(range(12))).num_cached == 4
 
 
@@ -85,7 +85,7 @@ def test_two_computing_the_same_prefix_keep_one_cached_copy() -> None:
     tables = [pool.open(BASE, tokens) for _ in range(2)]
     for table in tables:
         pool.grow(table, 4)
-        pool.commit(table, tokens)
+        pool.commit(table, tokens, len(tokens))
     assert pool.open(BASE, [*tokens, 5]).block_ids == tables[0].block_ids
     for table in tables:
         pool.close(table)

@@ -1,0 +1,176 @@
+"""Settings of the executor: flag > LORAFLEET_EXECUTOR_<NAME> > TOML file (--config) > default."""
+
+import argparse
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
+DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """Raises ConfigError naming the setting that cannot be used."""
+
+    model: str = _setting("", "Folder of the base model: config.json and safetensors. Required.")
+    store: str = _setting("", "Adapter store: disk:/folder or a bare path. Required.")
+    listen: str = _setting("127.0.0.1:50061", "host:port for gRPC; port 0 takes any free one.")
+    metrics_port: int = _setting(
+        9401, "HTTP port of /metrics on the same host; 0 takes any free one, -1 is off."
+    )
+    device: str = _setting("cpu", "Where the model runs; this version knows cpu.")
+    dtype: str = _setting("float32", "Of the model and the slots: float32, bfloat16 or float16.")
+    torch_threads: int = _setting(0, "CPU threads for one operation; 0 leaves it to torch.")
+    max_loras: int = _setting(8, "Slots: adapters that can be in one step.")
+    max_lora_rank: int = _setting(64, "Highest rank a slot holds; every slot takes memory for it.")
+    lora_modules: tuple[str, ...] = _setting(
+        DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
+    )
+    max_seats: int = _setting(64, "Sequences that are accepted at once.")
+    max_batched_tokens: int = _setting(512, "Tokens in one step; longer prompts are cut. At least max-seats.")
+    num_kv_blocks: int = _setting(1024, "KV blocks shared by all sequences.")
+    block_size: int = _setting(16, "Tokens in a KV block, and the grain of the prefix cache.")
+    prefix_cache: bool = _setting(
+        True, "Share KV blocks of equal prefixes of one adapter and salt: true or false."
+    )
+    max_model_len: int = _setting(
+        0, "Longest prompt plus answer; 0 is what the model and the KV blocks allow."
+    )
+    host_memory_bytes: int = _setting(4 << 30, "Bytes of host memory for adapters on their way to a slot.")
+    loader_threads: int = _setting(2, "Threads that read adapters from the store.")
+    load_timeout: float = _setting(
+        60.0, "Seconds after which a load from the store is given up as retryable."
+    )
+    adapter_aging: float = _setting(
+        2.0, "Seconds until a waiting adapter stops others from joining busy slots."
+    )
+    outbox_messages: int = _setting(1024, "Events that may wait for a slow scheduler before its time runs.")
+    outbox_timeout: float = _setting(
+        10.0, "Seconds that an outbox may stay full before its stream is closed."
+    )
+    step_timeout: float = _setting(60.0, "Seconds without progress in a step until liveness fails.")
+    drain_timeout: float = _setting(60.0, "Seconds that accepted work has to finish after SIGTERM.")
+    log_format: str = _setting("text", "text or json.")
+    log_level: str = _setting("info", f"One of {', '.join(LOG_LEVELS)}.")
+
+    def __post_init__(self) -> None:
+        _require("model", self.model, "the base model's folder")
+        _require("store", self.store, "a store such as disk:/folder")
+        _require("listen", _is_address(self.listen), f"host:port, not {self.listen!r}")
+        _require("metrics-port", -1 <= self.metrics_port < 65536, "-1, 0 or a port")
+        _require("device", self.device == "cpu", f"cpu, not {self.device!r}")
+        _require("dtype", self.dtype in ("float32", "bfloat16", "float16"), "float32, bfloat16 or float16")
+        _require("torch-threads", self.torch_threads >= 0, "at least 0")
+        _require("max-model-len", self.max_model_len >= 0, "at least 0")
+        unknown = sorted(set(self.lora_modules) - set(MODULE_KINDS))
+        _require("lora-modules", self.lora_modules and not unknown, f"some of {MODULE_KINDS}, not {unknown}")
+        for name in _POSITIVE:
+            _require(name.replace("_", "-"), getattr(self, name) > 0, "above 0")
+        enough = self.max_batched_tokens >= self.max_seats
+        _require("max-batched-tokens", enough, f"at least max-seats ({self.max_seats})")
+        _require("adapter-aging", self.adapter_aging >= 0, "at least 0")
+        _require("log-format", self.log_format in ("text", "json"), "text or json")
+        _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0]
+
+
+_POSITIVE = (
+    "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens", "num_kv_blocks", "block_size",
+    "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages", "outbox_timeout",
+    "step_timeout", "drain_timeout",
+)  # fmt: skip
+
+
+def load_config(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> ExecutorConfig:
+    """From the layers. `--help` prints and exits as argparse does; ConfigError for everything else."""
+    flags = {key: value for key, value in vars(_parser().parse_args(arguments)).items() if value is not None}
+    path = flags.pop("config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    settings = _from_file(Path(path)) if path else {}
+    settings |= _from_environment(environment)
+    settings |= {name: _convert(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
+    return ExecutorConfig(**settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m executor",
+        description="Run one base model and page LoRA adapters into it, for a LoraFleet scheduler.",
+        epilog=f"Each setting can also come from {ENVIRONMENT_PREFIX}<NAME> or a TOML file; flags win.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings, named as the flags.")
+    for name, setting in _FIELDS.items():
+        default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+        suffix = "" if default == "" else f" [{default}]"
+        text = setting.metadata["help"] + suffix
+        parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=text)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return {key.replace("-", "_"): _convert(key, value, str(path)) for key, value in values.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    names = [key for key in environment if key.startswith(ENVIRONMENT_PREFIX)]
+    found = {key: key.removeprefix(ENVIRONMENT_PREFIX).lower() for key in names}
+    return {name: _convert(name, environment[key], key) for key, name in found.items() if name != "config"}
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    """A text, or a TOML value, as the setting's type: that of its default."""
+    setting = _FIELDS.get(name.replace("-", "_"))
+    if setting is None:
+        raise ConfigError(f"{source}: there is no setting {name!r}")
+    kind = type(setting.default)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        if kind is tuple:
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(str(part).strip() for part in parts)
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, str) or (kind is float and type(value) is int):
+            return kind(value)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is a {kind.__name__}")
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and int(port) < 65536
+
+
+def _require(name: str, holds: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"--{name} must be {wanted}")
+
+
+_FIELDS = {setting.name: setting for setting in dataclasses.fields(ExecutorConfig)}

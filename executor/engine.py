@@ -1,0 +1,253 @@
+"""The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from executor.batcher import Batcher, StepPlan
+from executor.errors import InvalidDispatch
+from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
+from executor.lora.image import SlotImage
+from executor.metrics import Metrics
+from executor.model_runner import ModelRunner, ShareResult
+from executor.paging import Pager
+from executor.rejection import Rejection, draining, internal, invalid_logits, no_seats, rejection_of
+from executor.residency import Tier
+from executor.sampler import SampledToken
+from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Commands take effect at once, their outcomes are in the events of the next `step` (or `fail`).
+
+    Made by `executor.build.build_engine`; drive it from one thread, here or through EngineThread.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: ModelRunner,
+        batcher: Batcher,
+        pager: Pager[SlotImage],
+        limits: StopLimits,
+        vocab_size: int,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.info = info
+        self.batcher = batcher
+        self.pager = pager
+        self._runner = runner
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._metrics = metrics
+        self._clock = clock
+        self._draining = False
+        self._plan = StepPlan()
+        self._steps = 0
+        self._arrivals = 0
+        self._tokens: list[NewToken] = []
+        self._finished: list[Finished] = []
+        self._rejected: list[Rejected] = []
+
+    def step(self) -> StepEvents:
+        """One heartbeat. When it raises, call `fail` with the exception before anything else."""
+        self._settle(now := self._clock())
+        plan = self._plan = self.batcher.plan(now, self.pager.host)
+        self.pager.page_in(plan.page_ins)
+        if plan.num_tokens:
+            step = self._runner.build(plan.num_tokens)
+            logits = self._runner.forward(step)
+            results = self._runner.sample(step, logits)
+            self._apply(results, now)
+        return self._emit(ran=bool(plan.num_tokens))
+
+    def add(self, dispatch: Dispatch) -> None:
+        """Accept or reject; either way the events say how it ends."""
+        rejection = self._refusal(dispatch)
+        if rejection is not None:
+            self._tell_rejected(dispatch, rejection)
+            return
+        self._arrivals += 1
+        sequence = Sequence(dispatch, self._arrivals, self._clock())
+        reason = self._limits.finished(sequence)
+        if reason is not None:
+            self._tell_finished(sequence, reason)
+            return
+        self.batcher.add(sequence)
+        if dispatch.digest:
+            self.pager.acquire(dispatch.digest)
+
+    def cancel(self, key: Key) -> None:
+        """Free everything of a dispatch, now; no event follows. Unknown keys are ignored."""
+        sequence = self.batcher.sequences.get(key)
+        if sequence is not None:
+            self._let_go(sequence)
+            self._metrics.dispatch_ended("cancelled")
+
+    def prefetch(self, digest: str) -> None:
+        self.pager.prefetch(digest)
+
+    def pin(self, digest: str, tier: Tier) -> None:
+        self.pager.pin(digest, tier)
+
+    def unpin(self, digest: str) -> None:
+        self.pager.unpin(digest)
+
+    def drop(self, digest: str) -> None:
+        self.pager.drop(digest)
+
+    def drain(self) -> None:
+        """Reject what comes from now on; what is accepted goes on."""
+        self._draining = True
+
+    def fail(self, error: Exception) -> StepEvents:
+        """After a step that raised: reject the sequences in it and make the books balance again.
+
+        Sequences that were not planned go on. If there was no plan yet, whatever runs is rejected, or else
+        whatever waits: something among it makes planning fail.
+        """
+        rejection = internal(error)
+        planned = [s for s in self._plan.num_tokens if s.dispatch.key in self.batcher.sequences]
+        for sequence in planned or list(self.batcher.running) or list(self.batcher.waiting):
+            self._reject(sequence, rejection)
+        self.pager.abandon_loading()
+        self._plan = StepPlan()
+        return self._emit(ran=False)
+
+    def close(self) -> None:
+        """Stop the loader threads."""
+        self.pager.close()
+
+    def check(self) -> None:
+        """Raise RuntimeError unless all books balance: blocks, slots, seats, adapter users."""
+        self.batcher.check()
+        self.pager.check()
+        users = Counter(s.digest for s in self.batcher.sequences.values() if s.digest)
+        if users != self.pager.users():
+            raise RuntimeError(f"adapters are used by {users}, counted {self.pager.users()}")
+
+    def _settle(self, now: float) -> None:
+        """What happened since the last step: time limits that passed, loads that ended."""
+        self._plan = StepPlan()
+        for sequence in list(self.batcher.sequences.values()):
+            deadline = sequence.dispatch.deadline
+            if deadline is not None and now >= deadline:
+                self._finish(sequence, FinishReason.TIME_LIMIT)
+        for failure in self.pager.collect(self.batcher.wanted(), now):
+            for sequence in self.batcher.without_slot(failure.digest):
+                self._reject(sequence, failure.rejection)
+
+    def _apply(self, results: Iterable[ShareResult], now: float) -> None:
+        for result in results:
+            sequence = result.sequence
+            if result.failure is not None:
+                self._reject(sequence, invalid_logits(result.failure))
+                continue
+            sequence.computed += result.num_tokens
+            sequence.prompt_scores += result.scores
+            self.batcher.blocks.commit(sequence.held, sequence.token_ids, sequence.computed)
+            if result.drawn is not None:
+                self._append(sequence, result.drawn)
+        self._metrics.step_done(self._plan, len(self._tokens), self._clock() - now)
+
+    def _append(self, sequence: Sequence, drawn: SampledToken) -> None:
+        dispatch = sequence.dispatch
+        first = sequence.num_outputs == len(dispatch.output_token_ids)
+        scores = tuple(sequence.prompt_scores) if first else ()
+        wanted = dispatch.logprobs is not None
+        self._tokens.append(NewToken(dispatch.key, sequence.num_outputs, drawn, wanted, scores))
+        sequence.token_ids.append(drawn.token_id)
+        reason = self._limits.finished(sequence)
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _refusal(self, dispatch: Dispatch) -> Rejection | None:
+        if self._draining:
+            return draining()
+        if dispatch.key in self.batcher.sequences:
+            return rejection_of(InvalidDispatch(f"dispatch_id {dispatch.key[1]!r} is used already"))
+        if self.batcher.free_seats <= 0:
+            return no_seats(self.batcher.max_seats)
+        try:
+            self._check_fits(dispatch)
+        except InvalidDispatch as error:
+            return rejection_of(error)
+        return None
+
+    def _check_fits(self, dispatch: Dispatch) -> None:
+        known = (*dispatch.prompt_token_ids, *dispatch.output_token_ids)
+        if not dispatch.prompt_token_ids:
+            raise InvalidDispatch("prompt_token_ids is empty")
+        if len(dispatch.prompt_token_ids) >= self.info.max_model_len or len(known) > self.info.max_model_len:
+            raise InvalidDispatch(
+                f"prompt_token_ids has {len(dispatch.prompt_token_ids)} tokens, "
+                f"and max_model_len {self.info.max_model_len} leaves no room for an answer"
+            )
+        if not all(0 <= token < self._vocab_size for token in known):
+            raise InvalidDispatch(f"a token id is outside the vocabulary of {self._vocab_size}")
+        if not all(token < self._vocab_size for token, _ in dispatch.sampling.logit_bias):
+            raise InvalidDispatch(f"logit_bias names a token outside the vocabulary of {self._vocab_size}")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._let_go(sequence)
+        self._tell_finished(sequence, reason)
+
+    def _reject(self, sequence: Sequence, rejection: Rejection) -> None:
+        self._let_go(sequence)
+        self._tell_rejected(sequence.dispatch, rejection)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        self.batcher.remove(sequence)
+        if sequence.digest:
+            self.pager.release(sequence.digest)
+
+    def _tell_finished(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._finished.append(Finished(sequence.dispatch.key, reason, sequence.cached_prompt_tokens))
+        self._metrics.dispatch_ended(reason.value)
+
+    def _tell_rejected(self, dispatch: Dispatch, rejection: Rejection) -> None:
+        self._rejected.append(Rejected(dispatch.key, rejection))
+        self._metrics.dispatch_ended("rejected")
+        logger.info(
+            "rejected: %s: %s",
+            rejection.reason,
+            rejection.message,
+            extra={"request_id": dispatch.request_id, "dispatch_id": dispatch.key[1]},
+        )
+
+    def _emit(self, *, ran: bool) -> StepEvents:
+        self._steps += ran
+        events = StepEvents(
+            step=self._steps,
+            ran=ran,
+            tokens=tuple(self._tokens),
+            finished=tuple(self._finished),
+            rejected=tuple(self._rejected),
+            residency=self.pager.take_delta(),
+            status=self._status(),
+        )
+        self._tokens, self._finished, self._rejected = [], [], []
+        return events
+
+    def _status(self) -> Status:
+        batcher, pager = self.batcher, self.pager
+        return Status(
+            draining=self._draining,
+            running=len(batcher.running),
+            waiting=sum(not sequence.started for sequence in batcher.waiting),
+            free_seats=batcher.free_seats,
+            free_kv_blocks=batcher.blocks.num_free,
+            free_slots=pager.free_slots(),
+            slots_in_use=batcher.slots.in_use,
+            loading=pager.num_loading,
+            host_bytes=pager.host.num_bytes,
+            running_by_digest=_by_digest(batcher.running),
+            waiting_by_digest=_by_digest(batcher.waiting),
+        )
+
+
+def _by_digest(sequences: Iterable[Sequence]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(sequence.digest for sequence in sequences if sequence.digest).items())

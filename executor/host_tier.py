@@ -1,0 +1,57 @@
+"""Adapters in host memory, ready to be copied into a slot: bounded bytes, least recently used out first."""
+
+from collections.abc import Container, Iterator
+from typing import Generic, Protocol, TypeVar
+
+
+class Image(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+ImageT = TypeVar("ImageT", bound=Image)
+
+
+class HostTier(Generic[ImageT]):
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._images: dict[str, ImageT] = {}  # ordered: the least recently used first
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._images
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._images)
+
+    def size(self, digest: str) -> int:
+        return self._images[digest].nbytes
+
+    def use(self, digest: str) -> ImageT:
+        """The image, which is now the most recently used. KeyError when it is not here."""
+        image = self._images.pop(digest)
+        self._images[digest] = image
+        return image
+
+    def put(self, digest: str, image: ImageT, keep: Container[str]) -> bool:
+        """Enter a new image and evict others for it, but none in `keep`. False: no room, nothing changed."""
+        others = [other for other in self._images if other not in keep]
+        evictable = sum(self._images[other].nbytes for other in others)
+        if self.num_bytes - evictable + image.nbytes > self.max_bytes:
+            return False
+        while self.num_bytes + image.nbytes > self.max_bytes:
+            self.discard(others.pop(0))
+        self._images[digest] = image
+        self.num_bytes += image.nbytes
+        return True
+
+    def discard(self, digest: str) -> None:
+        image = self._images.pop(digest, None)
+        if image is not None:
+            self.num_bytes -= image.nbytes
+
+    def check(self) -> None:
+        """Raise RuntimeError unless the bytes add up and stay in the bound."""
+        total = sum(image.nbytes for image in self._images.values())
+        if total != self.num_bytes or total > self.max_bytes:
+            raise RuntimeError(f"host tier holds {total} bytes, counts {self.num_bytes} of {self.max_bytes}")

@@ -1,0 +1,278 @@
+"""Adapters on their way: store -> host memory (loader threads) -> slot (between steps).
+
+Everything here runs on the engine's thread, but for `load`, which runs on the loader's. A failed load is an
+outcome for the sequences that wait for it. A retryable one is remembered for a short while that doubles with
+every failure, so that a store in trouble is not asked at every dispatch; all others are forgotten at once.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from executor.batcher import PageIn
+from executor.errors import AdapterLoadTimeout
+from executor.host_tier import HostTier, Image, ImageT
+from executor.loader import Loader, Outcome
+from executor.rejection import Rejection, rejection_of
+from executor.residency import Copy, Residency, ResidencyDelta, Tier
+from executor.slots import SlotState, SlotTable
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 15.0
+
+_ImageT_contra = TypeVar("_ImageT_contra", bound=Image, contravariant=True)
+
+logger = logging.getLogger(__name__)
+
+
+class Arena(Protocol[_ImageT_contra]):
+    @property
+    def nbytes_per_slot(self) -> int: ...
+    def load(self, slot: int, image: _ImageT_contra) -> None: ...
+    def clear(self, slot: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    digest: str
+    rejection: Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class _Backoff:
+    failures: int
+    until: float
+    rejection: Rejection
+
+
+class Pager(Generic[ImageT]):
+    """`slots` is shared with the batcher, which assigns slots to sequences; the copies are made here.
+
+    `image_bytes` is the most that an image can take; the host tier must hold one at least (ValueError).
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], ImageT],
+        arena: Arena[ImageT],
+        slots: SlotTable,
+        *,
+        host_bytes: int,
+        loader_threads: int,
+        load_timeout_s: float,
+        wake: Callable[[], None],
+        load_ended: Callable[[str, float], None],
+    ) -> None:
+        if host_bytes < arena.nbytes_per_slot:
+            raise ValueError(
+                f"{host_bytes} bytes of host memory hold no adapter of {arena.nbytes_per_slot} bytes"
+            )
+        self.host: HostTier[ImageT] = HostTier(host_bytes)
+        self._arena = arena
+        self._slots = slots
+        self._loader = Loader(load, loader_threads, wake)
+        self._load_timeout_s = load_timeout_s
+        self._load_ended = load_ended  # told "ok" or a rejection's reason, and seconds
+        self._residency = Residency()
+        self._changed = False
+        self._users: Counter[str] = Counter()  # accepted sequences, by digest
+        self._pins: dict[str, Tier] = {}
+        self._dropped: set[str] = set()
+        self._hints: list[str] = []
+        self._backoffs: dict[str, _Backoff] = {}
+        self._keep: set[str] = set()  # digests that a waiting sequence or a pin needs in host memory now
+
+    def acquire(self, digest: str) -> None:
+        """One more accepted sequence wants this adapter, now or later."""
+        self._users[digest] += 1
+
+    def release(self, digest: str) -> None:
+        self._users[digest] -= 1
+        if self._users[digest] <= 0:
+            del self._users[digest]
+            if digest in self._dropped:
+                self._purge(digest)
+
+    def prefetch(self, digest: str) -> None:
+        """A hint: it is loaded into host memory if that pushes out nothing that is needed."""
+        self._hints.append(digest)
+
+    def pin(self, digest: str, tier: Tier) -> None:
+        """Load and keep until `unpin`. What would leave no room for anything else is refused, in the log."""
+        room = self.host.max_bytes // self._arena.nbytes_per_slot
+        if digest not in self._pins and len(self._pins) + 1 >= room:
+            logger.warning("not pinned, host memory holds %d adapters", room, extra={"digest": digest})
+            return
+        in_slots = sum(kept is Tier.SLOT for other, kept in self._pins.items() if other != digest)
+        if tier is Tier.SLOT and in_slots + 1 >= len(self._slots):
+            logger.warning("pinned to host memory, the last slot stays free", extra={"digest": digest})
+            tier = Tier.HOST
+        self.unpin(digest)
+        self._dropped.discard(digest)
+        self._pins[digest] = tier
+        self._changed = True
+
+    def unpin(self, digest: str) -> None:
+        slot = self._slots.find(digest)
+        if slot is not None:
+            self._slots.set_pinned(slot, False)
+        self._pins.pop(digest, None)
+        self._changed = True
+
+    def drop(self, digest: str) -> None:
+        """Free every copy, pins included, as soon as no accepted sequence needs it."""
+        self.unpin(digest)
+        self._backoffs.pop(digest, None)
+        self._dropped.add(digest)
+        if not self._users[digest]:
+            self._purge(digest)
+
+    def collect(self, wanted: list[str], now: float) -> list[LoadFailure]:
+        """Take in finished loads and start new ones, for `wanted` (longest waiting first), pins and hints.
+
+        Returns the failures that concern waiting sequences or pins.
+        """
+        failures = [failure for outcome in self._loader.finished() for failure in self._land(outcome, now)]
+        self._choose(wanted)
+        failures += self._start(wanted, now)
+        self._place_pins()
+        return failures
+
+    def page_in(self, page_ins: Iterable[PageIn]) -> None:
+        """Copy host images into the slots that a plan assigned. Here a side stream would come in."""
+        for page_in in page_ins:
+            self._arena.load(page_in.slot, self.host.use(page_in.digest))
+            self._slots.loaded(page_in.slot)
+            self._changed = True
+
+    def abandon_loading(self) -> None:
+        """After a failed step whose sequences have let go: empty the slots that may be half filled."""
+        for slot in self._slots.digests.values():
+            if self._slots.state(slot) is SlotState.LOADING:
+                self._empty(slot)
+
+    def take_delta(self) -> ResidencyDelta | None:
+        """What changed since the last call."""
+        if not self._changed:
+            return None
+        self._changed = False
+        host = [
+            Copy(digest, Tier.HOST, self.host.size(digest), pinned=self._pins.get(digest) is Tier.HOST)
+            for digest in self.host
+        ]
+        pinned = self._slots.pinned
+        in_slots = [
+            Copy(digest, Tier.SLOT, self._arena.nbytes_per_slot, slot, digest in pinned)
+            for digest, slot in self._slots.digests.items()
+        ]
+        return self._residency.update([*host, *in_slots])
+
+    @property
+    def num_loading(self) -> int:
+        return len(self._loader.in_flight)
+
+    def free_slots(self) -> int:
+        """Slots that no accepted sequence and no pin claims."""
+        return max(0, len(self._slots) - len(self._users.keys() | self._slots.pinned))
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def check(self) -> None:
+        """Raise RuntimeError when the books do not balance."""
+        self.host.check()
+        if any(count <= 0 for count in self._users.values()):
+            raise RuntimeError(f"adapter users out of balance: {self._users}")
+
+    def users(self) -> dict[str, int]:
+        """Accepted sequences by digest (a copy)."""
+        return dict(self._users)
+
+    def _land(self, outcome: Outcome[ImageT], now: float) -> list[LoadFailure]:
+        digest = outcome.digest
+        if outcome.error is not None:
+            return self._fail(digest, outcome.error, outcome.seconds, now)
+        self._load_ended("ok", outcome.seconds)
+        self._backoffs.pop(digest, None)
+        if digest in self._dropped and not self._users[digest]:
+            self._dropped.discard(digest)
+        elif outcome.result is not None and digest not in self.host:
+            # No room for one that nobody waits for: its load was for nothing, and is repeated when wanted.
+            self._changed |= self.host.put(digest, outcome.result, self._keep)
+        return []
+
+    def _fail(self, digest: str, error: Exception, seconds: float, now: float) -> list[LoadFailure]:
+        rejection = rejection_of(error)
+        self._load_ended(rejection.reason, seconds)
+        logger.warning("adapter load failed: %s", rejection.message, extra={"digest": digest})
+        if rejection.retryable:
+            before = self._backoffs.get(digest)
+            failures = before.failures + 1 if before else 1
+            pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1))
+            self._backoffs = {d: b for d, b in self._backoffs.items() if now < b.until + MAX_BACKOFF_S}
+            self._backoffs[digest] = _Backoff(failures, now + pause, rejection)
+        else:
+            self._backoffs.pop(digest, None)
+            self._pins.pop(digest, None)
+        if not self._users[digest]:
+            self._dropped.discard(digest)
+        return [LoadFailure(digest, rejection)]
+
+    def _choose(self, wanted: list[str]) -> None:
+        """Pins, then the longest waiting, as far as all their images fit together: these are not evicted."""
+        self._keep = set()
+        size = 0
+        for digest in dict.fromkeys([*self._pins, *wanted]):
+            size += self.host.size(digest) if digest in self.host else self._arena.nbytes_per_slot
+            if self._keep and size > self.host.max_bytes:
+                break
+            self._keep.add(digest)
+
+    def _start(self, wanted: list[str], now: float) -> list[LoadFailure]:
+        hints, self._hints = self._hints, []
+        failures = []
+        for digest in [*(d for d in dict.fromkeys([*self._pins, *wanted]) if d in self._keep), *hints]:
+            in_slot = self._slots.find(digest) is not None and self._pins.get(digest) is not Tier.HOST
+            if digest in self.host or in_slot:
+                continue
+            backoff = self._backoffs.get(digest)
+            if backoff is not None and now < backoff.until:
+                if digest in self._users:
+                    failures.append(LoadFailure(digest, backoff.rejection))
+            elif now - self._loader.in_flight.get(digest, now) >= self._load_timeout_s:
+                timeout = AdapterLoadTimeout(f"loading {digest} takes longer than {self._load_timeout_s} s")
+                failures += self._fail(digest, timeout, self._load_timeout_s, now)
+            else:
+                self._loader.start(digest, now)
+        return failures
+
+    def _place_pins(self) -> None:
+        for digest, tier in self._pins.items():
+            slot = self._slots.find(digest)
+            if tier is not Tier.SLOT or (slot is None and digest not in self.host):
+                continue
+            if slot is None:
+                assigned = self._slots.assign(digest)
+                if assigned is None:
+                    continue
+                slot, evicted = assigned
+                self.page_in([PageIn(slot, digest, evicted)])
+            if digest not in self._slots.pinned:
+                self._slots.set_pinned(slot, True)
+                self._changed = True
+
+    def _purge(self, digest: str) -> None:
+        slot = self._slots.find(digest)
+        if slot is not None:
+            self._empty(slot)
+        self.host.discard(digest)
+        self._changed = True
+        if digest not in self._loader.in_flight:
+            self._dropped.discard(digest)
+
+    def _empty(self, slot: int) -> None:
+        self._slots.empty(slot)
+        self._arena.clear(slot)
+        self._changed = True

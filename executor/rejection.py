@@ -1,0 +1,60 @@
+"""How a failure is told to a scheduler: one table from exceptions to stable reasons and gRPC status codes."""
+
+import logging
+import uuid
+from dataclasses import dataclass
+
+import grpc
+
+import adapter_store.errors as store
+import executor.lora.errors as lora
+from executor.errors import AdapterLoadTimeout, InvalidDispatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a dispatch does not run, or not go on. `retryable`: it may go back to its place in the queue."""
+
+    reason: str
+    message: str
+    retryable: bool
+    code: grpc.StatusCode
+
+
+def no_seats(max_seats: int) -> Rejection:
+    return Rejection("NO_SEATS", f"all {max_seats} seats are taken", True, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def draining() -> Rejection:
+    return Rejection("DRAINING", "this executor is shutting down", True, grpc.StatusCode.UNAVAILABLE)
+
+
+def invalid_logits(problem: str) -> Rejection:
+    """Nothing can be drawn: most likely the adapter's weights overflow in the model's dtype."""
+    return Rejection("INVALID_LOGITS", problem, False, grpc.StatusCode.INTERNAL)
+
+
+def rejection_of(error: Exception) -> Rejection:
+    """First match of the table. Anything else is a bug: its text stays in the log, under the id told."""
+    for kind, reason, retryable, code in _TABLE:
+        if isinstance(error, kind):
+            return Rejection(reason, str(error), retryable, code)
+    return internal(error)
+
+
+def internal(error: Exception) -> Rejection:
+    error_id = uuid.uuid4().hex[:16]
+    logger.error("internal error %s", error_id, exc_info=error)
+    return Rejection("INTERNAL", f"internal error {error_id}", False, grpc.StatusCode.INTERNAL)
+
+
+_TABLE: tuple[tuple[type[Exception], str, bool, grpc.StatusCode], ...] = (
+    (InvalidDispatch, "INVALID_REQUEST", False, grpc.StatusCode.INVALID_ARGUMENT),
+    (AdapterLoadTimeout, "ADAPTER_LOAD_TIMEOUT", True, grpc.StatusCode.UNAVAILABLE),
+    (store.AdapterNotFound, "ADAPTER_NOT_FOUND", False, grpc.StatusCode.NOT_FOUND),
+    (store.DataLoss, "DATA_LOSS", False, grpc.StatusCode.DATA_LOSS),
+    (store.StoreUnavailable, "STORE_UNAVAILABLE", True, grpc.StatusCode.UNAVAILABLE),
+    (lora.LoRAError, "INCOMPATIBLE_ADAPTER", False, grpc.StatusCode.FAILED_PRECONDITION),
+)
