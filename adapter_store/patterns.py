@@ -41,6 +41,7 @@ class Patterns:
 
 def _compile(pattern: str) -> re.Pattern[str]:
     try:
+        re.compile(pattern)  # by itself: ")(" would be well-formed inside the brackets below
         return re.compile(rf"(.*\.)?({pattern})$")  # as peft.utils.other.get_pattern_key does
     except (re.error, OverflowError, RecursionError) as error:
         raise BadPattern(f"pattern {pattern!r} is not a regular expression: {error}") from error

@@ -1,0 +1,66 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adapter_store import DiskStore, ModelSpec
+from tests.support.adapters import DENSE, make_adapter, make_base, raw_adapter, read_tensors
+
+
+@pytest.fixture(scope="session")
+def d0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("bases") / "d0")
+
+
+@pytest.fixture(scope="session")
+def d0t(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("bases") / "d0t", tied=True)
+
+
+@pytest.fixture(scope="session")
+def spec(d0: Path) -> ModelSpec:
+    return ModelSpec.from_folder(d0)
+
+
+@pytest.fixture(scope="session")
+def dense_adapter(tmp_path_factory: pytest.TempPathFactory, d0: Path) -> Path:
+    """Written by PEFT: rank 4, alpha 8, all seven projections. Not to be changed."""
+    return make_adapter(tmp_path_factory.mktemp("adapters") / "dense", d0, seed=1, targets=DENSE)
+
+
+@pytest.fixture(scope="session")
+def full_adapter(tmp_path_factory: pytest.TempPathFactory, d0: Path) -> Path:
+    """Written by PEFT, with embed_tokens and lm_head too. Not to be changed."""
+    folder = tmp_path_factory.mktemp("adapters") / "full"
+    return make_adapter(folder, d0, seed=2, targets=(*DENSE, "embed_tokens", "lm_head"))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, dense_adapter: Path) -> Path:
+    """A copy of dense_adapter to damage."""
+    return shutil.copytree(dense_adapter, tmp_path / "adapter")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path / "store")
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory, dense_adapter: Path) -> list[Path]:
+    """Three small adapters with different content."""
+    root = tmp_path_factory.mktemp("small")
+    q = {name: t for name, t in read_tensors(dense_adapter).items() if ".layers.0.self_attn.q_proj." in name}
+    return [raw_adapter(root / str(i), {name: t * (i + 1) for name, t in q.items()}) for i in range(3)]
+
+
+@pytest.fixture(scope="session")
+def leftovers() -> Callable[[Path], list[str]]:
+    """What a store folder holds beyond its lock, counter and empty folders."""
+
+    def look(root: Path) -> list[str]:
+        files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+        return sorted(set(files) - {"lock", "changes"})
+
+    return look
