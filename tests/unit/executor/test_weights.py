@@ -1,0 +1,158 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from executor.errors import BadCheckpoint
+from executor.models import load_model
+from tests.support.tiny_models import make_model, save_variant
+
+Tensors = dict[str, torch.Tensor]
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_variant("llama", tmp_path)
+
+
+def edit(folder: Path, change: Callable[[Tensors], object], file: str = SINGLE) -> None:
+    tensors = load_file(folder / file)
+    change(tensors)
+    save_file(tensors, folder / file)
+
+
+def load(folder: Path) -> Tensors:
+    return dict(load_model(folder, torch.float32, "cpu").named_parameters())
+
+
+def shard(folder: Path) -> None:
+    """One tensor a file in turn over three files, as save_pretrained(max_shard_size=...) leaves them."""
+    tensors = load_file(folder / SINGLE)
+    homes = {name: f"model-{i % 3 + 1:05}-of-00003.safetensors" for i, name in enumerate(tensors)}
+    for file in set(homes.values()):
+        save_file({name: tensors[name] for name, home in homes.items() if home == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": homes}))
+    (folder / SINGLE).unlink()
+
+
+def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def test_parts_are_stacked_in_order(folder: Path) -> None:
+    source, loaded = load_file(folder / SINGLE), load(folder)
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
+    stacked = torch.cat([source[name] for name in names])
+    assert torch.equal(loaded["model.layers.1.self_attn.qkv_proj.weight"], stacked)
+    stacked = torch.cat([source[f"model.layers.0.mlp.{part}_proj.weight"] for part in ("gate", "up")])
+    assert torch.equal(loaded["model.layers.0.mlp.gate_up_proj.weight"], stacked)
+
+
+def test_shards_load_like_one_file(folder: Path) -> None:
+    whole = load(folder)
+    shard(folder)
+    parts = load(folder)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_shards_of_transformers_load(tmp_path: Path) -> None:
+    model = make_model("qwen2")
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert torch.equal(load(tmp_path)["lm_head.weight"], model.get_output_embeddings().weight)
+
+
+def test_old_inv_freq_buffers_are_ignored(folder: Path) -> None:
+    edit(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(Q), f"1 tensors are missing: {Q}"),
+        (lambda t: t.pop("lm_head.weight"), "missing: lm_head.weight"),
+        (lambda t: t.update({f"{Q}_scale": torch.ones(1)}), f"{SINGLE}: {Q}_scale has no place"),
+        (lambda t: t.update({"model.layers.2.norm": torch.ones(1)}), "layers.2.norm has no place"),
+        (lambda t: t.update({Q: torch.ones(9, 64)}), rf"{SINGLE}: {Q} is \[9, 64\], wants \[64, 64\]"),
+        (lambda t: t.update({Q: t[Q].to(torch.int8)}), f"{SINGLE}: {Q} is torch.int8"),
+        (lambda t: t.update({Q: t[Q].to(torch.float8_e4m3fn)}), f"{Q} is torch.float8"),
+    ],
+    ids=["part missing", "head missing", "unknown kind", "unknown layer", "shape", "int8", "float8"],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(
+    folder: Path, change: Callable[[Tensors], object], message: str
+) -> None:
+    edit(folder, change)
+    with pytest.raises(BadCheckpoint, match=message):
+        load(folder)
+
+
+def test_a_tied_head_may_be_stored_if_it_is_equal(tmp_path: Path) -> None:
+    folder = save_variant("llama-tied", tmp_path)
+    edit(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load(folder)
+    edit(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
+    with pytest.raises(
+        BadCheckpoint, match=r"lm_head.weight differs from the weight that config.json ties it to"
+    ):
+        load(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / SINGLE).unlink()
+    with pytest.raises(BadCheckpoint, match=f"has neither {SINGLE} nor {INDEX}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs", b"\xff" * 64], ids=["empty", "pointer", "noise"]
+)
+def test_damaged_file(folder: Path, content: bytes) -> None:
+    (folder / SINGLE).write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=rf"cannot read .*{SINGLE}"):
+        load(folder)
+
+
+def test_truncated_file(folder: Path) -> None:
+    (folder / SINGLE).write_bytes((folder / SINGLE).read_bytes()[:-100])
+    with pytest.raises(BadCheckpoint, match=rf"cannot read .*{SINGLE}"):
+        load(folder)
+
+
+def test_missing_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(BadCheckpoint, match=r"cannot read .*model-00002-of-00003"):
+        load(folder)
+
+
+def test_index_and_shards_must_agree(folder: Path) -> None:
+    shard(folder)
+    edit(folder, lambda t: t.update({"twice": torch.ones(1)}), "model-00002-of-00003.safetensors")
+    with pytest.raises(BadCheckpoint, match="disagree about twice"):
+        load(folder)
+
+
+def test_index_stays_in_its_folder(folder: Path) -> None:
+    shard(folder)
+    edit_index(folder, lambda weight_map: weight_map.update({Q: "../other.safetensors"}))
+    with pytest.raises(BadCheckpoint, match=rf"{Q} points at '../other.safetensors'"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}'])
+def test_malformed_index(folder: Path, text: str) -> None:
+    (folder / SINGLE).unlink()
+    (folder / INDEX).write_text(text)
+    with pytest.raises(BadCheckpoint, match="cannot read weight_map"):
+        load(folder)
