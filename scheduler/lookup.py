@@ -1,0 +1,52 @@
+"""Refs to versions, as one caller may see them. Blocking: these run in a thread pool."""
+
+import dataclasses
+import secrets
+
+import adapter_store
+from adapter_store import AdapterStore, InvalidRef, ModelSpec, Ref, Version
+from scheduler.auth import Identity
+from scheduler.errors import AdapterNotFound, IncompatibleAdapter, InvalidRequest, PermissionDenied
+
+
+def parse_ref(text: str, identity: Identity, field: str = "adapter") -> Ref:
+    """Raises InvalidRequest. Refs are exact: nothing is trimmed or folded to lower case."""
+    try:
+        return Ref.parse(text, identity.tenant)
+    except InvalidRef as error:
+        raise InvalidRequest(field, str(error)) from error
+
+
+def find_version(
+    store: AdapterStore, ref: Ref, identity: Identity, text: str, sticky_key: str | None = None
+) -> Version:
+    """The version behind `ref`. Raises AdapterNotFound with `text`, the ref as the caller wrote it.
+
+    What the caller may not see is looked up too, under a tenant that cannot exist: the same text after the
+    same work, so neither tells that it is there.
+    """
+    if not identity.sees(ref.tenant, ref.name):
+        ref = dataclasses.replace(ref, tenant=f"hidden-{secrets.token_hex(16)}")
+    try:
+        return store.resolve(ref, sticky_key)
+    except adapter_store.AdapterNotFound:
+        raise AdapterNotFound(text) from None
+
+
+def require(identity: Identity, right: str, what: str) -> None:
+    """Call it after the caller was found to see what it is about. Raises PermissionDenied."""
+    if right not in identity.rights:
+        raise PermissionDenied(f"{what} needs the right {right!r}", metadata={"right": right})
+
+
+def check_fits(version: Version, spec: ModelSpec) -> None:
+    """That every module of the version is one of this base model. Raises IncompatibleAdapter naming it."""
+    for module in version.manifest.modules:
+        layer = module.name.split(".")[1] if module.name.startswith("layers.") else "0"
+        shape = spec.modules.get(module.kind)
+        if shape != (module.in_features, module.out_features) or int(layer) >= spec.num_layers:
+            raise IncompatibleAdapter(
+                f"{version.tenant}/{version.name} was made for another base model: {module.name} maps "
+                f"{module.in_features} to {module.out_features}, which {spec.name} has no place for",
+                metadata={"digest": version.digest, "module": module.name},
+            )
