@@ -359,6 +359,20 @@ class Dispatcher:
                 self._fail(live, NoExecutor("no executor is ready"))
         self._wake()  # Aging needs a plan now and then.
 
+    def check(self) -> None:
+        """Raises AssertionError when a request is in two places, in none, or left behind."""
+        self.queue.check()
+        waiting = {request.number for request in self.queue.requests()}
+        running = {live.waiting.number for live in self._by_dispatch.values()}
+        assert not waiting & running
+        assert waiting | running == self._by_number.keys()
+        assert all(live.dispatch_id == key for key, live in self._by_dispatch.items())
+        assert set(self._live.values()) == set(self._by_number.values())
+        sent = {dispatch_id for state in self.fleet.states for dispatch_id in state.dispatch_ids()}
+        assert sent == self._by_dispatch.keys()
+        for state in self.fleet.states:
+            state.check()
+
 
 def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
     needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"

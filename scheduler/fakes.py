@@ -57,15 +57,15 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.commands: list[executor_pb2.ExecutorCommand] = []
         self.streams = 0
         self.running: dict[str, tuple[executor_pb2.Dispatch, int]] = {}  # With the next output index.
+        self.address = ""  # Once started.
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> str:
-        """Serves on a loopback port; returns its address."""
+    async def start(self, port: int = 0) -> None:
+        """Serves on a loopback port, any free one by default."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         executor_pb2_grpc.add_ExecutorServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         await self._server.start()
-        return f"127.0.0.1:{port}"
 
     async def stop(self) -> None:
         """Dies: all streams break."""

@@ -28,7 +28,7 @@ class Progress:
 
     @property
     def complete(self) -> common_pb2.FinishReason | None:
-        """Why no token is left to generate, if so: an attempt can be lost between its last token and its end."""
+        """Why nothing is left to generate, if so: an attempt can be lost just before it tells its end."""
         stopping = self.admitted.stopping
         if self.output and self.output[-1] in self.end_token_ids:
             return common_pb2.FINISH_REASON_STOP

@@ -1,0 +1,136 @@
+"""What the scheduler's tests share: admitted requests, and a dispatcher over fake executors."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from lorafleet.v1 import common_pb2, executor_pb2, inference_pb2
+from scheduler.admission import AdmittedRequest, Identity
+from scheduler.dispatcher import Dispatcher, DispatcherSettings
+from scheduler.executor_link import LinkSettings
+from scheduler.fakes import FakeExecutor, next_token
+from scheduler.metrics import Metrics
+from scheduler.requests import LiveRequest, Piece
+from scheduler.tokenizer import Tokenizer
+from tests.support.tokenizers import byte_level, write_folder
+
+FINGERPRINT = "sha256:model"
+MODULES = frozenset({"q_proj"})
+IDENTITY = Identity(tenant="acme", rights=frozenset({"infer", "admin"}), adapters=("acme/*",))
+LINK = LinkSettings(FINGERPRINT, report_timeout_s=0.4, min_backoff_s=0.01, max_backoff_s=0.1)
+SETTINGS = DispatcherSettings(executors=(), sweep_interval_s=0.02)
+
+
+def admitted(
+    request_id: str = "r1",
+    *,
+    digest: str = "",
+    max_new_tokens: int | None = 8,
+    prompt: Sequence[int] = (11, 12, 13),
+    resumed: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    time_limit_ms: int = 0,
+    max_rank: int = 8,
+    tenant: str = "acme",
+    response: inference_pb2.ResponseOptions | None = None,
+) -> AdmittedRequest:
+    """A request that admission has let in."""
+    return AdmittedRequest(
+        request_id=request_id,
+        identity=replace(IDENTITY, tenant=tenant),
+        adapter=f"{tenant}/adapter" if digest else "",
+        digest=digest,
+        prompt_token_ids=tuple(prompt),
+        resumed_token_ids=tuple(resumed),
+        sampling=common_pb2.Sampling(seed=5),
+        stopping=common_pb2.Stopping(
+            max_new_tokens=max_new_tokens, stop_sequences=stop, time_limit_ms=time_limit_ms
+        ),
+        response=response or inference_pb2.ResponseOptions(),
+        priority=0,
+        cache_salt=b"salt",
+        echo_text="",
+        max_rank=max_rank if digest else 0,
+        modules=MODULES if digest else frozenset(),
+    )
+
+
+def expected_tokens(request: AdmittedRequest) -> list[int]:
+    """What FakeExecutor generates for a request, resumed tokens left out."""
+    dispatch = executor_pb2.Dispatch(prompt_token_ids=request.prompt_token_ids, sampling=request.sampling)
+    span = range(len(request.resumed_token_ids), request.stopping.max_new_tokens)
+    return [next_token(dispatch, index) for index in span]
+
+
+def tiny_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(write_folder(folder, byte_level()))
+
+
+def dispatcher_of(
+    addresses: Sequence[str],
+    tokenizer: Tokenizer,
+    settings: DispatcherSettings = SETTINGS,
+    link: LinkSettings = LINK,
+    clock: Callable[[], float] | None = None,
+) -> Dispatcher:
+    settings = replace(settings, executors=tuple(addresses))
+    metrics = Metrics(CollectorRegistry())
+    return Dispatcher(settings, link, tokenizer, metrics, clock or asyncio.get_running_loop().time)
+
+
+@asynccontextmanager
+async def running(dispatcher: Dispatcher) -> AsyncIterator[Dispatcher]:
+    """Started, and stopped at the end, when nothing may be left anywhere."""
+    dispatcher.start()
+    try:
+        yield dispatcher
+        dispatcher.check()
+    finally:
+        await dispatcher.stop()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Waits for something that another task brings about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def ready(dispatcher: Dispatcher, count: int = 1) -> None:
+    await until(lambda: sum(state.takes_requests for state in dispatcher.fleet.states) >= count)
+
+
+async def read_all(live: LiveRequest) -> list[Piece]:
+    pieces: list[Piece] = []
+    async with asyncio.timeout(20):
+        while piece := await live.outbox.get():
+            pieces.append(piece)
+    return pieces
+
+
+def tokens_in(pieces: Sequence[Piece]) -> list[int]:
+    """All tokens; their indexes must join."""
+    tokens: list[int] = []
+    for piece in pieces:
+        assert not tokens or piece.output_index == pieces[0].output_index + len(tokens)
+        tokens += piece.token_ids
+    return tokens
+
+
+@asynccontextmanager
+async def executors(
+    count: int, *, seats: int = 8, step_s: float = 0.005
+) -> AsyncIterator[list[FakeExecutor]]:
+    """Serving fakes."""
+    fakes = [FakeExecutor(FINGERPRINT, seats=seats, step_s=step_s) for _ in range(count)]
+    try:
+        for fake in fakes:
+            await fake.start()
+        yield fakes
+    finally:
+        for fake in fakes:
+            await fake.stop()
