@@ -15,6 +15,9 @@ LoraFleetError
 └── InternalError         INTERNAL, UNKNOWN: a bug; the message holds an id that is in the server's log
 
 A code that is not listed (UNIMPLEMENTED, for one) raises LoraFleetError itself.
+
+LaunchError               services could not be started on this machine (lorafleet/local.py)
+└── ServiceEnded          one of them ended by itself; `status` is its exit status
 """
 
 from collections.abc import Mapping, Sequence
@@ -169,3 +172,15 @@ def _add_detail(error: LoraFleetError, kind: str, value: bytes) -> None:
         case "google.rpc.BadRequest":
             found = common_pb2.BadRequest.FromString(value).field_violations
             error.violations += tuple(Violation(v.field, v.description) for v in found)
+
+
+class LaunchError(Exception):
+    """One line that says what is wrong and what to do."""
+
+
+class ServiceEnded(LaunchError):
+    """A service ended although nobody stopped it; `status` is its exit status, 128 + n after signal n."""
+
+    def __init__(self, name: str, returncode: int, last_line: str) -> None:
+        self.status = 128 - returncode if returncode < 0 else returncode
+        super().__init__(f"{name} ended with status {self.status}: {last_line or 'it logged nothing'}")

@@ -1,0 +1,99 @@
+"""The `lorafleet` command: parses, calls a command group, and turns every failure into one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from lorafleet.commands import adapters, chat, demo, generate, models, serve
+from lorafleet.commands.terminal import note
+from lorafleet.errors import (
+    AdapterNotFound,
+    DeadlineExceeded,
+    LaunchError,
+    LoraFleetError,
+    PermissionDenied,
+    QueueFull,
+    ServiceEnded,
+    Unauthenticated,
+    Unavailable,
+)
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+_DESCRIPTION = """\
+One base model, thousands of LoRA adapters: serve them on this machine, push adapters, ask them.
+
+Start with `lorafleet demo`, which needs no arguments, or with a model of your own:
+`lorafleet serve --model FOLDER --store FOLDER` in one terminal, the other commands in another."""
+
+_EPILOG = """\
+exit status:
+  0 done; 1 the request failed, one line on stderr says why; 2 wrong usage; 130 interrupted
+
+environment:
+  LORAFLEET_TARGET  host:port of the scheduler (default 127.0.0.1:50051)
+  LORAFLEET_TOKEN   who you are, when the scheduler asks for it"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="lorafleet",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for group in (demo, serve, generate, chat, adapters, models):
+        group.add_parser(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns the exit status; wrong usage exits with 2, as argparse does."""
+    args = parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        note("interrupted")
+        return INTERRUPTED
+    except (
+        BrokenPipeError
+    ):  # the reader of our output is gone; the interpreter must not flush into it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except LoraFleetError as error:
+        return _fail(f"{error.message}{_advice(error, args)}")
+    except ServiceEnded as error:
+        _fail(str(error))
+        return error.status or FAILED
+    except LaunchError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _fail(message: str) -> int:
+    note("error: " + " ".join(message.split()))
+    return FAILED
+
+
+def _advice(error: LoraFleetError, args: argparse.Namespace) -> str:
+    """What to do about it, as the end of the line."""
+    target = getattr(args, "target", "the scheduler")
+    match error:
+        case Unavailable() if not error.reason:
+            return (
+                f"; is a scheduler running at {target}? `lorafleet serve` starts one, --target names another"
+            )
+        case Unavailable() | QueueFull() if error.retry_after:
+            return f"; try again in {error.retry_after:g} s"
+        case AdapterNotFound():
+            return "; `lorafleet models` lists what you may use"
+        case Unauthenticated():
+            return "; set LORAFLEET_TOKEN to your token"
+        case PermissionDenied():
+            return "; ask the operator for this right"
+        case DeadlineExceeded():
+            return "; --timeout allows more"
+    return ""

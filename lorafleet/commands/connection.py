@@ -1,0 +1,40 @@
+"""Where the commands find the scheduler, and who they say they are."""
+
+import argparse
+import os
+from pathlib import Path
+
+import grpc
+
+from lorafleet.client import DEFAULT_TARGET, Client
+
+DEFAULT_TIMEOUT = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("connection (the token is read from LORAFLEET_TOKEN)")
+    group.add_argument(
+        "--target",
+        metavar="HOST:PORT",
+        default=os.environ.get("LORAFLEET_TARGET") or DEFAULT_TARGET,
+        help="the scheduler's address (default: $LORAFLEET_TARGET or %(default)s)",
+    )
+    group.add_argument("--tls", action="store_true", help="connect with TLS")
+    group.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="connect with TLS and trust these roots, not the system's"
+    )
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=DEFAULT_TIMEOUT,
+        help="give up after so long (default: %(default)g)",
+    )
+
+
+def connect(args: argparse.Namespace) -> Client:
+    """A client as the arguments say. Raises OSError when the roots cannot be read."""
+    tls = None
+    if args.tls or args.tls_ca:
+        tls = grpc.ssl_channel_credentials(args.tls_ca.read_bytes() if args.tls_ca else None)
+    return Client(args.target, token=os.environ.get("LORAFLEET_TOKEN"), tls=tls, timeout=args.timeout)

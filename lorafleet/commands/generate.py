@@ -1,0 +1,80 @@
+"""`lorafleet generate`: one prompt, one answer, streamed."""
+
+import argparse
+import sys
+
+from lorafleet.commands import connection
+from lorafleet.commands.parsing import Subparsers, add_command, add_json
+from lorafleet.commands.terminal import say, say_json
+from lorafleet.requests import Options, Prompt
+
+
+def add_parser(commands: Subparsers) -> None:
+    parser = add_command(
+        commands,
+        "generate",
+        "answer one prompt",
+        "Answer one prompt on the base model or on an adapter, and print the text as it is made.",
+        "  lorafleet generate 'The capital of France is' --max-new-tokens 8\n"
+        "  lorafleet generate --chat 'Where is my parcel?' --adapter acme/support\n"
+        "  lorafleet generate --temperature 0.8 --seed 7 --json < prompt.txt",
+        run,
+    )
+    parser.add_argument("prompt", nargs="?", help="the prompt; read from stdin when left out")
+    parser.add_argument(
+        "--adapter", metavar="REF", help="[tenant/]name[@alias | @sha256:...] (default: the base)"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's message in a conversation"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message before it")
+    add_sampling_arguments(parser)
+    add_json(parser)
+    connection.add_arguments(parser)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `sampling_options` reads; the server's defaults hold for what is left out."""
+    group = parser.add_argument_group("sampling and stopping")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="default: up to the model's length")
+    group.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--top-p", type=float, metavar="P")
+    group.add_argument("--min-p", type=float, metavar="P")
+    group.add_argument("--seed", type=int, metavar="N")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--time-limit-ms", type=int, metavar="MS", help="end well after so long")
+
+
+def sampling_options(args: argparse.Namespace) -> Options:
+    return Options(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop=args.stop,
+        time_limit_ms=args.time_limit_ms,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    options = sampling_options(args)
+    options["adapter"] = args.adapter
+    with connection.connect(args) as client:
+        if args.json:
+            say_json(client.generate(_prompt(args), **options))
+            return 0
+        for chunk in client.stream(_prompt(args), **options):
+            say(chunk.text, end="")
+    say("")
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> Prompt:
+    text = sys.stdin.read() if args.prompt is None else args.prompt
+    if not args.chat:
+        return str(text)
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return [*system, {"role": "user", "content": text.strip()}]
