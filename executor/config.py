@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 from executor.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
+# Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
+_SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -137,9 +140,12 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    names = [key for key in environment if key.startswith(ENVIRONMENT_PREFIX)]
-    found = {key: key.removeprefix(ENVIRONMENT_PREFIX).lower() for key in names}
-    return {name: _convert(name, environment[key], key) for key, name in found.items() if name != "config"}
+    settings = {}
+    for key, value in environment.items():
+        prefix, _, name = key.partition(ENVIRONMENT_PREFIX)
+        if not prefix and name and name != "CONFIG" and not _SERVICE_LINK.fullmatch(name):
+            settings[name.lower()] = _convert(name.lower(), value, key)
+    return settings
 
 
 def _convert(name: str, value: Any, source: str) -> Any:
@@ -173,4 +179,4 @@ def _require(name: str, holds: object, wanted: str) -> None:
         raise ConfigError(f"--{name} must be {wanted}")
 
 
-_FIELDS = {setting.name: setting for setting in dataclasses.fields(ExecutorConfig)}
+_FIELDS: Mapping[str, Any] = {setting.name: setting for setting in dataclasses.fields(ExecutorConfig)}

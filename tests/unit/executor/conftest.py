@@ -1,0 +1,59 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter_store import DiskStore, ModelSpec
+from tests.support.adapters import DENSE, load_base, make_adapter, make_base
+from tests.support.engines import Driver, make_driver
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="session")
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tiny_base: Path, store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> DiskStore:
+    """Adapters default/a0 to default/a4: ranks 1, 4, 4, 8, 16; a1 on q_proj alone, a2 in layer 1 alone."""
+    store = DiskStore(store_folder)
+    spec, model = ModelSpec.from_folder(tiny_base), load_base(tiny_base)
+    targets: list[tuple[str, ...]] = [DENSE, ("q_proj",), DENSE, DENSE, DENSE]
+    for number, rank in enumerate((1, 4, 4, 8, 16)):
+        folder = make_adapter(
+            tmp_path_factory.mktemp("adapter"),
+            model,
+            seed=number,
+            rank=rank,
+            alpha=2 * rank,
+            targets=targets[number],
+            layers=[1] if number == 2 else None,
+        )
+        store.put(folder, "default", f"a{number}", spec)
+    return store
+
+
+@pytest.fixture(scope="session")
+def digests(tiny_store: DiskStore) -> list[str]:
+    return [version.digest for version in tiny_store.list("default")]
+
+
+@pytest.fixture
+def make_engine(tiny_base: Path, tiny_store: DiskStore) -> Iterator[Callable[..., Driver]]:
+    """Engines on the tiny base; settings and `clock` are overrides."""
+    drivers = []
+
+    def make(**settings: Any) -> Driver:
+        driver = make_driver(str(tiny_base), settings.pop("store_object", tiny_store), **settings)
+        drivers.append(driver)
+        return driver
+
+    yield make
+    for driver in drivers:
+        driver.engine.close()
