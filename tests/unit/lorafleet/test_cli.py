@@ -1,0 +1,137 @@
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from lorafleet import cli, errors
+
+
+def every_parser(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child, sub in action.choices.items():
+                yield from every_parser(sub, f"{name} {child}")
+
+
+PARSERS = dict(every_parser(cli.parser(), "lorafleet"))
+COMMANDS = {name: parser for name, parser in PARSERS.items() if parser.get_default("run")}
+
+
+def test_the_commands_are_those_that_users_were_told_of() -> None:
+    assert {name.removeprefix("lorafleet ") for name in COMMANDS} == {
+        "demo",
+        "serve",
+        "generate",
+        "chat",
+        "models",
+        "adapters push",
+        "adapters list",
+        "adapters show",
+        "adapters verify",
+        "adapters export",
+        "adapters rm",
+        "adapters alias list",
+        "adapters alias set",
+        "adapters alias rm",
+    }
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_help_describes_and_every_command_has_examples(name: str) -> None:
+    text = PARSERS[name].format_help()
+    assert PARSERS[name].description
+    assert all(action.help for action in PARSERS[name]._actions if action.required and action.option_strings)
+    if name in COMMANDS:
+        assert f"  {name} " in text.partition("examples:")[2] or text.rstrip().endswith(name)
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n.startswith("lorafleet adapters")])
+def test_every_adapters_command_takes_json(name: str) -> None:
+    assert "--json" in COMMANDS[name].format_help()
+
+
+def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["adapters"], ["generate", "--top-k", "x"], ["serve"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(argv)
+        assert caught.value.code == cli.USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def failing(error: BaseException) -> argparse.Namespace:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    return argparse.Namespace(run=run, target="host:1")
+
+
+Code = grpc.StatusCode
+CASES = [
+    (errors.Unavailable(Code.UNAVAILABLE, "refused"), "error: refused; is a scheduler running at host:1?", 1),
+    (errors.Unavailable(Code.UNAVAILABLE, "draining", reason="DRAINING"), "error: draining", 1),
+    (
+        errors.QueueFull(Code.RESOURCE_EXHAUSTED, "full", retry_after=2.5),
+        "error: full; try again in 2.5 s",
+        1,
+    ),
+    (errors.Unauthenticated(Code.UNAUTHENTICATED, "no token"), "error: no token; set LORAFLEET_TOKEN", 1),
+    (errors.InvalidRequest(Code.INVALID_ARGUMENT, "top_p:\n  bad"), "error: top_p: bad", 1),
+    (
+        errors.ServiceEnded("executor-0", 3, "no such model"),
+        "error: executor-0 ended with status 3: no such",
+        3,
+    ),
+    (
+        errors.ServiceEnded("executor-0", -9, ""),
+        "error: executor-0 ended with status 137: it logged nothing",
+        137,
+    ),
+    (errors.LaunchError("port in use"), "error: port in use", 1),
+    (FileNotFoundError(2, "No such file", "x.pem"), "error: x.pem: No such file", 1),
+    (KeyboardInterrupt(), "interrupted", 130),
+]
+
+
+@pytest.mark.parametrize(("error", "line", "status"), CASES)
+def test_every_failure_is_one_line(
+    error: BaseException,
+    line: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argparse.ArgumentParser()
+    monkeypatch.setattr(parser, "parse_args", lambda argv: failing(error))
+    monkeypatch.setattr(cli, "parser", lambda: parser)
+    assert cli.main([]) == status
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith(line)
+
+
+def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lorafleet", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+    )
+
+
+def test_a_wrong_port_is_one_clear_line() -> None:
+    done = command("models", LORAFLEET_TARGET="127.0.0.1:1")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "127.0.0.1:1" in line and "--target" in line
+
+
+def test_serving_no_model_is_one_clear_line(tmp_path: Path) -> None:
+    done = command("serve", "--model", str(tmp_path), "--store", str(tmp_path / "store"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path} is no model folder: it has no config.json\n"
