@@ -1,0 +1,200 @@
+"""Settings of the scheduler: flag > LORAFLEET_SCHEDULER_<NAME> > TOML file (--config) > default."""
+
+import argparse
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from scheduler.logs import FORMATS, LEVELS
+
+ENVIRONMENT_PREFIX = "LORAFLEET_SCHEDULER_"
+# What Kubernetes sets for a Service named lorafleet-scheduler; not ours to refuse.
+_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?")
+
+
+class ConfigError(Exception):
+    """A setting is missing, unknown or out of range; the text names it."""
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Checked when made: raises ConfigError. Times are in seconds."""
+
+    model: Path = field(metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors"))
+    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>"))
+    executor: tuple[str, ...] = field(metadata=_help("host:port of an executor; repeat it for more"))
+    listen: str = field(
+        default="127.0.0.1:50051", metadata=_help("host:port to serve gRPC on; port 0 is any free one")
+    )
+    metrics_port: int = field(
+        default=9400,
+        metadata=_help("port of Prometheus metrics on the same host; 0 is any free one, -1 none"),
+    )
+    tokens_file: Path | None = field(
+        default=None, metadata=_help("TOML file of bearer tokens; without one, only loopback is served")
+    )
+    max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
+    max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
+    queue_timeout: float = field(
+        default=30.0, metadata=_help("seconds that a request waits while no executor is ready")
+    )
+    aging: float = field(
+        default=2.0, metadata=_help("seconds that a version is passed over before a slot is freed for it")
+    )
+    max_attempts: int = field(
+        default=3, metadata=_help("failed attempts in a row, none with a new token, that fail a request")
+    )
+    slow_client_timeout: float = field(
+        default=10.0, metadata=_help("seconds that a client may leave its stream's buffer full")
+    )
+    stream_buffer: int = field(default=512, metadata=_help("tokens that fill a stream's buffer"))
+    report_timeout: float = field(
+        default=3.0, metadata=_help("seconds without a report that make an executor hung")
+    )
+    step_timeout: float = field(
+        default=60.0, metadata=_help("seconds of one step that make an executor hung")
+    )
+    drain_timeout: float = field(
+        default=30.0, metadata=_help("seconds that accepted requests get to end after SIGTERM")
+    )
+    metric_names: int = field(
+        default=100, metadata=_help("tenants, and adapters, with a label of their own; the rest share one")
+    )
+    log_format: str = field(default="text", metadata=_help(f"one of {', '.join(FORMATS)}"))
+    log_level: str = field(default="info", metadata=_help(f"one of {', '.join(LEVELS)}"))
+
+    def __post_init__(self) -> None:
+        for address in self.executor:
+            _split_address(address, "executor")
+        if not self.executor:
+            raise ConfigError("executor: name at least one host:port")
+        if len(set(self.executor)) < len(self.executor):
+            raise ConfigError("executor: an address is named twice")
+        host, _ = _split_address(self.listen, "listen")
+        if self.tokens_file is None and not _is_loopback(host):
+            raise ConfigError(
+                f"listen: {host} can be reached from outside, so callers must be told apart: "
+                "set tokens_file, or listen on 127.0.0.1"
+            )
+        if not -1 <= self.metrics_port <= 65535:
+            raise ConfigError(f"metrics_port: {self.metrics_port} is not in [-1, 65535]")
+        for name in (
+            "max_queued",
+            "max_queued_per_tenant",
+            "max_attempts",
+            "stream_buffer",
+            "report_timeout",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: must be above 0")
+        for name in ("queue_timeout", "aging", "slow_client_timeout", "drain_timeout", "metric_names"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: must not be negative")
+        if self.log_format not in FORMATS:
+            raise ConfigError(f"log_format: {self.log_format!r} is not one of {', '.join(FORMATS)}")
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"log_level: {self.log_level!r} is not one of {', '.join(LEVELS)}")
+
+
+def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
+    """The settings of this process. `--help` prints and exits, as wrong flags do (status 2)."""
+    options = {option.name: option for option in fields(Config)}
+    flags = {
+        name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None
+    }
+    config_file = flags.pop("config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+    values = {**_from_file(config_file, options), **_from_environment(environment, options), **flags}
+    for name, option in options.items():
+        if name not in values and option.default is MISSING:
+            raise ConfigError(f"{name}: is missing; give {_flag(name)} or {ENVIRONMENT_PREFIX}{name.upper()}")
+    return Config(**{name: _convert(value, options[name]) for name, value in values.items()})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler",
+        description="Takes requests over gRPC, groups them by adapter and sends them to executors.",
+        epilog=f"Every option can also be set as {ENVIRONMENT_PREFIX}<NAME> or in the file of --config; "
+        "a flag goes before the environment, and that before the file.",
+    )
+    parser.add_argument("--config", help="TOML file with any of these settings", metavar="FILE")
+    for option in fields(Config):
+        default = option.default
+        default_text = "" if default in (MISSING, None) else f" (default: {default})"
+        parser.add_argument(
+            _flag(option.name),
+            dest=option.name,
+            action="append" if option.name == "executor" else "store",
+            help=option.metadata["help"] + default_text,
+            metavar=option.name.rpartition("_")[2].upper(),
+        )
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _from_file(path: str | None, options: Mapping[str, Field[Any]]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config: {path}: {error}") from error
+    if unknown := sorted(content.keys() - options.keys()):
+        raise ConfigError(f"config: {path}: unknown key {unknown[0]!r}")
+    return content
+
+
+def _from_environment(environment: Mapping[str, str], options: Mapping[str, Field[Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in environment.items():
+        name = key.removeprefix(ENVIRONMENT_PREFIX)
+        if name == key or name == "CONFIG" or _KUBERNETES.fullmatch(name):
+            continue
+        if name.lower() not in options or not name.isupper():
+            raise ConfigError(f"unknown environment variable {key}")
+        values[name.lower()] = value.split(",") if name == "EXECUTOR" else value
+    return values
+
+
+def _convert(value: Any, option: Field[Any]) -> Any:
+    if option.name == "executor":
+        addresses = [value] if isinstance(value, str) else value
+        if not isinstance(addresses, list) or not all(isinstance(item, str) for item in addresses):
+            raise ConfigError("executor: needs a list of host:port")
+        return tuple(address.strip() for address in addresses if address.strip())
+    if option.type in (Path, Path | None):
+        return Path(str(value))
+    convert: type = option.type if isinstance(option.type, type) else str
+    if isinstance(value, bool) or (convert is int and isinstance(value, float)):
+        raise ConfigError(f"{option.name}: {value!r} is not of type {convert.__name__}")
+    try:
+        return convert(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{option.name}: {value!r} is not of type {convert.__name__}") from None
+
+
+def _split_address(address: str, name: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{name}: {address!r} is not host:port")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

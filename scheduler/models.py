@@ -1,0 +1,42 @@
+"""What a caller may name in a request. Blocking: runs in a thread pool."""
+
+from adapter_store import AdapterNotFound, AdapterStore, Ref
+from lorafleet.v1 import inference_pb2
+from scheduler.auth import Identity
+from scheduler.errors import InvalidRequest
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+
+
+def list_models(
+    store: AdapterStore, identity: Identity, request: inference_pb2.ListModelsRequest
+) -> tuple[list[inference_pb2.Model], str]:
+    """A page of models by name, the base model first of all, and the token of the next page.
+
+    The aliases of the caller's tenant and of the tenants that its patterns name. Raises InvalidRequest.
+    """
+    if request.page_size > MAX_PAGE:
+        raise InvalidRequest("page_size", f"{request.page_size} is more than {MAX_PAGE}")
+    page_size = request.page_size or DEFAULT_PAGE
+    named = {pattern.partition("/")[0] for pattern in identity.adapters}
+    tenants = {identity.tenant} | {tenant for tenant in named if not set(tenant) & set("*?[")}
+    aliases = {
+        f"{alias.tenant}/{alias.name}@{alias.alias}": Ref(alias.tenant, alias.name, alias=alias.alias)
+        for tenant in tenants
+        for alias in store.aliases(tenant)
+        if identity.sees(alias.tenant, alias.name)
+    }
+    after = request.page_token
+    names = sorted(name for name in aliases if name > after)
+    page = [] if after else [inference_pb2.Model()]
+    for name in names[: page_size - len(page)]:
+        try:
+            version = store.resolve(aliases[name])
+        except AdapterNotFound:
+            continue  # It went meanwhile.
+        page.append(
+            inference_pb2.Model(adapter=name, digest=version.digest, max_rank=version.manifest.max_rank)
+        )
+    last = page_size - (0 if after else 1)
+    return page, names[last - 1] if 0 < last < len(names) else ""

@@ -1,0 +1,160 @@
+"""The Inference service: messages to dataclasses, a call, and back. What it means is decided elsewhere."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+
+import grpc
+
+from adapter_store import AdapterStore, ModelSpec
+from lorafleet.v1 import inference_pb2, inference_pb2_grpc
+from scheduler.admission import Admission, Authenticator
+from scheduler.dispatcher import Dispatcher
+from scheduler.errors import Draining, from_exception, translate_errors
+from scheduler.metrics import Metrics
+from scheduler.models import list_models
+from scheduler.requests import LiveRequest, Piece
+from scheduler.tokenizer import Tokenizer
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Blocking work goes to `pool`."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        tokenizer: Tokenizer,
+        store: AdapterStore,
+        spec: ModelSpec,
+        metrics: Metrics,
+        pool: Executor,
+    ) -> None:
+        self._authenticator = authenticator
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._tokenizer = tokenizer
+        self._store = store
+        self._spec = spec
+        self._metrics = metrics
+        self._pool = pool
+
+    @translate_errors
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        async with self._accepted(request, context) as live:
+            first = True
+            while piece := await live.outbox.get():
+                yield _chunk(live, piece, first)
+                first = False
+
+    @translate_errors
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GenerateResponse:
+        async with self._accepted(request, context) as live:
+            answer = _begin_response(live)
+            texts = [live.admitted.echo_text]
+            while piece := await live.outbox.get():
+                answer.token_ids.extend(piece.token_ids)
+                answer.logprobs.extend(piece.logprobs)
+                answer.prompt_logprobs.extend(piece.prompt_logprobs)
+                answer.finish_reason = piece.finish
+                texts.append(piece.text)
+            answer.text = "".join(texts)
+            answer.usage.CopyFrom(_usage(live))
+            return answer
+
+    @translate_errors
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        identity = self._authenticator.identify(context.invocation_metadata())
+        token_ids = await self._admission.tokenize(request, identity)
+        return inference_pb2.TokenizeResponse(
+            token_ids=token_ids,
+            tokens=map(self._tokenizer.token, token_ids),
+            max_model_len=self._admission.max_model_len,
+        )
+
+    @translate_errors
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ListModelsResponse:
+        identity = self._authenticator.identify(context.invocation_metadata())
+        loop = asyncio.get_running_loop()
+        models, next_page = await loop.run_in_executor(
+            self._pool, list_models, self._store, identity, request
+        )
+        return inference_pb2.ListModelsResponse(
+            base_model=self._spec.name,
+            fingerprint=self._spec.fingerprint,
+            max_model_len=self._admission.max_model_len,
+            models=models,
+            next_page_token=next_page,
+        )
+
+    @asynccontextmanager
+    async def _accepted(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[LiveRequest]:
+        """The request while its call lasts: however that ends, nothing of it stays anywhere."""
+        try:
+            live = await self._accept(request, context)
+        except Exception as error:
+            refusal = from_exception(error)
+            self._metrics.ended(refusal.code.name)
+            raise refusal from error
+        try:
+            if (call := asyncio.current_task()) is not None:
+                live.hang_up = call.cancel
+            yield live
+        finally:
+            self._dispatcher.cancel(live)
+
+    async def _accept(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> LiveRequest:
+        if self._dispatcher.draining:
+            raise Draining()
+        identity = self._authenticator.identify(context.invocation_metadata())
+        admitted = await self._admission.admit(request, identity)
+        return self._dispatcher.submit(admitted, context.time_remaining())
+
+
+def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:
+    chunk = inference_pb2.GenerateChunk(
+        output_index=piece.output_index,
+        token_ids=piece.token_ids,
+        text=piece.text,
+        logprobs=piece.logprobs,
+        prompt_logprobs=piece.prompt_logprobs,
+        finish_reason=piece.finish,
+    )
+    if first:
+        chunk.request_id = live.admitted.request_id
+        chunk.adapter_digest = live.admitted.digest
+        chunk.seed = live.admitted.sampling.seed
+        chunk.text = live.admitted.echo_text + chunk.text
+    if piece.finish:
+        chunk.usage.CopyFrom(_usage(live))
+    return chunk
+
+
+def _begin_response(live: LiveRequest) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(
+        request_id=live.admitted.request_id,
+        adapter_digest=live.admitted.digest,
+        seed=live.admitted.sampling.seed,
+    )
+
+
+def _usage(live: LiveRequest) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=len(live.admitted.prompt_token_ids),
+        cached_prompt_tokens=live.cached_prompt_tokens,
+        completion_tokens=live.completion_tokens,
+    )
