@@ -43,17 +43,17 @@ def lora_expand(
             if not add_inputs:
                 y[group.rows, columns] = 0
             if rank > 0:
-                delta = (
-                    h[s, group.start : group.start + group.count, :rank] @ weight[group.slot, :rank].float()
-                )
-                _add(y, group.rows, columns, delta)
+                part = h[s, group.start : group.start + group.count, :rank]
+                _add_product(y, group.rows, columns, part, weight[group.slot, :rank].float())
 
 
-def _add(y: Tensor, rows: slice | Tensor, columns: slice, delta: Tensor) -> None:
-    if isinstance(rows, slice):
-        y[rows, columns] += delta
+def _add_product(y: Tensor, rows: slice | Tensor, columns: slice, h: Tensor, weight: Tensor) -> None:
+    if isinstance(rows, Tensor):
+        y[rows, columns] = (y[rows, columns] + h @ weight).to(y.dtype)
+    elif y.dtype == torch.float32:
+        y[rows, columns].addmm_(h, weight)  # one pass over y instead of two
     else:
-        y[rows, columns] = (y[rows, columns] + delta).to(y.dtype)
+        y[rows, columns] += h @ weight
 
 
 def _check(
