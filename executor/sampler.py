@@ -116,9 +116,9 @@ def _choose(row: Tensor, request: SampleRequest) -> int | SampleFailure:
     if outside := [token for token, _ in params.logit_bias if token >= len(row)]:
         return SampleFailure(f"logit_bias names token {outside[0]}, but the vocabulary has {len(row)}")
     adjusted = _adjust(row, request)
-    best = adjusted.max()
-    if best == -math.inf:
-        return SampleFailure("every token is forbidden")
+    best = adjusted.max().item()
+    if not math.isfinite(best):
+        return SampleFailure("biases, penalties and forbidden tokens leave nothing to draw")
     if params.temperature == 0:
         return int(adjusted.argmax())
     # In float64 and below zero a tiny temperature only sinks the others: it never overflows into ties.

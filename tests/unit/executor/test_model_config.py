@@ -58,6 +58,7 @@ def test_biases_and_norms_by_family(tmp_path: Path) -> None:
     assert switches(attention_bias=True, mlp_bias=True) == (True, True, True, False)
     assert switches(architectures=["MistralForCausalLM"]) == (False, False, False, False)
     assert switches(architectures=["Qwen2ForCausalLM"]) == (True, False, False, False)
+    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
     assert switches(architectures=["Qwen3ForCausalLM"], head_dim=32) == (False, False, False, True)
 
 

@@ -234,13 +234,20 @@ def test_a_poisoned_row_fails_alone(poison: float, params: dict[str, Any]) -> No
 
 def test_what_cannot_be_drawn_is_a_failure() -> None:
     row = random_row()
-    outside, forbidden, nothing = sample(
-        torch.stack([row, row, torch.full_like(row, -math.inf)]),
-        [request(logit_bias=((VOCAB, 1.0),)), request(forbidden=range(VOCAB)), request()],
+    outside, forbidden, overflow, nothing = sample(
+        torch.stack([row, row, row, torch.full_like(row, -math.inf)]),
+        [
+            request(logit_bias=((VOCAB, 1.0),)),
+            request(forbidden=range(VOCAB)),
+            request(logit_bias=((3, 3e38), (3, 3e38))),
+            request(),
+        ],
     )
     assert isinstance(outside, SampleFailure)
     assert "token 64" in outside.reason
-    assert forbidden == SampleFailure("every token is forbidden")
+    assert (
+        forbidden == overflow == SampleFailure("biases, penalties and forbidden tokens leave nothing to draw")
+    )
     assert isinstance(nothing, SampleFailure)
 
 

@@ -83,7 +83,7 @@ def test_old_inv_freq_buffers_are_ignored(folder: Path) -> None:
         (lambda t: t.pop("lm_head.weight"), "missing: lm_head.weight"),
         (lambda t: t.update({f"{Q}_scale": torch.ones(1)}), f"{SINGLE}: {Q}_scale has no place"),
         (lambda t: t.update({"model.layers.2.norm": torch.ones(1)}), "layers.2.norm has no place"),
-        (lambda t: t.update({Q: torch.ones(9, 64)}), rf"{SINGLE}: {Q} is \[9, 64\], wants \[64, 64\]"),
+        (lambda t: t.update({Q: torch.ones(9, 64)}), rf"{SINGLE}: {Q} is \[9, 64\], .* wants \[64, 64\]"),
         (lambda t: t.update({Q: t[Q].to(torch.int8)}), f"{SINGLE}: {Q} is torch.int8"),
         (lambda t: t.update({Q: t[Q].to(torch.float8_e4m3fn)}), f"{Q} is torch.float8"),
     ],
