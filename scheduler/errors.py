@@ -40,10 +40,11 @@ import adapter_store.errors as store
 logger = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "lorafleet"
-# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB by default: long texts are cut.
-MAX_MESSAGE_CHARS = 600
-MAX_FIELD_CHARS = 300
-MAX_VIOLATIONS = 4
+# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: the message percent-encoded (three bytes
+# for one), and once more in the details, in base64. So long texts are cut.
+MAX_MESSAGE_BYTES = 800
+MAX_FIELD_BYTES = 200
+MAX_VIOLATIONS = 3
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -240,15 +241,15 @@ async def abort(context: grpc.aio.ServicerContext, error: SchedulerError) -> NoR
 
 
 def _status(error: SchedulerError) -> status_pb2.Status:
-    status = status_pb2.Status(code=error.code.value[0], message=error.message[:MAX_MESSAGE_CHARS])
-    metadata = {key: value[:MAX_FIELD_CHARS] for key, value in error.metadata.items()}
+    status = status_pb2.Status(code=error.code.value[0], message=_cut(error.message, MAX_MESSAGE_BYTES))
+    metadata = {key: _cut(value, MAX_FIELD_BYTES) for key, value in error.metadata.items()}
     status.details.add().Pack(
         error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata)
     )
     if error.violations:
         violations = [
             error_details_pb2.BadRequest.FieldViolation(
-                field=field[:MAX_FIELD_CHARS], description=description[:MAX_FIELD_CHARS]
+                field=_cut(field, MAX_FIELD_BYTES), description=_cut(description, MAX_FIELD_BYTES)
             )
             for field, description in error.violations[:MAX_VIOLATIONS]
         ]
@@ -258,6 +259,10 @@ def _status(error: SchedulerError) -> status_pb2.Status:
         delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
 def translate_errors(handler: Handler) -> Handler:

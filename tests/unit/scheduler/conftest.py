@@ -1,0 +1,50 @@
+"""A tiny base model with a real tokenizer, and small adapters for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adapter_store import DiskStore, ModelSpec
+from scheduler.tokenizer import Tokenizer
+from tests.support.adapters import lora_pair, make_base, raw_adapter
+from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_base(tmp_path_factory.mktemp("bases") / "base", vocab_size=512)
+    return write_folder(folder, byte_level(), chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def spec(base: Path) -> ModelSpec:
+    return ModelSpec.from_folder(base)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(base: Path) -> Tokenizer:
+    return Tokenizer.from_folder(base)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path / "store")
+
+
+@pytest.fixture
+def peft_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a PEFT folder whose content follows from the seed."""
+
+    def write(seed: int, *, rank: int = 4, chat_template: str | None = None) -> Path:
+        folder = tmp_path / f"peft-{seed}-{rank}"
+        raw_adapter(
+            folder, lora_pair(Q_PROJ, 64, 64, rank=rank, seed=seed), r=rank, target_modules=["q_proj"]
+        )
+        if chat_template is not None:
+            (folder / "chat_template.jinja").write_text(chat_template)
+        return folder
+
+    return write

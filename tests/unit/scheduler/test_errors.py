@@ -1,0 +1,177 @@
+"""Errors as a client receives them, through a real server."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+import adapter_store
+from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from scheduler import errors
+
+
+class Raising(inference_pb2_grpc.InferenceServicer):
+    """Raises what it was made with: at once in a unary call, after one chunk in a stream."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    @errors.translate_errors
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GenerateResponse:
+        raise self._error
+
+    @errors.translate_errors
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        yield inference_pb2.GenerateChunk(text="first")
+        raise self._error
+
+
+@contextlib.asynccontextmanager
+async def calling(error: BaseException) -> AsyncIterator[Any]:
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(Raising(error), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+    await server.stop(None)
+
+
+async def status_of(error: BaseException) -> status_pb2.Status:
+    async with calling(error) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Generate(inference_pb2.GenerateRequest())
+        chunks = stub.GenerateStream(inference_pb2.GenerateRequest())
+        assert (await chunks.read()).text == "first"
+        with pytest.raises(grpc.aio.AioRpcError) as streamed:
+            await chunks.read()
+    assert unary.value.code() == streamed.value.code()
+    details = dict(unary.value.trailing_metadata())["grpc-status-details-bin"]
+    # Clients need no googleapis: our own messages read the same bytes.
+    ours = common_pb2.ErrorStatus.FromString(details)
+    assert ours.code == unary.value.code().value[0]
+    status = status_pb2.Status.FromString(details)
+    assert status.code == ours.code
+    assert status.message == unary.value.details()
+    return status
+
+
+def detail(status: status_pb2.Status, kind: type[Any]) -> Any:
+    for packed in status.details:
+        if packed.Is(kind.DESCRIPTOR):
+            message = kind()
+            packed.Unpack(message)
+            return message
+    return None
+
+
+ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
+    (lambda: errors.InvalidRequest("a.b", "bad"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    (lambda: errors.Unauthenticated("who?"), grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    (lambda: errors.PermissionDenied("no"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    (lambda: errors.AdapterNotFound("a/b"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
+    (lambda: errors.IncompatibleAdapter("x"), grpc.StatusCode.FAILED_PRECONDITION, "INCOMPATIBLE_ADAPTER"),
+    (lambda: errors.InUse("x"), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE"),
+    (lambda: errors.GenerationMismatch("x"), grpc.StatusCode.ABORTED, "GENERATION_MISMATCH"),
+    (lambda: errors.Superseded("r1"), grpc.StatusCode.ABORTED, "SUPERSEDED"),
+    (lambda: errors.QueueFull("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    (lambda: errors.NoExecutor("x"), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
+    (lambda: errors.StoreUnavailable("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
+    (lambda: errors.Draining(), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+    (lambda: errors.DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    (lambda: errors.SlowClient("x"), grpc.StatusCode.CANCELLED, "SLOW_CLIENT"),
+    (lambda: errors.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
+    (lambda: errors.Unsupported("x"), grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
+    (
+        lambda: errors.AdapterLoadFailed(grpc.StatusCode.FAILED_PRECONDITION, "RANK", "x"),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "RANK",
+    ),
+    (lambda: adapter_store.AdapterNotFound("x"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
+    (lambda: adapter_store.InvalidRef("x"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    (lambda: adapter_store.InvalidAdapter("x"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    (
+        lambda: adapter_store.IncompatibleAdapter("x"),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "INCOMPATIBLE_ADAPTER",
+    ),
+    (lambda: adapter_store.InUse("x"), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE"),
+    (lambda: adapter_store.GenerationMismatch("x"), grpc.StatusCode.ABORTED, "GENERATION_MISMATCH"),
+    (lambda: adapter_store.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
+    (lambda: adapter_store.StoreUnavailable("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
+]
+
+
+@pytest.mark.parametrize(("make", "code", "reason"), ALL)
+async def test_code_reason_and_details(
+    make: Callable[[], Exception], code: grpc.StatusCode, reason: str
+) -> None:
+    status = await status_of(make())
+    assert status.code == code.value[0]
+    info = detail(status, error_details_pb2.ErrorInfo)
+    assert (info.domain, info.reason) == ("lorafleet", reason)
+    retryable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert (detail(status, error_details_pb2.RetryInfo) is not None) == retryable
+
+
+def test_the_table_above_is_complete() -> None:
+    """Every leaf of both trees that a client can meet is provoked here."""
+
+    def leaves(kind: type[Exception]) -> set[str]:
+        below = kind.__subclasses__()
+        return {kind.__name__}.union(*map(leaves, below)) if below else {kind.__name__}
+
+    provoked = {type(make()).__name__ for make, _, _ in ALL}
+    internal = {"SchedulerError", "RetryableError", "ExecutorFailed", "InternalError"}
+    assert leaves(errors.SchedulerError) - internal <= provoked
+    assert leaves(adapter_store.AdapterStoreError) - {"AdapterStoreError", "InvalidModel"} <= provoked
+
+
+async def test_violations_and_retry_delay_arrive() -> None:
+    bad = detail(await status_of(errors.InvalidRequest("sampling.top_p", "2")), error_details_pb2.BadRequest)
+    assert [(v.field, v.description) for v in bad.field_violations] == [("sampling.top_p", "2")]
+    retry = detail(await status_of(errors.QueueFull("x", retry_after_s=2.5)), error_details_pb2.RetryInfo)
+    assert retry.retry_delay.ToMilliseconds() == 2500
+
+
+async def test_a_bug_tells_the_client_an_id_and_the_log_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        status = await status_of(KeyError("/secret/path"))
+    assert status.code == grpc.StatusCode.INTERNAL.value[0]
+    assert "secret" not in str(status)
+    ids = [record.args[0] for record in caplog.records if record.args and record.exc_info]
+    assert detail(status, error_details_pb2.ErrorInfo).metadata["error_id"] in ids
+
+
+async def test_long_texts_and_odd_names_still_arrive() -> None:
+    status = await status_of(errors.InvalidRequest("字" * 5000, "\n\"'é" * 5000))
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert status.message.startswith("字字")
+
+
+async def test_a_status_that_the_handler_set_passes_through() -> None:
+    class Aborting(inference_pb2_grpc.InferenceServicer):
+        @errors.translate_errors
+        async def Generate(
+            self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        ) -> inference_pb2.GenerateResponse:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "mine")
+            raise AssertionError("unreachable")
+
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(Aborting(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.InferenceStub(channel).Generate(inference_pb2.GenerateRequest())
+    await server.stop(None)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.OUT_OF_RANGE, "mine")
