@@ -90,7 +90,7 @@ class LocalFleet:
                 last = waiting[0].last_line or "it logged nothing"
                 raise LaunchError(f"{names} did not become ready within {timeout:g} s: {last}")
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float) -> None:
         """Return after `timeout` seconds; raise ServiceEnded as soon as a service ends by itself."""
         try:
             service = self._exits.get(timeout=timeout)

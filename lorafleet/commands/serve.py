@@ -10,6 +10,8 @@ from lorafleet.commands.parsing import Subparsers, add_command
 from lorafleet.commands.terminal import note, say
 from lorafleet.local import LocalConfig, LocalFleet
 
+_WAKE_SECONDS = 0.5
+
 
 def add_parser(commands: Subparsers) -> None:
     parser = add_command(
@@ -68,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     with LocalFleet(_config(args), _pass_through) as fleet:
         fleet.wait_ready(args.ready_timeout)
         say(f"ready: {fleet.target}; metrics: {' '.join([fleet.scheduler_metrics, *fleet.executor_metrics])}")
-        while True:
-            fleet.wait()
+        while True:  # a signal that arrives just before an endless wait would not end it
+            fleet.wait(_WAKE_SECONDS)
 
 
 def _config(args: argparse.Namespace) -> LocalConfig:
