@@ -1,7 +1,7 @@
 """Errors of the kernels.
 
 ValueError
- +-- KernelArgumentError    an argument does not fit; `argument` is its name
+└── KernelArgumentError    an argument does not fit; `argument` is its name
 """
 
 

@@ -1,17 +1,19 @@
-"""Errors of the LoRA side.
+"""Errors of the LoRA side, a branch of the executor's tree.
 
-Exception
- +-- LoRAError
-      +-- ModuleNotServed        the adapter has a module that no slot of this executor holds
-      +-- RankTooLarge           a module's rank is above what a slot holds
-      +-- ModuleShapeMismatch    a tensor does not have the base layer's shape
-      +-- NonFiniteWeights       a tensor is not finite in the slots' dtype
-      +-- ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
+ExecutorError
+└── LoRAError
+    ├── ModuleNotServed        the adapter has a module that no slot of this executor holds
+    ├── RankTooLarge           a module's rank is above what a slot holds
+    ├── ModuleShapeMismatch    a tensor does not have the base layer's shape
+    ├── NonFiniteWeights       a tensor is not finite in the slots' dtype
+    └── ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
 """
 
+from executor.errors import ExecutorError
 
-class LoRAError(Exception):
-    pass
+
+class LoRAError(ExecutorError):
+    """Root of what the LoRA side raises on purpose."""
 
 
 class ModuleNotServed(LoRAError):
