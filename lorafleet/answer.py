@@ -82,6 +82,8 @@ class Answer:
         request.resume.output_token_ids.extend(self._token_ids)
         if request.response.echo and any(self._text):
             request.response.echo = False  # the prompt's text is here already
+        if self._prompt_logprobs:
+            request.response.ClearField("prompt_logprobs")
         return request
 
     def time_left(self, now: float) -> float | None:
