@@ -1,0 +1,118 @@
+from pathlib import Path
+
+import pytest
+
+from scheduler.config import Config, ConfigError, load
+
+REQUIRED = ["--model", "m", "--store", "s", "--executor", "e:1"]
+
+
+def test_defaults() -> None:
+    config = load(REQUIRED, {})
+    assert config == Config(model=Path("m"), store="s", executor=("e:1",))
+    assert (config.listen, config.metrics_port) == ("127.0.0.1:50051", 9400)
+
+
+def test_flag_before_environment_before_file_before_default(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.toml"
+    file.write_text(
+        'model = "file"\nmax_queued = 1\naging = 1\nexecutor = ["a:1", "b:2"]\nlog_level = "debug"\n'
+    )
+    environment = {
+        "LORAFLEET_SCHEDULER_CONFIG": str(file),
+        "LORAFLEET_SCHEDULER_STORE": "env",
+        "LORAFLEET_SCHEDULER_MAX_QUEUED": "2",
+        "LORAFLEET_SCHEDULER_AGING": "2.5",
+        "UNRELATED": "x",
+    }
+    config = load(["--max-queued", "3"], environment)
+    assert (config.model, config.store) == (Path("file"), "env")
+    assert (config.max_queued, config.aging, config.max_attempts) == (3, 2.5, 3)
+    assert (config.executor, config.log_level) == (("a:1", "b:2"), "debug")
+
+
+def test_executors_are_repeated_or_listed() -> None:
+    assert load([*REQUIRED, "--executor", "f:2"], {}).executor == ("e:1", "f:2")
+    environment = {"LORAFLEET_SCHEDULER_EXECUTOR": "e:1, f:2"}
+    assert load(REQUIRED[:4], environment).executor == ("e:1", "f:2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--max-queued", "many"], "max_queued: 'many' is not of type int"),
+        (["--max-queued", "0"], "max_queued: must be above 0"),
+        (["--aging", "-1"], "aging: must not be negative"),
+        (["--executor", "nohost"], "executor: 'nohost' is not host:port"),
+        (["--executor", "e:1"], "executor: an address is named twice"),
+        (["--listen", "127.0.0.1:x"], "listen: '127.0.0.1:x' is not host:port"),
+        (["--listen", "127.0.0.1:70000"], "listen: '127.0.0.1:70000' is not host:port"),
+        (["--metrics-port", "-2"], "metrics_port: -2"),
+        (["--log-format", "xml"], "log_format: 'xml'"),
+        (["--log-level", "loud"], "log_level: 'loud'"),
+        (["--config", "/does/not/exist"], "config: /does/not/exist"),
+    ],
+)
+def test_what_is_wrong_is_named(flags: list[str], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([*REQUIRED, *flags], {})
+    assert text in str(caught.value)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="model: is missing; give --model or LORAFLEET_SCHEDULER_MODEL"):
+        load([], {})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "[::]", "example.org"])
+def test_without_tokens_only_loopback_is_served(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tokens_file"):
+        load([*REQUIRED, "--listen", f"{host}:1"], {})
+    assert load([*REQUIRED, "--listen", f"{host}:1", "--tokens-file", "t"], {}).tokens_file == Path("t")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9"])
+def test_loopback(host: str) -> None:
+    assert load([*REQUIRED, "--listen", f"{host}:0"], {}).listen == f"{host}:0"
+
+
+def test_unknown_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("max_queue = 3\n")
+    with pytest.raises(ConfigError, match="unknown key 'max_queue'"):
+        load([*REQUIRED, "--config", str(file)], {})
+    with pytest.raises(ConfigError, match="LORAFLEET_SCHEDULER_MAX_QUEUE"):
+        load(REQUIRED, {"LORAFLEET_SCHEDULER_MAX_QUEUE": "3"})
+    with pytest.raises(SystemExit) as caught:
+        load([*REQUIRED, "--max-queue", "3", "--nonsense", "1"], {})
+    assert caught.value.code == 2
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_setting_of_ours() -> None:
+    environment = {
+        "LORAFLEET_SCHEDULER_SERVICE_HOST": "10.0.0.1",
+        "LORAFLEET_SCHEDULER_SERVICE_PORT_GRPC": "50051",
+        "LORAFLEET_SCHEDULER_PORT": "tcp://10.0.0.1:50051",
+        "LORAFLEET_SCHEDULER_PORT_50051_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(REQUIRED, environment) == load(REQUIRED, {})
+
+
+def test_wrong_types_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    for line in ("max_queued = 1.5", "max_queued = true", "executor = 3"):
+        file.write_text(line + "\n")
+        with pytest.raises(ConfigError):
+            load(
+                [*REQUIRED[:4], "--config", str(file)],
+                {"LORAFLEET_SCHEDULER_EXECUTOR": "e:1"} if "max" in line else {},
+            )
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(["--help"], {})
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for name in Config.__dataclass_fields__:
+        assert "--" + name.replace("_", "-") in text
