@@ -1,0 +1,56 @@
+"""Real services for tests: the one-machine launcher, and what its executors count."""
+
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lorafleet.local import LocalConfig, LocalFleet
+
+QUICK = ("--torch-threads", "2", "--log-level", "debug")
+
+
+@contextmanager
+def running_fleet(
+    model: Path,
+    store: Path,
+    *executor_args: str,
+    scheduler_args: tuple[str, ...] = (),
+    executors: int = 1,
+) -> Iterator[LocalFleet]:
+    """A ready fleet on free ports; its log goes to <store>/../fleet.log, for a look after a failure."""
+    with (store.parent / "fleet.log").open("a") as file:
+
+        def log(service: str, line: str) -> None:
+            file.write(f"{service}: {line}\n")
+            file.flush()
+
+        config = LocalConfig(
+            model,
+            store,
+            port=0,
+            metrics_port=0,
+            executors=executors,
+            scheduler_args=scheduler_args,
+            executor_args=(*QUICK, *executor_args),
+        )
+        with LocalFleet(config, log) as fleet:
+            fleet.wait_ready(120)
+            yield fleet
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Samples by name; those with labels as name{label=value,...}, labels sorted."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    return {
+        sample.name + _labels(sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else ""
