@@ -3,7 +3,7 @@
     lock                            held for every change, for moments only
     changes                         a counter, for watchers
     blobs/<hex>/                    content, immutable once here (blob.py)
-    names/<tenant>/<name>.json      one record of versions and aliases, replaced whole (record.py)
+    names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
     tmp/                            work in progress, and what crashes left
 
 A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from adapter_store.blob import Blob
 from adapter_store.durable import (
@@ -35,12 +36,14 @@ from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
 from adapter_store.peft import read_adapter
 from adapter_store.record import NameRecord
+from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import copy_source, drop_checked
 from adapter_store.watch import Watcher
 
 MAX_FILE_BYTES = 16 << 30
 _CACHED_MANIFESTS = 1024
+_T = TypeVar("_T")
 
 
 class DiskStore:
@@ -48,13 +51,14 @@ class DiskStore:
 
     def __init__(self, root: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self._root, self._max_file_bytes = root, max_file_bytes
-        self._blobs, self._names, self._tmp = root / "blobs", root / "names", root / "tmp"
+        self._blobs, self._tmp = root / "blobs", root / "tmp"
+        self._records = RecordFiles(root / "names", aside=self._tmp)
         self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
         self._watchers: set[Watcher] = set()
         self._mutex = threading.Lock()  # guards the two above
         self._manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
-            for folder in (self._blobs, self._names, self._tmp):
+            for folder in (self._blobs, root / "names", self._tmp):
                 folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._remove_garbage()
@@ -88,42 +92,21 @@ class DiskStore:
                 )
 
     def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
-        with medium_errors():
-            record = self._record(ref.tenant, ref.name)
-            digest = record.digest_of(ref)
-            try:
-                return self._version(ref, record, digest)
-            except DataLoss:
-                # Deleted between the two reads? Then it is simply not there.
-                self._record(ref.tenant, ref.name).digest_of(ref)
-                raise
+        return self._certain(lambda: self._resolve(ref))
 
     def open(self, digest: str) -> Weights:
         check_digest(digest)
-        blob = self._blob(digest)
-        with medium_errors():
-            if not blob.folder.exists():
-                raise AdapterNotFound(f"adapter version {digest} was not found")
-            identity = blob.identity()
-            with self._mutex:
-                known = identity is not None and self._verified.get(digest) == identity
-            weights = blob.weights(verify=not known)
-        if weights.manifest.digest != digest:
-            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
-        if identity is not None:
-            with self._mutex:
-                self._verified[digest] = identity
-        return weights
+        return self._certain(lambda: self._open(digest))
 
     def list(
         self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
     ) -> builtins.list[Version]:
         page: builtins.list[Version] = []
         with medium_errors():
-            for each in self._names_of(tenant, name):
+            for each in self._records.names(tenant, name):
                 if f"{each}@\x7f" <= after:
                     continue
-                record = self._record(tenant, each)
+                record = self._records.read(tenant, each)
                 for digest in sorted(digest for digest in record.versions if f"{each}@{digest}" > after):
                     if len(page) >= limit:
                         return page
@@ -133,13 +116,13 @@ class DiskStore:
 
     def delete(self, ref: Ref) -> None:
         with medium_errors(), self._locked():
-            record = self._record(ref.tenant, ref.name)
+            record = self._records.read(ref.tenant, ref.name)
             digest = record.digest_of(ref)
-            self._write_record(ref.tenant, ref.name, record.without_version(ref))
+            self._write_record(ref, record.without_version(ref))
             self._manifest.cache_clear()
             with self._mutex:
                 self._verified.pop(digest, None)
-            if not self._is_mentioned(digest):
+            if not self._records.mention(digest):
                 self._discard(self._blob(digest).folder)
 
     def set_alias(
@@ -158,8 +141,8 @@ class DiskStore:
         with medium_errors():
             return [
                 Alias(tenant, each, alias, entry.digest, entry.generation)
-                for each in self._names_of(tenant, name)
-                for alias, entry in sorted(self._record(tenant, each).aliases.items())
+                for each in self._records.names(tenant, name)
+                for alias, entry in sorted(self._records.read(tenant, each).aliases.items())
                 if entry.digest is not None
             ]
 
@@ -173,10 +156,7 @@ class DiskStore:
         self._blob(version.digest).export(version.digest, target)
 
     def verify(self, ref: Ref) -> Version:
-        version = self.resolve(ref)
-        with medium_errors():
-            self._blob(version.digest).verify(version.digest)
-        return version
+        return self._certain(lambda: self._verify(ref))
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         watcher = Watcher(self._read_counter, callback)
@@ -192,6 +172,39 @@ class DiskStore:
 
     # ---- reading
 
+    def _certain(self, read: Callable[[], _T]) -> _T:
+        """Content that looks damaged may just be on its way out or in: under the lock nothing moves."""
+        with medium_errors():
+            try:
+                return read()
+            except DataLoss:
+                with self._locked():
+                    return read()
+
+    def _resolve(self, ref: Ref) -> Version:
+        record = self._records.read(ref.tenant, ref.name)
+        return self._version(ref, record, record.digest_of(ref))
+
+    def _open(self, digest: str) -> Weights:
+        blob = self._blob(digest)
+        if not blob.folder.exists():
+            raise AdapterNotFound(f"adapter version {digest} was not found")
+        identity = blob.identity()
+        with self._mutex:
+            known = identity is not None and self._verified.get(digest) == identity
+        weights = blob.weights(verify=not known)
+        if weights.manifest.digest != digest:
+            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        if identity is not None:
+            with self._mutex:
+                self._verified[digest] = identity
+        return weights
+
+    def _verify(self, ref: Ref) -> Version:
+        version = self._resolve(ref)
+        self._blob(version.digest).verify(version.digest)
+        return version
+
     def _blob(self, digest: str) -> Blob:
         return Blob(self._blobs / digest.removeprefix("sha256:"))
 
@@ -202,24 +215,6 @@ class DiskStore:
         entry = record.versions[digest]
         manifest = self._manifest(digest)
         return Version(ref.tenant, ref.name, digest, manifest, entry.created_at, entry.protected)
-
-    def _record_path(self, tenant: str, name: str) -> Path:
-        return self._names / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"
-
-    def _record(self, tenant: str, name: str) -> NameRecord:
-        """An unknown name has the empty record."""
-        try:
-            return NameRecord.from_json(self._record_path(tenant, name).read_text())
-        except FileNotFoundError:
-            return NameRecord()
-
-    def _names_of(self, tenant: str, name: str | None) -> builtins.list[str]:
-        """In the order of "name@digest": a name sorts as if followed by "@"."""
-        folder = self._names / check_identifier("tenant", tenant)
-        if name is not None:
-            return [check_identifier("name", name)]
-        names = [path.stem for path in folder.iterdir()] if folder.exists() else []
-        return sorted(names, key=lambda name: f"{name}@")
 
     # ---- changing, under the lock
 
@@ -245,7 +240,7 @@ class DiskStore:
         digest = ref.digest or ""
         healthy = self._is_healthy(digest)  # hashes, so not under the lock
         with self._locked():
-            old = self._record(ref.tenant, ref.name)
+            old = self._records.read(ref.tenant, ref.name)
             new = old.with_version(digest, time.time())
             if alias is not None:
                 new = new.with_alias(alias, ref, expected_generation)
@@ -256,37 +251,31 @@ class DiskStore:
                 blob.folder.rename(target)
                 sync_folder(self._blobs)
             if new != old:
-                self._write_record(ref.tenant, ref.name, new)
+                self._write_record(ref, new)
             return self._version(ref, new, digest)
 
     def _is_healthy(self, digest: str) -> bool:
         try:
-            self.open(digest).close()
+            self._open(digest).close()
         except (AdapterNotFound, DataLoss):
             return False
         return True
 
     def _change(self, ref: Ref, change: Callable[[NameRecord], NameRecord]) -> NameRecord:
         with medium_errors(), self._locked():
-            old = self._record(ref.tenant, ref.name)
+            old = self._records.read(ref.tenant, ref.name)
             new = change(old)
             if new != old:
-                self._write_record(ref.tenant, ref.name, new)
+                self._write_record(ref, new)
             return new
 
-    def _write_record(self, tenant: str, name: str, record: NameRecord) -> None:
-        path = self._record_path(tenant, name)
-        if record.versions:
-            path.parent.mkdir(exist_ok=True)
-            replace_file(path, record.to_json(), aside=self._tmp)
-        else:
-            path.unlink()
-            sync_folder(path.parent)
-        self._announce()
-
-    def _is_mentioned(self, digest: str) -> bool:
-        needle = digest.encode()
-        return any(needle in path.read_bytes() for path in self._names.glob("*/*.json"))
+    def _write_record(self, ref: Ref, record: NameRecord) -> None:
+        self._records.write(ref.tenant, ref.name, record)
+        replace_file(self._root / "changes", str(self._read_counter() + 1), aside=self._tmp)
+        with self._mutex:
+            watchers = [*self._watchers]
+        for watcher in watchers:
+            watcher.wake()
 
     def _discard(self, folder: Path) -> None:
         """Out of sight in one rename, then gone: readers see a blob whole or not at all."""
@@ -296,8 +285,7 @@ class DiskStore:
 
     def _remove_garbage(self) -> None:
         remove_unclaimed(self._tmp)
-        records = [NameRecord.from_json(path.read_text()) for path in self._names.glob("*/*.json")]
-        kept = {digest.removeprefix("sha256:") for record in records for digest in record.versions}
+        kept = {digest.removeprefix("sha256:") for digest in self._records.digests()}
         for folder in self._blobs.iterdir():
             if folder.name not in kept:
                 self._discard(folder)
@@ -308,10 +296,3 @@ class DiskStore:
                 return int((self._root / "changes").read_text() or "0")
             except FileNotFoundError:
                 return 0
-
-    def _announce(self) -> None:
-        replace_file(self._root / "changes", str(self._read_counter() + 1), aside=self._tmp)
-        with self._mutex:
-            watchers = [*self._watchers]
-        for watcher in watchers:
-            watcher.wake()

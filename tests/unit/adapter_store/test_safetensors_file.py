@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save, save_file
 
 from adapter_store.safetensors_file import MAX_HEADER_BYTES, DamagedFile, TensorFile, read_header
 
@@ -112,3 +115,30 @@ def test_views_are_read_only_and_outlive_the_file(tmp_path: Path) -> None:
     assert np.array_equal(view, values)
     with pytest.raises(ValueError, match="read-only"):
         view[0, 0] = 1
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "f.safetensors"
+
+
+WHOLE = save({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16)}, metadata={"k": "v"})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4),
+    st.data(),
+)
+def test_whatever_is_accepted_the_formats_own_library_accepts_too(
+    fuzzed: Path, edits: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    content = bytearray(WHOLE)
+    for position, value in edits:
+        content[position] = value
+    fuzzed.write_bytes(content[: data.draw(st.integers(len(WHOLE) - 3, len(WHOLE)))])
+    try:
+        header = read_header(fuzzed)
+    except DamagedFile:
+        return
+    with safe_open(fuzzed, "np") as theirs:
+        assert set(theirs.keys()) == header.tensors.keys()

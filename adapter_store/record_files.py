@@ -1,0 +1,57 @@
+"""The records of a DiskStore: `<tenant>/<name>.json`, each replaced whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from adapter_store.durable import replace_file, sync_folder
+from adapter_store.record import NameRecord
+from adapter_store.ref import check_identifier
+
+
+class RecordFiles:
+    """Reading needs no lock. Writers hold the store's; a crash may leave half-written files in `aside`."""
+
+    def __init__(self, folder: Path, aside: Path) -> None:
+        self._folder, self._aside = folder, aside
+
+    def read(self, tenant: str, name: str) -> NameRecord:
+        """An unknown name has the empty record. Raises InvalidRef before the disk is touched, DataLoss."""
+        try:
+            return NameRecord.from_json(self._path(tenant, name).read_text())
+        except FileNotFoundError:
+            return NameRecord()
+
+    def write(self, tenant: str, name: str, record: NameRecord) -> None:
+        """A record without versions is removed."""
+        path = self._path(tenant, name)
+        if not record.versions:
+            path.unlink()
+            sync_folder(path.parent)
+            return
+        if not path.parent.exists():
+            path.parent.mkdir()
+            sync_folder(self._folder)
+        replace_file(path, record.to_json(), self._aside)
+
+    def names(self, tenant: str, name: str | None = None) -> list[str]:
+        """All of a tenant's names, or the one given, in the order of "name@digest"."""
+        folder = self._folder / check_identifier("tenant", tenant)
+        if name is not None:
+            return [check_identifier("name", name)]
+        names = [path.stem for path in folder.iterdir()] if folder.exists() else []
+        return sorted(names, key=lambda name: f"{name}@")
+
+    def digests(self) -> Iterator[str]:
+        """Of every version of every tenant."""
+        for path in self._all():
+            yield from NameRecord.from_json(path.read_text()).versions
+
+    def mention(self, digest: str) -> bool:
+        needle = digest.encode()
+        return any(needle in path.read_bytes() for path in self._all())
+
+    def _all(self) -> Iterator[Path]:
+        return self._folder.glob("*/*.json")
+
+    def _path(self, tenant: str, name: str) -> Path:
+        return self._folder / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"

@@ -1,0 +1,129 @@
+"""A process killed at any step of a change leaves the store as before or as after, and nothing that stays."""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adapter_store import AdapterStoreError, DiskStore, ModelSpec, Ref, Version
+
+# Python announces each before doing it. (fsync has no event, but killing a process loses no written data.)
+STEPS = frozenset(
+    {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile", "fcntl.flock"}
+)
+
+
+def run_until_step(action: Callable[[], object], kill_at: int) -> int:
+    """Runs `action` in a forked process that kills itself before its step number `kill_at`.
+
+    Returns the number of steps done when it finished in time, -1 when it was killed.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        steps = 0
+
+        def count(event: str, args: tuple[object, ...]) -> None:
+            nonlocal steps
+            if event in STEPS:
+                if steps == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                steps += 1
+
+        sys.addaudithook(count)
+        try:
+            action()
+        except AdapterStoreError:
+            os._exit(3)
+        os.write(writer, str(steps).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        output = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return int(output) if output else -1
+
+
+def state(store: DiskStore) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+    return (
+        frozenset(version.digest for version in store.list("acme")),
+        tuple((alias.alias, alias.digest) for alias in store.aliases("acme")),
+    )
+
+
+def check_clean(root: Path) -> DiskStore:
+    """Opens the store as a restarted process would: every version reads, and nothing else is on the disk."""
+    store = DiskStore(root)
+    digests = {version.digest for version in store.list("acme")}
+    for digest in digests:
+        store.open(digest).close()
+        store.verify(Ref("acme", "x", digest=digest))
+    assert {path.name for path in (root / "blobs").iterdir()} == {d.removeprefix("sha256:") for d in digests}
+    assert list((root / "tmp").iterdir()) == []
+    return store
+
+
+@pytest.fixture
+def root(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> Path:
+    """A store with one version, to be copied for each crash."""
+    DiskStore(tmp_path / "origin").put(adapters[0], "acme", "x", spec)
+    return tmp_path / "origin"
+
+
+def crash_everywhere(root: Path, tmp_path: Path, action: Callable[[DiskStore], object]) -> list[DiskStore]:
+    """Kills `action` before each of its steps, on a fresh copy of `root` each time."""
+
+    def prepared(number: int) -> Callable[[], object]:
+        copy = shutil.copytree(root, tmp_path / str(number))
+        return lambda: action(DiskStore(copy))
+
+    total = run_until_step(prepared(-1), kill_at=-1)
+    assert total > 5
+    before, after = state(DiskStore(root)), state(check_clean(tmp_path / "-1"))
+    assert before != after
+    stores = []
+    for step in range(total):
+        assert run_until_step(prepared(step), kill_at=step) == -1
+        store = check_clean(tmp_path / str(step))
+        assert state(store) in (before, after)
+        stores.append(store)
+    return stores
+
+
+def test_put(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    def put(store: DiskStore) -> Version:
+        return store.put(adapters[1], "acme", "x", spec)
+
+    for store in crash_everywhere(root, tmp_path, put):
+        pushed = put(store)
+        assert store.resolve(Ref.parse("acme/x", "")).digest == pushed.digest
+        assert len(store.list("acme")) == 2
+
+
+def test_delete(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    for store in crash_everywhere(root, tmp_path, lambda store: store.delete(Ref.parse("acme/x", ""))):
+        store.put(adapters[0], "acme", "x", spec)
+        assert len(store.list("acme")) == 1
+
+
+def test_set_alias(root: Path, tmp_path: Path) -> None:
+    [version] = DiskStore(root).list("acme")
+    crash_everywhere(root, tmp_path, lambda store: store.set_alias("acme", "x", "prod", version.digest))
+
+
+def test_a_crash_does_not_disturb_a_writer_at_work(
+    root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    """Cleaning up after one process must leave alone what another one is still writing."""
+    store = DiskStore(root)
+    with store._workspace() as blob:
+        (blob.folder / "half-written").write_text("")
+        run_until_step(lambda: DiskStore(root).put(adapters[1], "acme", "x", spec), kill_at=40)
+        DiskStore(root)
+        assert [path.name for path in (root / "tmp").iterdir()] == [blob.folder.name]
+    assert list((root / "tmp").iterdir()) == []

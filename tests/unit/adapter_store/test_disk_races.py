@@ -1,0 +1,159 @@
+"""Two processes, one name: exactly one order of events, and every loser gets a typed answer."""
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter_store import AdapterNotFound, AdapterStoreError, DiskStore, ModelSpec, Ref
+
+ROUNDS = 20
+FORK = multiprocessing.get_context("fork")
+LATEST = Ref.parse("acme/x", "")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def race(root: Path, *actions: Callable[[DiskStore], object]) -> list[str]:
+    """Runs each action at the same moment in its own process; returns "ok" or the error's name for each."""
+    barrier, outcomes = FORK.Barrier(len(actions)), FORK.Array("c", 64 * len(actions))
+
+    def run(index: int) -> None:
+        store = DiskStore(root)
+        barrier.wait(60)
+        try:
+            actions[index](store)
+            outcome = "ok"
+        except AdapterStoreError as error:
+            outcome = type(error).__name__
+        outcomes[64 * index : 64 * index + len(outcome)] = outcome.encode()
+
+    processes = [FORK.Process(target=run, args=(index,)) for index in range(len(actions))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    raw: Any = outcomes[:]
+    return [raw[64 * i : 64 * i + 64].rstrip(b"\0").decode() for i in range(len(actions))]
+
+
+def check(root: Path) -> DiskStore:
+    store = DiskStore(root)
+    for version in store.list("acme"):
+        store.verify(Ref("acme", version.name, digest=version.digest))
+    assert list((root / "tmp").iterdir()) == []
+    return store
+
+
+def put(folder: Path, spec: ModelSpec, **options: Any) -> Callable[[DiskStore], object]:
+    return lambda store: store.put(folder, "acme", "x", spec, **options)
+
+
+def test_two_pushes_make_ordered_versions(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    for _ in range(ROUNDS):
+        assert race(root, put(adapters[0], spec), put(adapters[1], spec)) == ["ok", "ok"]
+        store = check(root)
+        versions = {version.digest for version in store.list("acme")}
+        assert len(versions) == 2 and store.resolve(LATEST).digest in versions
+        for digest in versions - {store.resolve(LATEST).digest}:
+            store.delete(Ref("acme", "x", digest=digest))
+        store.delete(LATEST)
+
+
+def test_one_push_wins_when_both_expect_the_same_generation(
+    root: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    for _ in range(ROUNDS):
+        pushes = [put(folder, spec, expected_generation=0) for folder in adapters[:2]]
+        assert sorted(race(root, *pushes)) == ["GenerationMismatch", "ok"]
+        store = check(root)
+        [version] = store.list("acme")
+        store.delete(Ref.parse("acme/x", ""))
+        with pytest.raises(AdapterNotFound):
+            store.open(version.digest)
+
+
+def test_the_same_content_twice_is_one_version(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    for _ in range(ROUNDS):
+        assert race(root, put(adapters[0], spec), put(adapters[0], spec)) == ["ok", "ok"]
+        store = check(root)
+        assert len(store.list("acme")) == 1 and store.aliases("acme")[0].generation == 1
+        store.delete(LATEST)
+
+
+def test_one_of_two_deletes_finds_nothing(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    for _ in range(ROUNDS):
+        DiskStore(root).put(adapters[0], "acme", "x", spec)
+        outcome = race(root, lambda store: store.delete(LATEST), lambda store: store.delete(LATEST))
+        assert sorted(outcome) == ["AdapterNotFound", "ok"]
+        assert check(root).list("acme") == []
+
+
+def test_push_and_delete_at_once(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    for _ in range(ROUNDS):
+        DiskStore(root).put(adapters[0], "acme", "x", spec)
+        outcome = race(root, put(adapters[1], spec), lambda store: store.delete(LATEST))
+        assert outcome == ["ok", "ok"]
+        store = check(root)
+        # Deleted first: one version is left. Pushed first: the delete took the new one, the old one is left.
+        [left] = store.list("acme")
+        for alias in store.aliases("acme"):
+            store.delete_alias("acme", "x", alias.alias)
+        store.delete(Ref("acme", "x", digest=left.digest))
+
+
+def test_an_alias_and_the_delete_of_its_target_at_once(
+    root: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    version = DiskStore(root).put(adapters[0], "acme", "x", spec, alias=None)
+    for _ in range(ROUNDS):
+        outcome = race(
+            root,
+            lambda store: store.set_alias("acme", "x", "prod", version.digest),
+            lambda store: store.delete(Ref("acme", "x", digest=version.digest)),
+        )
+        assert Counter(outcome)["ok"] == 1 and set(outcome) < {"ok", "InUse", "AdapterNotFound"}
+        store = check(root)
+        assert len(store.aliases("acme")) == len(store.list("acme"))
+        store.put(adapters[0], "acme", "x", spec, alias=None)
+        for alias in store.aliases("acme"):
+            store.delete_alias("acme", "x", alias.alias)
+
+
+def test_readers_see_whole_versions_while_writers_work(
+    root: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    """One store object shared by threads, as in the services."""
+    store = DiskStore(root)
+    store.put(adapters[0], "acme", "x", spec)
+
+    def write() -> None:
+        for _ in range(ROUNDS):
+            store.put(adapters[1], "acme", "x", spec)
+            store.delete(LATEST)
+            store.put(adapters[0], "acme", "x", spec)
+
+    def read() -> int:
+        seen = 0
+        while not writing.done():
+            try:
+                with store.open(store.resolve(LATEST).digest) as weights:
+                    seen += weights["layers.0.q_proj"].rank
+                store.list("acme")
+            except AdapterNotFound:
+                continue
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        writing = pool.submit(write)
+        readers = [pool.submit(read) for _ in range(2)]
+        writing.result()
+        assert all(reader.result() for reader in readers)
