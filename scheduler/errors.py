@@ -40,7 +40,7 @@ import adapter_store.errors as store
 logger = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "lorafleet"
-# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: the message percent-encoded (three bytes
+# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: the message percent-encoded (3 bytes
 # for one), and once more in the details, in base64. So long texts are cut.
 MAX_MESSAGE_BYTES = 800
 MAX_FIELD_BYTES = 200
