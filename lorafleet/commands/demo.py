@@ -1,6 +1,7 @@
 """`lorafleet demo`: see it work, with no arguments."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from lorafleet.demo.model import ModelUnavailable, default_cache
     from lorafleet.demo.run import run as run_demo
 
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # clean up on the way out
     view = make_view(sys.stderr if args.json else sys.stdout)
     try:
         report = run_demo(args.cache or default_cache(), args.max_loras, args.keep, view)
