@@ -1,3 +1,4 @@
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -344,10 +345,23 @@ def test_damaged_source_files_are_found(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_record_is_data_loss(store: DiskStore, versions: list[Version], tmp_path: Path) -> None:
+def test_a_damaged_record_is_data_loss_for_that_name_only(
+    store: DiskStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, tmp_path: Path
+) -> None:
+    other = store.put(adapters[0], "acme", "y", spec)
     (tmp_path / "store" / "names" / "acme" / "x.json").write_text("{")
+    reopened = DiskStore(tmp_path / "store")
     with pytest.raises(DataLoss):
-        store.resolve(Ref.parse("acme/x", ""))
+        reopened.resolve(Ref.parse("acme/x", ""))
+    assert reopened.resolve(at(other)) == other
+    for version in versions:  # the record may be repaired: what it named is kept
+        reopened.open(version.digest).close()
+
+
+def test_what_a_push_takes_and_gives_crosses_processes(versions: list[Version], spec: ModelSpec) -> None:
+    for value in (spec, versions[0], at(versions[0]), DataLoss("gone")):
+        again = pickle.loads(pickle.dumps(value))
+        assert again == value or str(again) == str(value)
 
 
 # ---- the rest
