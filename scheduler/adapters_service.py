@@ -195,7 +195,8 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
             versions = await self._run(self._own_versions, identity)
         digests = {version.digest for version in versions}
         copies = [copy for copy in self._residency() if copy.digest in digests]
-        return pb.ResidencyResponse(copies=sorted(copies, key=lambda copy: (copy.executor, copy.digest)))
+        copies.sort(key=lambda copy: (copy.executor, copy.digest))
+        return pb.ResidencyResponse(copies=copies)
 
     @translate_errors
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:

@@ -57,11 +57,18 @@ def push_target(header: adapters_pb2.PushHeader, identity: Identity) -> Push:
     require(identity, ADMIN, "pushing an adapter")
     alias = (header.alias or None) if header.HasField("alias") else "latest"
     if alias is not None:
-        parse_ref(f"{ref.tenant}/{ref.name}@{alias}", identity, "header.alias")
+        _check_alias(ref, alias)
     generation = header.expected_generation if header.HasField("expected_generation") else None
     if alias is None and generation is not None:
         raise InvalidRequest("header.expected_generation", "is of an alias, and none is to be moved")
     return Push(ref.tenant, ref.name, alias, header.strict_base, header.dry_run, generation)
+
+
+def _check_alias(ref: Ref, alias: str) -> None:
+    try:
+        Ref(ref.tenant, ref.name, alias=alias)
+    except InvalidRef as error:
+        raise InvalidRequest("header.alias", str(error)) from error
 
 
 def alias_ref(text: str, identity: Identity) -> tuple[Ref, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from lorafleet.v1 import adapters_pb2
-from scheduler.errors import InvalidRequest
+from scheduler.errors import DeadlineExceeded, InvalidRequest
 
 # Weights, and small texts. Pickles (*.bin) are not on the list: they run code.
 ACCEPTED_FILES = frozenset(
@@ -24,6 +24,8 @@ ACCEPTED_FILES = frozenset(
 )
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 PULL_CHUNK_BYTES = 1024 * 1024
+# A client that sends nothing for so long gives its place up.
+STALL_LIMIT_S = 60.0
 
 
 async def receive_header(parts: AsyncIterator[adapters_pb2.PushRequest]) -> adapters_pb2.PushHeader:
@@ -46,7 +48,7 @@ async def receive_files(
     total = 0
     file: IO[bytes] | None = None
     try:
-        async for part in parts:
+        async for part in _without_stalls(parts):
             chunk = _checked_chunk(part)
             total += len(chunk.data)
             if total > max_bytes:
@@ -61,6 +63,20 @@ async def receive_files(
             file.close()
     if file is None:
         raise InvalidRequest("chunk", "is missing: a push needs files")
+
+
+async def _without_stalls(
+    parts: AsyncIterator[adapters_pb2.PushRequest],
+) -> AsyncIterator[adapters_pb2.PushRequest]:
+    while True:
+        try:
+            async with asyncio.timeout(STALL_LIMIT_S):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise DeadlineExceeded(f"the upload stood still for {STALL_LIMIT_S:g} s") from None
+        yield part
 
 
 def _checked_chunk(part: adapters_pb2.PushRequest) -> adapters_pb2.FileChunk:
