@@ -26,7 +26,7 @@ from scheduler.lookup import find_version, parse_ref, require
 from scheduler.transfer import read_files, receive_files, receive_header
 
 MAX_PUSH_BYTES = 8 * 1024**3
-MAX_TRANSFERS = 4
+MAX_HEAVY_CALLS = 4
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 MAX_PAGE_TOKEN_CHARS = 256
 
@@ -36,7 +36,11 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
     """Translates only. The store is called in `pool`, whose size bounds how many calls it sees at once; a
-    cancelled call leaves its thread to finish. Uploads and downloads pass through folders in `spool`."""
+    cancelled call leaves its thread to finish. Uploads and downloads pass through folders in `spool`.
+
+    Push, Pull and Verify take long: only `max_heavy_calls` run at once, and more are refused, so that threads
+    are left for everybody else.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         *,
         spool: Path | None = None,
         max_push_bytes: int = MAX_PUSH_BYTES,
-        max_transfers: int = MAX_TRANSFERS,
+        max_heavy_calls: int = MAX_HEAVY_CALLS,
     ) -> None:
         self._store = store
         self._spec = spec
@@ -59,7 +63,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         self._pool = pool
         self._spool = spool
         self._max_push_bytes = max_push_bytes
-        self._transfers = asyncio.Semaphore(max_transfers)
+        self._heavy = asyncio.Semaphore(max_heavy_calls)
 
     @translate_errors
     async def Push(
@@ -68,7 +72,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         identity = self._identify(context)
         push = push_target(await receive_header(request_iterator), identity)
         self._refuse_if_busy()
-        async with self._transfers:
+        async with self._heavy:
             folder = await self._run(self._make_folder)
             try:
                 await receive_files(request_iterator, folder, self._max_push_bytes, self._pool)
@@ -87,7 +91,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.PullResponse]:
         version = await self._find(request.adapter, context, "downloading an adapter")
         self._refuse_if_busy()
-        async with self._transfers:
+        async with self._heavy:
             folder = await self._run(self._make_folder)
             try:
                 await self._run(self._store.export, _digest_ref(version), folder)
@@ -176,12 +180,14 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
             require(identity, ADMIN, "verifying adapters")
             versions = await self._run(self._own_versions, identity)
         response = pb.VerifyResponse()
-        for version in versions:
-            try:
-                await self._run(self._store.verify, _digest_ref(version))
-            except adapter_store.DataLoss as error:
-                response.damaged[version.digest] = str(error)
-            response.verified += 1
+        self._refuse_if_busy()
+        async with self._heavy:
+            for version in versions:
+                try:
+                    await self._run(self._store.verify, _digest_ref(version))
+                except adapter_store.DataLoss as error:
+                    response.damaged[version.digest] = str(error)
+                response.verified += 1
         return response
 
     @translate_errors
@@ -248,8 +254,8 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
     def _refuse_if_busy(self) -> None:
-        if self._transfers.locked():
-            raise QueueFull("too many adapters are being uploaded or downloaded now", retry_after_s=5.0)
+        if self._heavy.locked():
+            raise QueueFull("too many adapters are being pushed, pulled or verified now", retry_after_s=5.0)
 
     def _make_folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="lorafleet-", dir=self._spool))

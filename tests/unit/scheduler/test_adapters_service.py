@@ -76,7 +76,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec) -> 
             pool,
             spool=spool,
             max_push_bytes=MAX_PUSH_BYTES,
-            max_transfers=1,
+            max_heavy_calls=1,
         )
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
         adapters_pb2_grpc.add_AdaptersServicer_to_server(servicer, server)
