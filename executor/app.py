@@ -115,7 +115,7 @@ class ExecutorApp:
             if now >= next_load:
                 next_load = now + LOAD_INTERVAL_S
                 self.hub.tell_loads()
-            self._servicer.end_overdue(now, self._config.outbox_timeout)
+            self.hub.cut_off_overdue(now, self._config.outbox_timeout)
             await self._tell_health()
             await asyncio.sleep(WATCH_INTERVAL_S)
 

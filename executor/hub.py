@@ -33,6 +33,7 @@ class Stream:
     outbox: Outbox
     live: set[str] = field(default_factory=set)
     received: int = 0
+    cut_off: bool = False  # for not reading
 
 
 class Hub:
@@ -84,13 +85,24 @@ class Hub:
         return stream
 
     def close(self, stream: Stream) -> None:
-        """The end of a stream cancels its dispatches."""
-        del self.streams[stream.number]
-        stream.outbox.close()
-        self._cancel(stream, list(stream.live))
-        self.tell_seats()
+        """The end of a stream cancels its dispatches. Closing it again does nothing."""
+        if self.streams.pop(stream.number, None) is not None:
+            stream.outbox.discard()
+            self._cancel(stream, list(stream.live))
+            self.tell_seats()
+
+    def cut_off_overdue(self, now: float, timeout_s: float) -> None:
+        """Close the streams whose outbox has been full for `timeout_s`; call it regularly."""
+        for stream in list(self.streams.values()):
+            if stream.outbox.overdue(now, timeout_s):
+                logger.warning("stream %d is closed: its scheduler does not read", stream.number)
+                stream.cut_off = True
+                self.close(stream)
 
     def handle(self, stream: Stream, command: executor_pb2.ExecutorCommand) -> None:
+        """Commands of a closed stream are ignored."""
+        if stream.number not in self.streams:
+            return
         match command.WhichOneof("command"):
             case "dispatch":
                 self._dispatch(stream, command.dispatch.dispatches)

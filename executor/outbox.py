@@ -47,6 +47,11 @@ class Outbox:
         self._closed = True
         self._changed.set()
 
+    def discard(self) -> None:
+        """Close it and forget what is in it."""
+        self._events.clear()
+        self.close()
+
     async def get(self) -> ExecutorEvent | None:
         """The next event; None when it is closed and empty."""
         while not self._events and not self._closed:

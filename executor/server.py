@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._writers: dict[Stream, asyncio.Task[None]] = {}
-        self._overdue: set[Stream] = set()
 
     async def Describe(
         self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
@@ -49,27 +47,21 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
     ) -> None:
         stream = self._hub.open(await self._ready(context))
         reader = asyncio.create_task(self._read(commands, stream))
-        writer = self._writers[stream] = asyncio.create_task(self._write(stream, context))
+        writer = asyncio.create_task(self._write(stream, context))
         try:
-            done, _ = await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
+            self._hub.close(stream)
+            # No status can be sent while a write waits for a scheduler that does not read. Nothing but this
+            # call is held then, until it reads or keepalive finds it dead.
+            await writer
+            if reader.done():
+                reader.result()
         finally:
-            del self._writers[stream]
             self._hub.close(stream)
             reader.cancel()
             writer.cancel()
-        if stream in self._overdue:
-            self._overdue.remove(stream)
+        if stream.cut_off:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "events are not read fast enough")
-        for task in done:
-            task.result()
-
-    def end_overdue(self, now: float, timeout_s: float) -> None:
-        """Close the streams whose outbox has been full for `timeout_s`; call it regularly."""
-        for stream, writer in self._writers.items():
-            if stream.outbox.overdue(now, timeout_s):
-                logger.warning("stream %d is closed: its scheduler does not read", stream.number)
-                self._overdue.add(stream)
-                writer.cancel()
 
     async def _ready(self, context: grpc.aio.ServicerContext) -> EngineInfo:
         while (info := self._hub.info) is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from adapter_store import DiskStore
 from executor.app import ExecutorApp
 from executor.config import ExecutorConfig
+from executor.engine import Engine
 from executor.errors import StartError
 from executor.server import SERVICE
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
@@ -305,11 +307,14 @@ async def test_a_scheduler_that_does_not_read_is_cut_off(tiny_base: Path, tiny_s
             batch = executor_pb2.DispatchBatch(dispatches=many)
             await call.write(executor_pb2.ExecutorCommand(dispatch=batch))
             async with asyncio.timeout(60):
+                while not app.hub.num_live:
+                    await asyncio.sleep(0.01)
                 while app.hub.streams:
                     await asyncio.sleep(0.05)
             await idle(app)
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
             assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -339,14 +344,12 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
-        release = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        release = threading.Event()
 
-        def stuck(engine: object) -> None:
-            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
+        def hang(engine: Engine) -> None:
+            engine._runner.forward = lambda step: release.wait(30)  # type: ignore
 
-        app._engine._busy_since = None
-        app._engine.submit(lambda engine: setattr(engine._runner, "forward", stuck))
+        app._engine.submit(hang)
         await scheduler.dispatch(dispatch("x"))
         async with asyncio.timeout(20):
             while True:
@@ -354,7 +357,7 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
                 if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                     break
                 await asyncio.sleep(0.05)
-        assert scheduler.of("load")[-1].last_step_age_ms > 0
+        await scheduler.until(lambda: scheduler.of("load")[-1].last_step_age_ms > 300)
         release.set()
 
 
