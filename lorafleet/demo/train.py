@@ -97,7 +97,7 @@ RECIPES = {
         rank_pattern={"down_proj": 8},
         alpha_pattern={"down_proj": 16},
         learning_rate=1.5e-3,
-        steps=80,
+        steps=50,
         saved_dtype="bfloat16",
     ),
 }
