@@ -190,6 +190,7 @@ class DiskStore:
     def _open(self, digest: str) -> Weights:
         blob = self._blob(digest)
         if not blob.folder.exists():
+            self._blobs.stat()  # or the whole store is away
             raise AdapterNotFound(f"adapter version {digest} was not found")
         identity = blob.identity()
         with self._mutex:
