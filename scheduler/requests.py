@@ -39,7 +39,7 @@ class Outbox:
     def __init__(self, output_index: int, max_tokens: int) -> None:
         self._piece = Piece(output_index)
         self._max_tokens = max_tokens
-        self._error: SchedulerError | None = None
+        self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._changed = asyncio.Event()
         self._read_all = False
         self.full_since: float | None = None
@@ -60,7 +60,7 @@ class Outbox:
         self._changed.set()
 
     def fail(self, error: SchedulerError) -> None:
-        self._error = error
+        self.error = error
         self._changed.set()
 
     async def get(self) -> Piece | None:
@@ -70,13 +70,13 @@ class Outbox:
             self._changed.clear()
             piece = self._piece
             if not piece.token_ids and not piece.finish and not piece.text:
-                if self._error:
-                    raise self._error
+                if self.error:
+                    raise self.error
                 continue
             self._piece = Piece(piece.output_index + len(piece.token_ids))
             self.full_since = None
             self._read_all = bool(piece.finish)
-            if self._error:
+            if self.error:
                 self._changed.set()
             return piece
         return None
@@ -123,7 +123,7 @@ class LiveRequest:
         self.failures = 0  # Attempts in a row that failed before their first token.
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
-        self.hang_up: Callable[[], object] = _nothing  # Ends the call of a client that does not read.
+        self.hang_up: Callable[[], object] = _nothing  # Ends the write to a client that does not read.
         self.completion_tokens = len(admitted.resumed_token_ids)
         self.cached_prompt_tokens = 0
         self._held_logprobs: deque[common_pb2.PositionLogprobs] = deque()

@@ -44,11 +44,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     @translate_errors
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+    ) -> None:
         async with self._accepted(request, context) as live:
             first = True
             while piece := await live.outbox.get():
-                yield _chunk(live, piece, first)
+                await _write(context, live, _chunk(live, piece, first))
                 first = False
 
     @translate_errors
@@ -109,8 +109,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             self._metrics.ended(refusal.code.name)
             raise refusal from error
         try:
-            if (call := asyncio.current_task()) is not None:
-                live.hang_up = call.cancel
             yield live
         finally:
             self._dispatcher.cancel(live)
@@ -123,6 +121,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         identity = self._authenticator.identify(context.invocation_metadata())
         admitted = await self._admission.admit(request, identity)
         return self._dispatcher.submit(admitted, context.time_remaining())
+
+
+async def _write(
+    context: grpc.aio.ServicerContext, live: LiveRequest, chunk: inference_pb2.GenerateChunk
+) -> None:
+    """Waits while the client does not read, until it is given up: then raises why.
+
+    Not a `yield`: gRPC would wait in it, where only the death of the whole handler could reach, and that
+    ends the call without a status.
+    """
+    writing = asyncio.ensure_future(context.write(chunk))
+    live.hang_up = writing.cancel
+    try:
+        await writing
+    except asyncio.CancelledError:
+        if live.outbox.error:
+            raise live.outbox.error from None
+        raise
 
 
 def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:

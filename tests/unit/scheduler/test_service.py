@@ -258,6 +258,29 @@ async def test_many_quick_cancels_leave_nothing(house: House) -> None:
     assert len(dispatcher.queue) == 0
 
 
+async def test_a_client_that_stops_reading_is_cut_off(
+    opened: Callable[..., AbstractAsyncContextManager[House]],
+) -> None:
+    async with opened({"stream_buffer": 4, "slow_client_timeout": 0.2}) as house:
+        house.fake.step_s = 0.001
+
+        def pad(step: executor_pb2.StepTokens) -> None:
+            for dispatch_id in step.dispatch_ids:  # Fills the connection's window.
+                entry = step.logprobs.add(dispatch_id=dispatch_id)
+                top = [common_pb2.TokenLogprob(token_id=1 << 30, logprob=-1)] * 2000
+                entry.positions.add(top=top)
+
+        house.fake.edit_step = pad
+        response = inference_pb2.ResponseOptions(logprobs=20)
+        stream = house.inference.GenerateStream(generate(max_new_tokens=480, response=response))
+        await stream.read()
+        await until(lambda: not house.scheduler.dispatcher.num_live and not house.fake.running)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
 async def test_health_follows_the_executors(house: House) -> None:
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
