@@ -3,10 +3,9 @@
 import asyncio
 import tempfile
 import time
-import urllib.request
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +24,8 @@ MAX_NEW_TOKENS = 40
 READY_SECONDS = 300.0
 # The services are on this machine: what does not come back soon has died.
 RESUME_SECONDS = 10.0
+POLL_SECONDS = 0.03
+ANSWER_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def run(cache: Path, max_loras: int, keep: bool, view: View) -> Report:
     keep: leave store and logs in their folder and tell its name.
     """
     model = prepare_model(cache, view.stage)
-    with _folder(keep, view) as folder, (folder / "services.log").open("w") as log:
+    with _folder(keep, view) as folder, (folder / "services.log").open("w", buffering=1) as log:
         config = LocalConfig(
             model=model,
             store=folder / "store",
@@ -86,8 +87,9 @@ def run(cache: Path, max_loras: int, keep: bool, view: View) -> Report:
             fleet.wait_ready(READY_SECONDS)
             view.stage("start", 1.0)
             digests = _push(fleet.target, view)
-            answers = _ask(fleet, [BASE, *digests], view)
-            return _report(max_loras, digests, answers, _read_slots(fleet.executor_metrics))
+            page_ins: Counter[str] = Counter()
+            answers = _ask(fleet, [BASE, *digests], page_ins, view)
+            return _report(max_loras, digests, answers, page_ins)
 
 
 def _write(log: TextIO, line: str) -> None:
@@ -117,21 +119,27 @@ def _push(target: str, view: View) -> dict[str, str]:
     return digests
 
 
-def _ask(fleet: LocalFleet, names: Sequence[str], view: View) -> list[Answer]:
+def _ask(fleet: LocalFleet, names: Sequence[str], page_ins: Counter[str], view: View) -> list[Answer]:
     try:
         with view:
-            return asyncio.run(_ask_rounds(fleet.target, names, view))
+            return asyncio.run(_ask_rounds(fleet.target, names, page_ins, view))
     except LoraFleetError:
         fleet.wait(0)  # the better reason, if a service has ended
         raise
 
 
-async def _ask_rounds(target: str, names: Sequence[str], view: View) -> list[Answer]:
+async def _ask_rounds(target: str, names: Sequence[str], page_ins: Counter[str], view: View) -> list[Answer]:
     answers: list[Answer] = []
-    async with AsyncClient(target, resume_timeout=RESUME_SECONDS) as client:
-        for question in QUESTIONS:
+    async with AsyncClient(target, timeout=ANSWER_SECONDS, resume_timeout=RESUME_SECONDS) as client:
+        counting = asyncio.create_task(_count_page_ins(client, page_ins))
+        for index, question in enumerate(QUESTIONS):
             view.ask(question, names)
-            answers += await asyncio.gather(*(_answer(client, name, question, view) for name in names))
+            # Every second round goes backwards: adapters that are in their slots still come first.
+            order = names if index % 2 == 0 else names[::-1]
+            answers += await asyncio.gather(*(_answer(client, name, question, view) for name in order))
+        counting.cancel()
+        with suppress(asyncio.CancelledError):
+            await counting
     return answers
 
 
@@ -155,63 +163,50 @@ async def _answer(client: AsyncClient, name: str, question: str, view: View) -> 
     return Answer(name, digest, question, text, tokens, finish_reason, first - started, rate)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """What the executor counted, by digest."""
-
-    hits: Mapping[str, int]
-    page_ins: Mapping[str, int]
-
-
-def _read_slots(urls: Sequence[str]) -> _Slots:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for url in urls:
-        with opener.open(url, timeout=10) as response:
-            text = response.read().decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                counts[sample.name][sample.labels.get("digest", "")] += int(sample.value)
-    return _Slots(
-        hits=counts["lorafleet_executor_slot_hits_total"],
-        page_ins=counts["lorafleet_executor_page_ins_total"],
-    )
+async def _count_page_ins(client: AsyncClient, page_ins: Counter[str]) -> None:
+    """Until cancelled, count by digest what appears in a slot. An answer takes far longer than a poll."""
+    before: set[tuple[str, int, str]] = set()
+    while True:
+        copies = await client.adapters.residency()
+        in_slots = {(copy.executor, copy.slot, copy.digest) for copy in copies if copy.tier == "slot"}
+        page_ins.update(digest for _, _, digest in in_slots - before)
+        before = in_slots
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _report(max_loras: int, digests: Mapping[str, str], answers: list[Answer], slots: _Slots) -> Report:
+def _report(
+    max_loras: int, digests: Mapping[str, str], answers: list[Answer], page_ins: Counter[str]
+) -> Report:
     rows = tuple(
-        _row(name, digest, [answer for answer in answers if answer.adapter == name], slots)
+        _row(name, digest, [answer for answer in answers if answer.adapter == name], page_ins[digest])
         for name, digest in [(BASE, ""), *digests.items()]
     )
-    page_ins = sum(slots.page_ins.values())
     problems = [f"{a.adapter} gave no answer to {a.question!r}" for a in answers if not a.text.strip()]
     problems += [
         f"{a.adapter} was answered by {a.digest or 'the base model'}"
         for a in answers
         if a.digest != digests.get(a.adapter, "")
     ]
-    if not page_ins:
+    if not page_ins.total():
         problems.append("no adapter was paged in")
     return Report(
         model=MODEL_NAME,
         max_loras=max_loras,
         rows=rows,
         answers=tuple(answers),
-        slot_hits=sum(slots.hits.values()),
-        page_ins=page_ins,
+        slot_hits=sum(row.slot_hits for row in rows),
+        page_ins=page_ins.total(),
         problems=tuple(problems),
     )
 
 
-def _row(name: str, digest: str, answers: list[Answer], slots: _Slots) -> Row:
+def _row(name: str, digest: str, answers: list[Answer], page_ins: int) -> Row:
     return Row(
         adapter=name,
         digest=digest,
         tokens=sum(answer.tokens for answer in answers),
         ttft_s=round(sum(answer.ttft_s for answer in answers) / len(answers), 3),
         tokens_per_s=round(sum(answer.tokens_per_s for answer in answers) / len(answers), 1),
-        slot_hits=slots.hits.get(digest, 0) if digest else 0,
-        page_ins=slots.page_ins.get(digest, 0) if digest else 0,
+        slot_hits=max(0, len(answers) - page_ins) if digest else 0,
+        page_ins=page_ins,
     )

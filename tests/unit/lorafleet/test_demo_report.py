@@ -1,47 +1,19 @@
-"""What the demo makes of answers and metrics, and how it shows them."""
+"""What the demo makes of answers and page-ins, and how it shows them."""
 
+import asyncio
 import io
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from collections import Counter
 
+import grpc.aio
 import pytest
 
+from lorafleet import AsyncClient
 from lorafleet.commands import demo as command
 from lorafleet.demo import run
 from lorafleet.demo.live import LiveView, PlainView, make_view
+from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc
 
 DIGESTS = {"pirate": "sha256:" + "a" * 64, "shout": "sha256:" + "b" * 64}
-METRICS = f"""\
-# TYPE lorafleet_executor_page_ins_total counter
-lorafleet_executor_page_ins_total{{digest="{DIGESTS["pirate"]}"}} 2.0
-lorafleet_executor_page_ins_total{{digest="{DIGESTS["shout"]}"}} 1.0
-# TYPE lorafleet_executor_slot_hits_total counter
-lorafleet_executor_slot_hits_total{{digest="{DIGESTS["shout"]}"}} 1.0
-# TYPE lorafleet_executor_steps_total counter
-lorafleet_executor_steps_total 9.0
-"""
-
-
-class _Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(METRICS.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def metrics_url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), _Metrics)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def answer(adapter: str, text: str = "hi", digest: str | None = None) -> run.Answer:
@@ -49,13 +21,10 @@ def answer(adapter: str, text: str = "hi", digest: str | None = None) -> run.Ans
     return run.Answer(adapter, digest, "why?", text, 10, "stop", ttft_s=0.5, tokens_per_s=20.0)
 
 
-def report(answers: list[run.Answer], slots: run._Slots) -> run.Report:
-    return run._report(2, DIGESTS, answers, slots)
-
-
-def test_metrics_become_a_row_for_each_adapter(metrics_url: str) -> None:
-    slots = run._read_slots([metrics_url])
-    result = report([answer(name) for name in ("base", *DIGESTS)] * 2, slots)
+def test_answers_and_page_ins_become_a_row_for_each_adapter() -> None:
+    page_ins = Counter({DIGESTS["pirate"]: 2, DIGESTS["shout"]: 1})
+    answers = [answer(name) for name in ("base", *DIGESTS)] * 2
+    result = run._report(2, DIGESTS, answers, page_ins)
     assert [(r.adapter, r.tokens, r.slot_hits, r.page_ins) for r in result.rows] == [
         ("base", 20, 0, 0),
         ("pirate", 20, 0, 2),
@@ -68,13 +37,45 @@ def test_metrics_become_a_row_for_each_adapter(metrics_url: str) -> None:
 
 
 def test_the_demo_fails_when_it_did_not_show_what_it_should() -> None:
-    slots = run._Slots({}, {})
     answers = [answer("base"), answer("pirate", text=" \n"), answer("shout", digest="")]
-    assert report(answers, slots).problems == (
+    assert run._report(2, DIGESTS, answers, Counter()).problems == (
         "pirate gave no answer to 'why?'",
         "shout was answered by the base model",
         "no adapter was paged in",
     )
+
+
+async def test_page_ins_are_counted_by_what_appears_in_a_slot() -> None:
+    """Real calls to a server whose residency changes with every call."""
+    states = [[], [("a", 0)], [("a", 0), ("b", 1)], [("c", 0), ("b", 1)], [("a", 0), ("b", 1)]]
+    done = asyncio.Event()
+
+    class Residency(adapters_pb2_grpc.AdaptersServicer):
+        async def Residency(self, request: object, context: object) -> adapters_pb2.ResidencyResponse:
+            response = adapters_pb2.ResidencyResponse()
+            for digest, slot in states[0]:
+                response.copies.add(
+                    executor="e", digest=digest, slot=slot, tier=adapters_pb2.RESIDENCY_TIER_SLOT
+                )
+                response.copies.add(executor="e", digest=digest, tier=adapters_pb2.RESIDENCY_TIER_HOST)
+            if len(states) > 1:
+                states.pop(0)
+            else:
+                done.set()
+            return response
+
+    server = grpc.aio.server()
+    adapters_pb2_grpc.add_AdaptersServicer_to_server(Residency(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    page_ins: Counter[str] = Counter()
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
+        counting = asyncio.create_task(run._count_page_ins(client, page_ins))
+        await done.wait()
+        await asyncio.sleep(0.1)
+        counting.cancel()
+    await server.stop(None)
+    assert page_ins == {"a": 2, "b": 1, "c": 1}
 
 
 def drive(view: PlainView | LiveView) -> None:
