@@ -7,8 +7,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from adapter_store import AdapterStoreError, open_store
 from executor.config import load_config
-from executor.errors import ConfigError
+from executor.errors import ConfigError, ExecutorError
+from executor.lora.errors import LoRAError
 
 if TYPE_CHECKING:
     from executor.app import ExecutorApp
@@ -16,19 +18,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("executor")
 
 
+# What a wrong setting leads to, sooner or later: one clear line is enough.
+START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
+
+
 def main() -> int:
     try:
         config = load_config(sys.argv[1:])
-    except ConfigError as error:
+        store = open_store(config.store)
+    except (ConfigError, AdapterStoreError) as error:
         return _complain(error)
-    # Only now: torch takes seconds, and --help needs none of it.
-    from adapter_store import open_store
-    from executor.app import START_ERRORS, ExecutorApp
+    # Only now: torch takes seconds, which --help and a wrong flag need not wait for.
+    from executor.app import ExecutorApp
     from executor.logs import setup_logging
 
     setup_logging(config.log_format, config.log_level)
     try:
-        store = open_store(config.store)
         asyncio.run(_serve(ExecutorApp(config, store)))
     except START_ERRORS as error:
         return _complain(error)

@@ -11,14 +11,13 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import start_http_server
 
-from adapter_store import AdapterStore, AdapterStoreError
+from adapter_store import AdapterStore
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine_thread import EngineThread
-from executor.errors import ExecutorError, StartError
+from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.hub import Hub
-from executor.lora.errors import LoRAError
 from executor.metrics import Metrics, StateCollector
 from executor.server import ExecutorServicer, HealthBoard, make_server
 
@@ -164,7 +163,3 @@ class ExecutorApp:
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
-
-
-# What a wrong setting leads to, after the server came up: one clear line is enough.
-START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)

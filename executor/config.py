@@ -166,7 +166,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
             return kind(value)
     except (ValueError, KeyError, TypeError):
         pass
-    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is a {kind.__name__}")
+    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is {_KINDS[kind]}")
 
 
 def _is_address(text: str) -> bool:
@@ -179,4 +179,5 @@ def _require(name: str, holds: object, wanted: str) -> None:
         raise ConfigError(f"--{name} must be {wanted}")
 
 
+_KINDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", tuple: "a list"}
 _FIELDS: Mapping[str, Any] = {setting.name: setting for setting in dataclasses.fields(ExecutorConfig)}

@@ -135,6 +135,9 @@ class Pager(Generic[ImageT]):
         Returns the failures that concern waiting sequences or pins.
         """
         failures = [failure for outcome in self._loader.finished() for failure in self._land(outcome, now)]
+        # Who waited for a failed one is about to be rejected: it is not asked for again.
+        failed = {failure.digest for failure in failures}
+        wanted = [digest for digest in wanted if digest not in failed]
         self._choose(wanted)
         failures += self._start(wanted, now)
         self._place_pins()
