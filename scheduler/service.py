@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -142,11 +143,12 @@ class Scheduler:
         reflection.enable_server_reflection(names, self._server)
 
     async def _listen(self) -> None:
-        host = self.config.listen.rpartition(":")[0]
+        host, _, port = self.config.listen.rpartition(":")
+        _check_free(host.strip("[]"), int(port))
         try:
             self.address = f"{host}:{self._server.add_insecure_port(self.config.listen)}"
         except RuntimeError as error:
-            raise CannotListen(f"cannot listen on {self.config.listen}: is the port in use?") from error
+            raise CannotListen(f"cannot listen on {self.config.listen}: {error}") from error
         if self.config.metrics_port >= 0:
             self._start_metrics(host.strip("[]"), self.config.metrics_port)
         await self._server.start()
@@ -177,6 +179,16 @@ class Scheduler:
         )
         await self._health.set(health.OVERALL_HEALTH, serving)
         await self._health.set(INFERENCE, serving if ready else not_serving)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raises CannotListen. gRPC itself would log beside the error, and does not tell the cause."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As gRPC does.
+            probe.bind((host, port))
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _dispatcher_settings(config: Config) -> DispatcherSettings:
