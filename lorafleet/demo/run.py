@@ -100,8 +100,10 @@ def _write(log: TextIO, line: str) -> None:
 def _folder(keep: bool, view: View) -> Iterator[Path]:
     if keep:
         folder = Path(tempfile.mkdtemp(prefix="lorafleet-demo-"))
-        yield folder
-        view.note(f"kept: {folder}")
+        try:
+            yield folder
+        finally:
+            view.note(f"kept: {folder}")
     else:
         with tempfile.TemporaryDirectory(prefix="lorafleet-demo-") as name:
             yield Path(name)
