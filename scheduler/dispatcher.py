@@ -89,6 +89,7 @@ class Dispatcher:
     # Beginning and end.
 
     def start(self) -> None:
+        self.on_phase()  # Metrics tell of every executor before the first one answers.
         self.fleet.start()
         self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweep")
 
