@@ -1,6 +1,7 @@
 """Between the wire and the engine's dataclasses. Nothing is decided here."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status
@@ -138,19 +139,27 @@ def residency_event(delta: ResidencyDelta) -> executor_pb2.ExecutorEvent:
     )
 
 
-def load_event(
-    status: Status, free_seats: int, stalled_s: float, received: int
-) -> executor_pb2.ExecutorEvent:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the hub knows later than the engine's last status."""
+
+    free_seats: int
+    waiting: int
+    stalled_s: float
+    received: int
+
+
+def load_event(status: Status, load: Load) -> executor_pb2.ExecutorEvent:
     return executor_pb2.ExecutorEvent(
         load=executor_pb2.Load(
             state=executor_pb2.LOAD_STATE_DRAINING if status.draining else executor_pb2.LOAD_STATE_READY,
-            free_seats=free_seats,
+            free_seats=load.free_seats,
             free_kv_blocks=status.free_kv_blocks,
             free_slots=status.free_slots,
-            waiting=status.waiting,
+            waiting=load.waiting,
             running=status.running,
-            last_step_age_ms=round(stalled_s * 1000),
-            received_dispatches=received,
+            last_step_age_ms=round(load.stalled_s * 1000),
+            received_dispatches=load.received,
         )
     )
 

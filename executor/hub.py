@@ -219,6 +219,8 @@ class Hub:
         return stream
 
     def _tell_load(self, stream: Stream) -> None:
-        stream.outbox.put(
-            convert.load_event(self._status, self.free_seats, self._engine.stalled_s, stream.received)
-        )
+        # What the engine has not seen yet waits, too: it may be stuck in a step.
+        seen = self.info.max_seats - self._status.free_seats if self.info else 0
+        waiting = self._status.waiting + max(0, self.num_live - seen)
+        load = convert.Load(self.free_seats, waiting, self._engine.stalled_s, stream.received)
+        stream.outbox.put(convert.load_event(self._status, load))

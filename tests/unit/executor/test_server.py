@@ -358,6 +358,7 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
                     break
                 await asyncio.sleep(0.05)
         await scheduler.until(lambda: scheduler.of("load")[-1].last_step_age_ms > 300)
+        assert scheduler.of("load")[-1].waiting == 1
         release.set()
 
 
