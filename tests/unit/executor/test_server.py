@@ -362,6 +362,29 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         release.set()
 
 
+async def test_an_engine_that_keeps_failing_rejects_then_ends(tiny_base: Path, tiny_store: DiskStore) -> None:
+    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
+
+        def fail(step: object) -> None:
+            raise ZeroDivisionError("secret")
+
+        def break_it(engine: Engine) -> None:
+            engine._runner.forward = fail  # type: ignore
+
+        app._engine.submit(break_it)
+        for name in ("a", "b"):
+            await scheduler.dispatch(dispatch(name))
+            await scheduler.ended(name)
+        for rejected in scheduler.of("rejected"):
+            assert (rejected.reason, rejected.retryable) == ("INTERNAL", False)
+            assert "secret" not in rejected.message
+        await scheduler.dispatch(dispatch("c"))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(app.wait(), 30)
+        await scheduler.reader
+        assert not app.ready.is_set()
+
+
 async def test_a_port_in_use_is_one_clear_error(
     app: ExecutorApp, tiny_base: Path, tiny_store: DiskStore
 ) -> None:
