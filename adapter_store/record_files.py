@@ -15,7 +15,7 @@ class RecordFiles:
         self._folder, self._aside = folder, aside
 
     def read(self, tenant: str, name: str) -> NameRecord:
-        """An unknown name has the empty record. Raises DataLoss, OSError; InvalidRef before the disk is touched."""
+        """An unknown name has the empty record. Raises DataLoss, OSError, and InvalidRef before it reads."""
         try:
             return NameRecord.from_json(self._path(tenant, name).read_text())
         except FileNotFoundError:

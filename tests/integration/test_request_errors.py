@@ -1,6 +1,5 @@
 """Wrong requests: the code, the details and the field, while a stream beside them does not change."""
 
-import time
 from collections.abc import Callable, Iterator
 from math import inf, nan
 from pathlib import Path

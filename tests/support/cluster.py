@@ -93,7 +93,7 @@ class Node:
                 self.kill()
 
     def health(self, service: str = "") -> str:
-        """"SERVING", "NOT_SERVING", or the code of the failed call."""
+        """ "SERVING", "NOT_SERVING", or the code of the failed call."""
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self.address, options=options) as channel:
             request = health_pb2.HealthCheckRequest(service=service)
