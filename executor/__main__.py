@@ -28,6 +28,9 @@ def main() -> int:
         store = open_store(config.store)
     except (ConfigError, AdapterStoreError) as error:
         return _complain(error)
+    # Threads of one operation spin while they wait for each other, and starve whatever else the machine runs:
+    # with two threads on two busy cores a step took 200 ms that takes 5.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Only now: torch takes seconds, which --help and a wrong flag need not wait for.
     from executor.app import ExecutorApp
     from executor.logs import setup_logging

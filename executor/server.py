@@ -95,7 +95,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def make_server(listen: str, servicer: ExecutorServicer, board: HealthBoard) -> tuple[grpc.aio.Server, int]:
     """A server, not started, and its port. Raises StartError when the address cannot be had."""
     server = grpc.aio.server(options=OPTIONS)
-    executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
