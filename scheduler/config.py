@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from scheduler.logs import FORMATS, LEVELS
 
@@ -105,7 +105,7 @@ class Config:
 
 
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
-    """The settings of this process. `--help` prints and exits, as wrong flags do (status 2)."""
+    """The settings of this process. `--help` prints and exits; ConfigError for everything else."""
     options = {option.name: option for option in fields(Config)}
     flags = {
         name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None
@@ -119,11 +119,12 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m scheduler",
         description="Takes requests over gRPC, groups them by adapter and sends them to executors.",
         epilog=f"Every option can also be set as {ENVIRONMENT_PREFIX}<NAME> or in the file of --config; "
         "a flag goes before the environment, and that before the file.",
+        allow_abbrev=False,
     )
     parser.add_argument("--config", help="TOML file with any of these settings", metavar="FILE")
     for option in fields(Config):
@@ -137,6 +138,11 @@ def _parser() -> argparse.ArgumentParser:
             metavar=option.name.rpartition("_")[2].upper(),
         )
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def _flag(name: str) -> str:

@@ -57,7 +57,10 @@ def test_probes_are_answered_behind_a_deep_queue(one: Pair) -> None:
     with one.client() as client:
         streams = [watch(client, [7, 8, 9], 4000) for _ in range(40)]
         wait_until(lambda: one.scheduler.gauge("queue_requests") >= 30, "many wait")
-        for node, name in ((one.scheduler, "lorafleet.v1.Inference"), (one.executor, "lorafleet.v1.Executor")):
+        for node, name in (
+            (one.scheduler, "lorafleet.v1.Inference"),
+            (one.executor, "lorafleet.v1.Executor"),
+        ):
             assert node.health() == node.health(name) == "SERVING"
     for stream in streams:
         stream.wait_end()
