@@ -92,3 +92,19 @@ def test_an_executor_that_drains_finishes_what_it_has(
     assert "Traceback" not in executors[0].log()
     assert scheduler.count("dispatches") == dispatches + len(late)  # nothing was cut off
     executors[0].start().wait_ready()
+
+
+def test_a_frozen_executor_loses_its_streams_and_comes_back(
+    scheduler: Node, executors: list[Node], client: Client, expected: dict[str, Expected]
+) -> None:
+    """It says nothing for too long; what it still says later belongs to attempts that are over."""
+    streams = start(client, copies=2)
+    executors[0].signal(signal.SIGSTOP)
+    try:
+        in_the_middle(streams)
+        wait_until(lambda: scheduler.metrics()[READY] == 1, "the scheduler gives it up")
+        check(streams, expected)
+    finally:
+        executors[0].signal(signal.SIGCONT)
+    wait_until(lambda: scheduler.metrics()[READY] == 2, "it is back")
+    check(start(client), expected)

@@ -73,4 +73,3 @@ def test_a_second_signal_hands_streams_back(
     in_the_middle(streams)
     pair.scheduler.start().wait_ready()
     check(streams, expected)
-
