@@ -122,7 +122,8 @@ class LiveRequest:
         self.attempts = 0
         self.failures = 0  # Attempts in a row that failed before their first token.
         self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None  # Of its deadline or time limit.
+        self.pause: asyncio.TimerHandle | None = None  # Until it goes back to the queue.
         self.hang_up: Callable[[], object] = _nothing  # Ends the write to a client that does not read.
         self.completion_tokens = len(admitted.resumed_token_ids)
         self.cached_prompt_tokens = 0
@@ -137,6 +138,11 @@ class LiveRequest:
         """What is left of `time_limit_ms`, counted from acceptance; None without one."""
         limit_ms = self.admitted.stopping.time_limit_ms
         return self.accepted_at + limit_ms / 1000 - now if limit_ms else None
+
+    @property
+    def complete(self) -> common_pb2.FinishReason | None:
+        """Why nothing is left to generate, if so."""
+        return common_pb2.FINISH_REASON_STOP if self.text.stopped else self.progress.complete
 
     def avoid(self, address: str) -> None:
         """Makes an executor where an attempt failed the last choice."""
