@@ -46,8 +46,8 @@ def adapter(cluster: Cluster) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def main(cluster: Cluster) -> Pair:
-    """4 slots of rank 16 for the dense projections, kept by who has them; callers are told apart. Steps may be
-    long: 4096 tokens."""
+    """4 slots of rank 16 for the dense projections, kept by who has them; steps of up to 4096 tokens; callers
+    are told apart."""
     file = cluster.folder / "tokens.toml"
     file.write_text("".join(_entry(token, *caller) for token, caller in CALLERS.items()))
     slots = ("--max-loras", "4", "--max-lora-rank", "16", "--max-seats", "32")

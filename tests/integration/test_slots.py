@@ -125,12 +125,12 @@ def test_a_reused_slot_has_no_leftovers(one: Pair, cluster: Cluster, adapter: Ca
         "top": {"rank": 8, "targets": ["v_proj", "o_proj"], "layers": [1], "std": 0.3},
     }
     oracle = Oracle(cluster.model)
-    expected = {"": oracle.greedy(None, PROMPT, 16)}
+    expected = {"": oracle.greedy(None, PROMPT, 12)}
     with one.client() as client:
         for name, fields in kinds.items():
             client.adapters.push(adapter(name, **fields), name)
-            expected[name] = oracle.greedy(adapter(name), PROMPT, 16)
-        assert min(gap for run in expected.values() for gap in run.gaps) > 1e-3, "choose another prompt"
+            expected[name] = oracle.greedy(adapter(name), PROMPT, 12)
+        assert min(gap for run in expected.values() for gap in run.gaps) > 5e-4, "choose another prompt"
         before = one.executor.count("page_ins")
         order = [
             "full",
@@ -149,7 +149,7 @@ def test_a_reused_slot_has_no_leftovers(one: Pair, cluster: Cluster, adapter: Ca
         ]
         for number, name in enumerate(order):
             answer = client.generate(
-                PROMPT, adapter=name or None, max_new_tokens=16, ignore_eos=True, cache_salt=str(number)
+                PROMPT, adapter=name or None, max_new_tokens=12, ignore_eos=True, cache_salt=str(number)
             )
             assert list(answer.token_ids) == expected[name].tokens, name
         assert one.executor.count("page_ins") - before == 10  # one for each change of adapter
@@ -205,8 +205,8 @@ def test_pushes_and_loads_change_no_running_stream(
     broken = make_adapter(tmp_path / "broken", cluster.model, seed=1)
     edit_config(broken, use_dora=True)
     with main.client("ops") as client, ThreadPoolExecutor(4) as pool:  # as many pushes as are taken
-        alone = answers_alone(client, NAMES[:4], 400)
-        streams = [(name, watch(client, PROMPT, 400, adapter=name)) for name in NAMES[:4] * 2]
+        alone = answers_alone(client, NAMES[:4], 200)
+        streams = [(name, watch(client, PROMPT, 200, adapter=name)) for name in NAMES[:4] * 2]
         for _, stream in streams:
             stream.wait_for(1)
 

@@ -21,7 +21,7 @@ from tests.support.fleet import scrape
 
 ROOT = Path(__file__).parents[2]
 READINESS = {"scheduler": "lorafleet.v1.Inference", "executor": "lorafleet.v1.Executor"}
-PATIENCE_S = 20.0  # Until a test that waits for something gives up; never what it measures.
+PATIENCE_S = 60.0  # Until a test that waits for something gives up; never what it measures.
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
