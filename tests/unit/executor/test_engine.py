@@ -395,6 +395,29 @@ def test_residency_is_told_as_differences(make_engine: Make, digests: list[str])
     assert {(c.digest, c.tier) for c in events.residency.removed} == set(both)
 
 
+def test_slot_hits_and_page_ins_are_counted_by_adapter_as_long_as_it_is_there(
+    make_engine: Make, digests: list[str]
+) -> None:
+    driver = make_engine(max_loras=1)
+
+    def counts(digest: str) -> tuple[float | None, ...]:
+        names = ("adapter_page_ins_total", "adapter_slot_hits_total")
+        labels = {"digest": digest}
+        return tuple(driver.registry.get_sample_value(f"lorafleet_executor_{n}", labels) for n in names)
+
+    first, second = digests[:2]
+    driver.run(*(greedy(f"{n}", PROMPTS[n], digest=first) for n in range(3)))
+    assert counts(first) == (1, 2)
+    driver.run(greedy("base", PROMPTS[0]), greedy("other", PROMPTS[0], digest=second))
+    driver.run(greedy("again", PROMPTS[1], digest=first))
+    assert (counts(first), counts(second)) == ((2, 2), (1, None))
+    assert (driver.metric("page_ins_total"), driver.metric("slot_hits_total")) == (3, 2)
+    driver.engine.drop(first)
+    driver.step()
+    assert (counts(first), counts(second)) == ((None, None), (1, None))
+    assert driver.metric("page_ins_total") == 3
+
+
 def test_drop_waits_for_the_last_user(make_engine: Make, digests: list[str]) -> None:
     driver = make_engine()
     expected = make_engine().run(greedy("x", PROMPTS[0], digest=digests[0]))
