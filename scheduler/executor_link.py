@@ -96,6 +96,11 @@ class ExecutorLink:
         hint = executor_pb2.Prefetch(digest=digest, expected_uses=expected_uses)
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
+    def drop(self, digest: str) -> None:
+        """Frees its copies as soon as nothing uses them. Nothing while there is no connection."""
+        if self.state.limits:
+            self._send(executor_pb2.ExecutorCommand(drop=executor_pb2.DropAdapter(digest=digest)))
+
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
         self._outgoing.put_nowait(command)
 

@@ -404,6 +404,23 @@ async def test_a_second_call_with_the_name_ends_the_first(dispatcher: Dispatcher
         assert tokens_in(await read_all(live)) == expected_tokens(live.admitted)
 
 
+async def test_a_second_call_that_is_not_accepted_ends_nobody(
+    fake: FakeExecutor, tokenizer: Tokenizer
+) -> None:
+    settings = replace(SETTINGS, max_queued_per_tenant=1)
+    async with running(dispatcher_of(["127.0.0.1:1"], tokenizer, settings)) as dispatcher:
+        first = dispatcher.submit(admitted("same"), None)
+        with pytest.raises(QueueFull):
+            dispatcher.submit(admitted("same"), None)
+        assert not first.ended
+        dispatcher.cancel(first)
+
+
+async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+    dispatcher.fleet.drop(DIGEST)
+    await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
+
+
 async def test_a_client_that_does_not_read_is_given_up(fake: FakeExecutor, tokenizer: Tokenizer) -> None:
     clock = ManualClock()
     settings = replace(SETTINGS, max_outbox_tokens=10)
