@@ -230,5 +230,6 @@ class ExecutorLink:
         self._listener.on_lost(self.state.address, lost, end.detail)
 
     def _backoff(self) -> float:
-        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**self._failures)
+        doublings = min(self._failures, 32)  # No float holds 2 ** 1024: an executor may be away for hours.
+        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**doublings)
         return longest * random.uniform(0.5, 1.0)

@@ -127,6 +127,16 @@ async def test_a_restarted_executor_comes_back(tokenizer: Tokenizer) -> None:
         await second.stop()
 
 
+async def test_an_executor_that_is_away_for_hours_comes_back(tokenizer: Tokenizer) -> None:
+    async with executors(1) as [fake], running(dispatcher_of([fake.address], tokenizer)) as dispatcher:
+        await ready(dispatcher)
+        fake.mute = True
+        dispatcher.fleet._links[fake.address]._failures = 5000
+        await until(lambda: not dispatcher.fleet.any_ready)
+        fake.mute = False
+        await ready(dispatcher)
+
+
 async def test_a_hung_executor_loses_its_requests(tokenizer: Tokenizer) -> None:
     async with (
         executors(2) as fakes,
