@@ -12,6 +12,7 @@ from adapter_store.errors import (
     InvalidModel,
     InvalidRef,
     StoreUnavailable,
+    UnsafeStore,
 )
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, SlotLimits, Version
 from adapter_store.model_spec import ModelSpec
@@ -39,6 +40,7 @@ __all__ = [
     "Ref",
     "SlotLimits",
     "StoreUnavailable",
+    "UnsafeStore",
     "Version",
     "Weights",
     "open_store",

@@ -99,13 +99,30 @@ class AdapterStore(Protocol):
         ...
 
 
-def open_store(url: str) -> AdapterStore:
-    """`disk:/folder`, or a bare path. Raises InvalidRef for another scheme."""
+def open_store(url: str, *, allow_volatile: bool = False) -> AdapterStore:
+    """`disk:/folder`, a bare path, or `redis://...`, `rediss://...` (redis_store/url.py).
+
+    `allow_volatile` accepts a Redis that may lose in a crash what it acknowledged. Raises InvalidRef for
+    another scheme, StoreUnavailable.
+    """
     from adapter_store.disk import DiskStore
 
     scheme, colon, rest = url.partition(":")
+    if colon and scheme in ("redis", "rediss"):
+        return _open_redis(url, allow_volatile)
     if not colon or "/" in scheme:
         scheme, rest = "disk", url
     if scheme != "disk" or not rest:
-        raise InvalidRef(f"store url {url!r} is neither disk:/folder nor a path")
+        raise InvalidRef(f"store url {scheme}:... is not disk:/folder, a path, redis://... or rediss://...")
     return DiskStore(Path(rest))
+
+
+def _open_redis(url: str, allow_volatile: bool) -> AdapterStore:
+    try:
+        from adapter_store.redis_store.store import RedisStore
+        from adapter_store.redis_store.url import RedisUrl
+    except ModuleNotFoundError as error:
+        raise InvalidRef(
+            f"store url redis://... needs the package {error.name}: pip install 'lorafleet[redis]'"
+        ) from error
+    return RedisStore(RedisUrl.parse(url, allow_volatile=allow_volatile))
