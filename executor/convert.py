@@ -144,6 +144,7 @@ class Load:
     """What the hub knows later than the engine's last status."""
 
     free_seats: int
+    free_slots: int
     waiting: int
     stalled_s: float
     received: int
@@ -155,7 +156,7 @@ def load_event(status: Status, load: Load) -> executor_pb2.ExecutorEvent:
             state=executor_pb2.LOAD_STATE_DRAINING if status.draining else executor_pb2.LOAD_STATE_READY,
             free_seats=load.free_seats,
             free_kv_blocks=status.free_kv_blocks,
-            free_slots=status.free_slots,
+            free_slots=load.free_slots,
             waiting=load.waiting,
             running=status.running,
             last_step_age_ms=round(load.stalled_s * 1000),

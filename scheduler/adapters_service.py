@@ -29,6 +29,7 @@ MAX_PUSH_BYTES = 8 * 1024**3
 MAX_HEAVY_CALLS = 4
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 MAX_PAGE_TOKEN_CHARS = 256
+MAX_PAGE_BYTES = 8 * 1024 * 1024  # Versions of a deep model take tens of kilobytes each.
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -121,11 +122,18 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
             return versions, self._store.aliases(tenant, name)
 
         versions, aliases = await self._run(page)
-        shown = versions[:size]
-        return pb.ListAdaptersResponse(
-            versions=[version_message(v, aliases) for v in shown if identity.sees(v.tenant, v.name)],
-            next_page_token=f"{shown[-1].name}@{shown[-1].digest}" if len(versions) > size else "",
-        )
+        response = pb.ListAdaptersResponse()
+        num_bytes = 0
+        for index, version in enumerate(versions):
+            if index == size or num_bytes > MAX_PAGE_BYTES:
+                last = versions[index - 1]
+                response.next_page_token = f"{last.name}@{last.digest}"
+                break
+            if identity.sees(version.tenant, version.name):
+                message = version_message(version, aliases)
+                num_bytes += message.ByteSize()
+                response.versions.append(message)
+        return response
 
     @translate_errors
     async def Delete(self, request: pb.DeleteAdapterRequest, context: Context) -> pb.DeleteAdapterResponse:

@@ -92,11 +92,12 @@ class Config:
             "max_attempts",
             "stream_buffer",
             "report_timeout",
+            "step_timeout",
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # NaN is not, either.
                 raise ConfigError(f"{name}: must be above 0")
         for name in ("queue_timeout", "aging", "slow_client_timeout", "drain_timeout", "metric_names"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: must not be negative")
         if self.log_format not in FORMATS:
             raise ConfigError(f"log_format: {self.log_format!r} is not one of {', '.join(FORMATS)}")

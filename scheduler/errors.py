@@ -17,7 +17,6 @@ SchedulerError
 ├── SlowClient           CANCELLED             the client stopped reading
 ├── DataLoss             DATA_LOSS             stored bytes fail their digest
 ├── Unsupported          UNIMPLEMENTED         an RPC that this server does not offer
-├── AdapterLoadFailed    as the executor says
 ├── ExecutorFailed       as the executor says
 └── InternalError        INTERNAL              a bug; the log has its id
 """
@@ -194,10 +193,6 @@ class ExecutorFailed(SchedulerError):
         super().__init__(message)
         self.code = code
         self.reason = reason
-
-
-class AdapterLoadFailed(ExecutorFailed):
-    """The same, for a version that no executor could bring into a slot."""
 
 
 class InternalError(SchedulerError):

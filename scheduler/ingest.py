@@ -7,6 +7,7 @@ import asyncio
 import logging
 import multiprocessing
 import shutil
+import signal
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -74,7 +75,10 @@ class Ingest:
         with self._lock:
             if self._pool is None:
                 spawn = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(max_workers=1, mp_context=spawn)
+                # A Ctrl-C reaches all processes of a terminal; this one ends with the scheduler, in order.
+                self._pool = ProcessPoolExecutor(
+                    1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+                )
             return self._pool.submit(_put, self._store_url, spec, folder, push)
 
     def _forget_pool(self) -> None:

@@ -66,7 +66,6 @@ class Scheduler:
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._authenticator = Authenticator(config.tokens_file)
         self._store = open_store(config.store)
-        self._ingest = Ingest(config.store)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
@@ -103,7 +102,6 @@ class Scheduler:
         await self.dispatcher.stop()
         await self._server.stop(grace=1.0)
         await self._admission.close()
-        await asyncio.to_thread(self._ingest.close)
         await asyncio.to_thread(self._ingest.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._metrics_server:
@@ -168,7 +166,10 @@ class Scheduler:
 
     async def _follow_readiness(self) -> None:
         while True:
-            await self._set_readiness(self.dispatcher.fleet.any_ready and not self.dispatcher.draining)
+            try:
+                await self._set_readiness(self.dispatcher.fleet.any_ready and not self.dispatcher.draining)
+            except Exception:
+                logger.exception("readiness could not be told; the next turn tries again")
             await asyncio.sleep(READINESS_POLL_S)
 
     async def _set_readiness(self, ready: bool) -> None:

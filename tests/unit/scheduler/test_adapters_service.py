@@ -14,6 +14,7 @@ import pytest_asyncio
 from adapter_store import DiskStore, ModelSpec
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
+from scheduler import adapters_service
 from scheduler.adapters_service import AdaptersService
 from scheduler.auth import Authenticator
 from scheduler.ingest import Ingest
@@ -360,6 +361,19 @@ async def test_pages_cover_everything_once(service: Running) -> None:
     for bad in ({"page_size": 1001}, {"page_token": "x" * 300}, {"name": "../x"}, {"tenant": "A"}):
         error = await refused(service.stub.List(pb.ListAdaptersRequest(**bad), **as_("acme")))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_service, "MAX_PAGE_BYTES", 1)
+    for seed in (50, 51):
+        await push(service, "large", service.content(seed))
+    digests, token, pages = set(), "", 0
+    while pages == 0 or token:
+        request = pb.ListAdaptersRequest(name="large", page_token=token)
+        page = await service.stub.List(request, **as_("acme"))
+        digests.update(version.digest for version in page.versions)
+        token, pages = page.next_page_token, pages + 1
+    assert (len(digests), pages) == (2, 2)
 
 
 async def test_verify_tells_damage_apart(service: Running) -> None:

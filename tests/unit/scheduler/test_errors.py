@@ -91,7 +91,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
     (lambda: errors.Unsupported("x"), grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
     (
-        lambda: errors.AdapterLoadFailed(grpc.StatusCode.FAILED_PRECONDITION, "RANK", "x"),
+        lambda: errors.ExecutorFailed(grpc.StatusCode.FAILED_PRECONDITION, "RANK", "x"),
         grpc.StatusCode.FAILED_PRECONDITION,
         "RANK",
     ),
