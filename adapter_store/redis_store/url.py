@@ -68,7 +68,7 @@ class RedisUrl:
             namespace=_namespace(options.get("namespace", "lorafleet")),
             allow_volatile=allow_volatile or _switch(options.get("allow_volatile", "0"), "allow_volatile"),
             replicas=_number(options.get("replicas", "0"), "replicas"),
-            timeout=_number(options.get("timeout", "10"), "timeout") or 10,
+            timeout=_positive(options.get("timeout", "10"), "timeout"),
             ca_file=options.get("ca_file"),
             cert_file=options.get("cert_file"),
             key_file=options.get("key_file"),
@@ -101,6 +101,12 @@ def _number(text: str, part: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise InvalidRef(f"store url: {part} is not a whole number")
     return int(text)
+
+
+def _positive(text: str, part: str) -> int:
+    if (number := _number(text, part)) == 0:
+        raise InvalidRef(f"store url: {part} must be above 0")
+    return number
 
 
 def _switch(text: str, part: str) -> bool:
