@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,12 +121,6 @@ def test_an_upload_that_was_swept_is_not_published(
     with pytest.raises(StoreUnavailable, match="too long"):
         store.put(adapters[0], "acme", "x", spec)
     assert redis_medium.leftovers() == []
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
 
 
 @pytest.mark.parametrize("fsync", ["always", "everysec"])
