@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from adapter_store.errors import StoreUnavailable
 from adapter_store.redis_store.server import ServerState, read_state
@@ -27,7 +36,8 @@ _FIRST_PAUSE = 0.05  # seconds; each pause is up to twice as long as the last: 0
 _MAX_CONNECTIONS = 64
 _READ_BYTES = 1 << 20
 # Replies of a server that is about to be, or is no longer, the primary that we look for.
-_PASSING = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "UNBLOCKED")
+_PASSING = (ReadOnlyError, ClusterDownError, TryAgainError)
+_PASSING_CODES = ("NOREPLICAS", "BUSY", "UNBLOCKED")
 _log = logging.getLogger(__name__)
 
 
@@ -192,9 +202,13 @@ def _raise_error(command: Command, reply: Any) -> None:
     if not isinstance(reply, ResponseError):
         return
     text = str(reply)
-    if isinstance(reply, redis.ReadOnlyError) or text.startswith(_PASSING):
+    if isinstance(reply, _PASSING) or text.startswith(_PASSING_CODES):
         raise NotNow(text)
     _log.error("Redis refused %s: %s", command[0], text)
+    if isinstance(reply, OutOfMemoryError):
+        raise StoreUnavailable("the store's Redis is full: delete adapters, or raise its maxmemory")
+    if isinstance(reply, AskError):
+        raise StoreUnavailable("the store's Redis is a part of a cluster, and the key is in another part")
     raise StoreUnavailable(f"the store's Redis refused {command[0]!r}: {text}")
 
 

@@ -1,6 +1,6 @@
 """The changes of metadata. Each script runs whole or not at all, and only on keys of the tag {meta}.
 
-With `#!lua` a server that is out of memory refuses a script before it has done anything.
+They are small, so a server that is full runs them, too: a delete is what it needs. It refuses chunks.
 """
 
 # Replaces one record, and what follows from it, once for each operation.
@@ -10,7 +10,7 @@ With `#!lua` a server that is out of memory refuses a script before it has done 
 #         6 claim of the upload to publish ("": the content is stored)   7 manifest   8 index
 #         9 channel   10 seconds for which the operation is remembered
 #   Returns "done" | "stale": the record is another one by now | "lost": upload or content is gone.
-COMMIT = """#!lua
+COMMIT = """#!lua flags=allow-oom
 if redis.call('EXISTS', KEYS[4]) == 1 then return 'done' end
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'stale' end
 if ARGV[5] == 'add' then

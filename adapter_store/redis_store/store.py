@@ -22,7 +22,7 @@ from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
 from adapter_store.peft import read_adapter
 from adapter_store.record import NameRecord
-from adapter_store.redis_store.index import Index
+from adapter_store.redis_store.index import Claim, Index
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata, Publication
 from adapter_store.redis_store.notices import Notices
@@ -57,7 +57,8 @@ class RedisStore:
         self._notices: Notices | None = None
         self._mutex = threading.Lock()  # guards the two above
         self._manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
-        self._metadata.sweep()
+        with _whatever_happens_to_garbage():
+            self._metadata.sweep()
 
     def put(
         self,
@@ -263,8 +264,7 @@ class RedisStore:
         except StoreUnavailable:
             raise  # it may be published: if it is not, it falls due by itself
         except AdapterStoreError:
-            self._metadata.abandon(index.claim)
-            self._changed()
+            self._abandon(index.claim)
             raise
         if record is None:
             raise StoreUnavailable("the push took too long and was given up: push the adapter again")
@@ -296,13 +296,15 @@ class RedisStore:
         self._wake()
         return record
 
-    def _changed(self) -> None:
-        """What was acknowledged stays so, whatever happens to the garbage."""
-        self._wake()
-        try:
+    def _abandon(self, claim: Claim) -> None:
+        with _whatever_happens_to_garbage():
+            self._metadata.abandon(claim)
             self._metadata.sweep()
-        except StoreUnavailable as error:
-            _log.warning("adapter store: garbage stays for now: %s", error)
+
+    def _changed(self) -> None:
+        self._wake()
+        with _whatever_happens_to_garbage():
+            self._metadata.sweep()
 
     def _wake(self) -> None:
         with self._mutex:
@@ -317,6 +319,15 @@ def _race(attempt: Callable[[], _T | None]) -> _T:
         if result := attempt():
             return result
     raise StoreUnavailable("others keep changing this adapter: try again")
+
+
+@contextlib.contextmanager
+def _whatever_happens_to_garbage() -> Iterator[None]:
+    """What was acknowledged, or refused, stays so."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        _log.warning("adapter store: garbage stays for now: %s", error)
 
 
 @contextlib.contextmanager
