@@ -1,7 +1,7 @@
 """Strict reading of safetensors files that nobody vouches for: the header first, then mapped views.
 
 Stricter than the format's own library in two ways: a key that appears twice is refused, and so is a
-header beyond 8 MiB, so a hostile file costs bounded time and memory.
+header beyond 2 MiB, so a hostile file costs bounded time and memory.
 """
 
 import json

@@ -43,7 +43,9 @@ class ExecutorConfig:
         DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
     )
     max_seats: int = _setting(64, "Sequences that are accepted at once.")
-    max_batched_tokens: int = _setting(512, "Tokens in one step; longer prompts are cut. At least max-seats.")
+    max_batched_tokens: int = _setting(
+        512, "Tokens in one step; longer prompts take several. At least max-seats."
+    )
     num_kv_blocks: int = _setting(1024, "KV blocks shared by all sequences.")
     block_size: int = _setting(16, "Tokens in a KV block, and the grain of the prefix cache.")
     prefix_cache: bool = _setting(
@@ -120,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings, named as the flags.")
     for name, setting in _FIELDS.items():
         default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+        default = str(default).lower() if isinstance(default, bool) else default
         suffix = "" if default == "" else f" [{default}]"
         text = setting.metadata["help"] + suffix
         parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=text)

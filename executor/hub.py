@@ -220,7 +220,8 @@ class Hub:
             if stream is not None and dispatch_id in stream.live:
                 by_stream.setdefault(number, []).append(token)
         for number, tokens in by_stream.items():
-            self.streams[number].outbox.put(convert.step_event(events.step, tokens))
+            for event in convert.step_events(events.step, tokens):
+                self.streams[number].outbox.put(event)
 
     def _ended(self, key: tuple[int, str]) -> Stream | None:
         """The stream that must hear of it; None when it is gone or has cancelled it."""

@@ -64,6 +64,7 @@ class Pager(Generic[ImageT]):
         load_timeout_s: float,
         wake: Callable[[], None],
         load_ended: Callable[[str, float], None],
+        paged_in: Callable[[str], None],
     ) -> None:
         if host_bytes < arena.nbytes_per_slot:
             raise ValueError(
@@ -75,6 +76,7 @@ class Pager(Generic[ImageT]):
         self._loader = Loader(load, loader_threads, wake)
         self._load_timeout_s = load_timeout_s
         self._load_ended = load_ended  # told "ok" or a rejection's reason, and seconds
+        self._paged_in = paged_in  # told the digest
         self._residency = Residency()
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
@@ -148,6 +150,7 @@ class Pager(Generic[ImageT]):
         for page_in in page_ins:
             self._arena.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
+            self._paged_in(page_in.digest)
             self._changed = True
 
     def abandon_loading(self) -> None:
@@ -171,6 +174,10 @@ class Pager(Generic[ImageT]):
             for digest, slot in self._slots.digests.items()
         ]
         return self._residency.update([*host, *in_slots])
+
+    def holds(self, digest: str) -> bool:
+        """Whether there is a copy of it in any tier."""
+        return digest in self.host or self._slots.find(digest) is not None
 
     @property
     def num_loading(self) -> int:

@@ -20,9 +20,10 @@ from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters_wire import alias_message, alias_ref, listing_names, push_target, version_message
 from scheduler.auth import ADMIN, Authenticator, Identity
-from scheduler.errors import AdapterNotFound, InvalidRequest, QueueFull, Unsupported, translate_errors
+from scheduler.errors import AdapterNotFound, InvalidRequest, QueueFull, Unsupported
 from scheduler.ingest import Ingest
 from scheduler.lookup import find_version, parse_ref, require
+from scheduler.status import translate_errors
 from scheduler.transfer import read_files, receive_files, receive_header
 
 MAX_PUSH_BYTES = 8 * 1024**3

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from scheduler.logs import FORMATS, LEVELS
 
+_METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS"}
 ENVIRONMENT_PREFIX = "LORAFLEET_SCHEDULER_"
 # What Kubernetes sets for a Service named lorafleet-scheduler; not ours to refuse.
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?")
@@ -20,26 +21,32 @@ class ConfigError(Exception):
     """A setting is missing, unknown or out of range; the text names it."""
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _help(text: str, metavar: str = "") -> dict[str, str]:
+    return {"help": text, "metavar": metavar}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Checked when made: raises ConfigError. Times are in seconds."""
 
-    model: Path = field(metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors"))
-    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>"))
-    executor: tuple[str, ...] = field(metadata=_help("host:port of an executor; repeat it for more"))
+    model: Path = field(
+        metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors", "FOLDER")
+    )
+    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>", "FOLDER"))
+    executor: tuple[str, ...] = field(
+        metadata=_help("host:port of an executor; repeat it for more", "HOST:PORT")
+    )
     listen: str = field(
-        default="127.0.0.1:50051", metadata=_help("host:port to serve gRPC on; port 0 is any free one")
+        default="127.0.0.1:50051",
+        metadata=_help("host:port to serve gRPC on; port 0 is any free one", "HOST:PORT"),
     )
     metrics_port: int = field(
         default=9400,
         metadata=_help("port of Prometheus metrics on the same host; 0 is any free one, -1 none"),
     )
     tokens_file: Path | None = field(
-        default=None, metadata=_help("TOML file of bearer tokens; without one, only loopback is served")
+        default=None,
+        metadata=_help("TOML file of bearer tokens; without one, only loopback is served", "FILE"),
     )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
@@ -136,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
             dest=option.name,
             action="append" if option.name == "executor" else "store",
             help=option.metadata["help"] + default_text,
-            metavar=option.name.rpartition("_")[2].upper(),
+            metavar=option.metadata["metavar"] or _METAVARS.get(option.type, "NAME"),
         )
     return parser
 

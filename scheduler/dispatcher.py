@@ -28,6 +28,7 @@ from scheduler.errors import (
 from scheduler.executor_link import LinkSettings
 from scheduler.executor_wire import Tokens
 from scheduler.fleet import Fleet
+from scheduler.journal import Journal
 from scheduler.metrics import Metrics
 from scheduler.policy import Policy, can_ever_run, likely_executor
 from scheduler.queue import BASE, Queue
@@ -76,6 +77,7 @@ class Dispatcher:
         self._settings = settings
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._journal = Journal(metrics)
         self._clock = clock
         self._numbers = itertools.count(1)
         self._accepted = Accepted()
@@ -151,10 +153,8 @@ class Dispatcher:
             self._new_groups.add(digest)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
-        admitted = live.admitted
         self._accepted.add(live)
-        self._metrics.live_requests.set(self.num_live)
-        self._metrics.accepted(live.key[0], admitted.adapter, len(admitted.prompt_token_ids))
+        self._journal.accepted(live, self.num_live)
         limit_s = live.time_limit_left_s(self._clock())
         times = [time for time in (deadline_s, limit_s) if time is not None]
         if times:
@@ -193,12 +193,8 @@ class Dispatcher:
     def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         now = self._clock()
         self._accepted.begin_attempt(live, uuid.uuid4().hex, address)
-        self._metrics.dispatches.inc()
         live.attempts += 1
-        if live.attempts == 1:
-            self._metrics.queue_seconds.observe(now - live.accepted_at)
-        elif live.last_token_at is not None:
-            self._metrics.resumptions.inc()
+        self._journal.dispatched(live, now)
         left_s = live.time_limit_left_s(now)
         return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
 
@@ -273,13 +269,9 @@ class Dispatcher:
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
         now, count = self._clock(), len(tokens.token_ids)
         live.failures = 0
-        if live.last_token_at is None:
-            self._metrics.first_token_seconds.observe(now - live.accepted_at)
-        else:
-            self._metrics.inter_token_seconds.observe(now - live.last_token_at)
+        self._journal.generated(live, count, now)
         live.last_token_at = now
         self.queue.charge(live.waiting.tenant, count)
-        self._metrics.generated(live.waiting.tenant, live.admitted.adapter, count)
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True
             live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
@@ -294,8 +286,7 @@ class Dispatcher:
         """
         self._accepted.end_attempt(live)
         live.queued_at = self._clock()
-        self._metrics.attempt_failed(reason)
-        logger.warning("attempt failed: %s: %s", reason, why, extra={"request_id": live.admitted.request_id})
+        self._journal.attempt_failed(live, reason, why)
         if reason not in BUSY_REASONS:
             live.failures += 1
             live.avoid(live.address)
@@ -347,10 +338,7 @@ class Dispatcher:
             self.fleet.cancel(live.address, live.dispatch_id)
         self._accepted.end_attempt(live)
         self._accepted.remove(live)
-        self._metrics.live_requests.set(self.num_live)
-        self._metrics.ended(code)
-        self._metrics.cached(live.waiting.tenant, live.admitted.adapter, live.cached_prompt_tokens)
-        logger.info("ended: %s", code, extra=_log_fields(live))
+        self._journal.ended(live, code, self.num_live)
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -391,14 +379,3 @@ def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
         f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
         metadata={"adapter": live.admitted.adapter},
     )
-
-
-def _log_fields(live: LiveRequest) -> dict[str, object]:
-    return {
-        "request_id": live.admitted.request_id,
-        "tenant": live.waiting.tenant,
-        "adapter": live.admitted.adapter,
-        "prompt_tokens": len(live.admitted.prompt_token_ids),
-        "completion_tokens": live.completion_tokens,
-        "attempts": live.attempts,
-    }

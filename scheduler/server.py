@@ -11,10 +11,11 @@ from adapter_store import AdapterStore, ModelSpec
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.admission import Admission, Authenticator
 from scheduler.dispatcher import Dispatcher
-from scheduler.errors import Draining, from_exception, translate_errors
+from scheduler.errors import Draining, from_exception
 from scheduler.metrics import Metrics
 from scheduler.models import list_models
 from scheduler.requests import LiveRequest, Piece
+from scheduler.status import translate_errors
 from scheduler.tokenizer import Tokenizer
 
 

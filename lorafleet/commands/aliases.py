@@ -41,7 +41,7 @@ def _add(group: Subparsers, name: str, summary: str, examples: str, run: Run) ->
 
 
 def _add_alias(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("alias", metavar="[TENANT/]NAME@ALIAS")
+    parser.add_argument("alias", metavar="[TENANT/]NAME@ALIAS", help="the alias, written out")
 
 
 def list_(args: argparse.Namespace) -> int:

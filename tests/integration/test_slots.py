@@ -124,13 +124,14 @@ def test_a_reused_slot_has_no_leftovers(one: Pair, cluster: Cluster, adapter: Ca
         "thin": {"rank": 4, "targets": DENSE},
         "top": {"rank": 8, "targets": ["v_proj", "o_proj"], "layers": [1], "std": 0.3},
     }
+    prompt = [13, 23, 34, 45] * 5
     oracle = Oracle(cluster.model)
-    expected = {"": oracle.greedy(None, PROMPT, 12)}
+    expected = {"": oracle.greedy(None, prompt, 12)}
     with one.client() as client:
         for name, fields in kinds.items():
             client.adapters.push(adapter(name, **fields), name)
-            expected[name] = oracle.greedy(adapter(name), PROMPT, 12)
-        assert min(gap for run in expected.values() for gap in run.gaps) > 5e-4, "choose another prompt"
+            expected[name] = oracle.greedy(adapter(name), prompt, 12)
+        assert min(gap for run in expected.values() for gap in run.gaps) > 1e-3, "choose another prompt"
         before = one.executor.count("page_ins")
         order = [
             "full",
@@ -149,7 +150,7 @@ def test_a_reused_slot_has_no_leftovers(one: Pair, cluster: Cluster, adapter: Ca
         ]
         for number, name in enumerate(order):
             answer = client.generate(
-                PROMPT, adapter=name or None, max_new_tokens=12, ignore_eos=True, cache_salt=str(number)
+                prompt, adapter=name or None, max_new_tokens=12, ignore_eos=True, cache_salt=str(number)
             )
             assert list(answer.token_ids) == expected[name].tokens, name
         assert one.executor.count("page_ins") - before == 10  # one for each change of adapter

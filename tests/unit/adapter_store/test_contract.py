@@ -125,6 +125,29 @@ def test_unknown_and_foreign_names_look_the_same(
     assert store.list("zoo") == [] and store.aliases("zoo") == []
 
 
+def test_a_digest_belongs_to_its_name(
+    store: AdapterStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, tmp_path: Path
+) -> None:
+    """acme/x has the content, acme/z exists, too: z@digest is still nobody."""
+    digest = versions[0].digest
+    other = store.put(adapters[1], "acme", "z", spec)
+    assert other.digest != digest
+    wrong = Ref("acme", "z", digest=digest)
+    calls: list[Callable[[], object]] = [
+        lambda: store.resolve(wrong),
+        lambda: store.verify(wrong),
+        lambda: store.export(wrong, tmp_path / "exported"),
+        lambda: store.delete(wrong),
+        lambda: store.set_alias("acme", "z", "latest", digest),
+        lambda: store.set_protected("acme", "z", digest, True),
+    ]
+    for call in calls:
+        with pytest.raises(AdapterNotFound):
+            call()
+    assert store.resolve(Ref.parse("acme/z", "")).digest == other.digest
+    store.open(digest).close()
+
+
 @pytest.mark.parametrize("bad", ["../other", "/abs", "a/../../b", "a\0b", "", ".", "a" * 300, "a ", "A"])
 def test_bad_names_never_reach_the_disk(
     store: AdapterStore, adapters: list[Path], spec: ModelSpec, medium: Medium, tmp_path: Path, bad: str

@@ -409,3 +409,19 @@ async def test_a_port_in_use_is_one_clear_error(
         with pytest.raises(StartError, match=r"127\.0\.0\.1"):
             async with ExecutorApp(config, tiny_store):
                 pass
+
+
+@pytest.mark.parametrize("broken", ["take", "tell_loads"])
+async def test_a_bug_beside_the_engine_ends_the_process(
+    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Not in silence: schedulers would wait for tokens, or reports, that never come."""
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
+        monkeypatch.setattr(app.hub, broken, fail)
+        await scheduler.dispatch(dispatch("a"))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(app.wait(), 30)
