@@ -1,5 +1,6 @@
 """Adapters as files and versions: checked on the way in, named by their content, read without copies."""
 
+from adapter_store.cached import CachedStore
 from adapter_store.disk import DiskStore
 from adapter_store.errors import (
     AdapterNotFound,
@@ -18,13 +19,14 @@ from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.ref import Ref
-from adapter_store.store import AdapterStore, open_store
+from adapter_store.store import AdapterStore, WeightsSource, open_store
 
 __all__ = [
     "AdapterNotFound",
     "AdapterStore",
     "AdapterStoreError",
     "Alias",
+    "CachedStore",
     "DataLoss",
     "DiskStore",
     "GenerationMismatch",
@@ -42,5 +44,6 @@ __all__ = [
     "UnsafeStore",
     "Version",
     "Weights",
+    "WeightsSource",
     "open_store",
 ]

@@ -35,6 +35,12 @@ class Blob:
         (self.folder / _MANIFEST).write_text(manifest.to_json())
         return manifest
 
+    def write_copy(self, weights: Weights) -> None:
+        """What a reader needs, without the source files."""
+        with self.packed.open("wb") as packed:
+            weights.write_to(packed)
+        (self.folder / _MANIFEST).write_text(weights.manifest.to_json())
+
     def manifest(self) -> Manifest:
         """Raises DataLoss."""
         return Manifest.from_json(self._text(_MANIFEST))

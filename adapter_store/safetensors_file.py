@@ -161,5 +161,8 @@ class TensorFile:
         tensor = self.header.tensors[name]
         return memoryview(self._map)[tensor.begin : tensor.end]
 
+    def write_to(self, target: BinaryIO) -> None:
+        target.write(self._map)
+
     def __iter__(self) -> Iterator[TensorInfo]:
         return iter(self.header.tensors.values())

@@ -12,7 +12,15 @@ from adapter_store.packed import Weights
 from adapter_store.ref import Ref
 
 
-class AdapterStore(Protocol):
+class WeightsSource(Protocol):
+    """The part of a store that an executor needs."""
+
+    def open(self, digest: str) -> Weights:
+        """Raises AdapterNotFound, or DataLoss when the stored bytes do not match the digest."""
+        ...
+
+
+class AdapterStore(WeightsSource, Protocol):
     """Synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails."""
 
     def put(
@@ -40,10 +48,6 @@ class AdapterStore(Protocol):
 
         Raises AdapterNotFound, with one text for "unknown" and "not this tenant's".
         """
-        ...
-
-    def open(self, digest: str) -> Weights:
-        """Raises AdapterNotFound, or DataLoss when the stored bytes do not match the digest."""
         ...
 
     def list(

@@ -43,8 +43,8 @@ class Pushed:
 class Ingest:
     """Runs AdapterStore.put for one store, one push at a time."""
 
-    def __init__(self, store_url: str) -> None:
-        self._store_url = store_url
+    def __init__(self, store_url: str, *, allow_volatile: bool = False) -> None:
+        self._store_url, self._allow_volatile = store_url, allow_volatile
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
 
@@ -79,7 +79,7 @@ class Ingest:
                 self._pool = ProcessPoolExecutor(
                     1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
                 )
-            return self._pool.submit(_put, self._store_url, spec, folder, push)
+            return self._pool.submit(_put, self._store_url, self._allow_volatile, spec, folder, push)
 
     def _forget_pool(self) -> None:
         with self._lock:
@@ -92,8 +92,8 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put(store_url: str, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
-    store = open_store(store_url)
+def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
+    store = open_store(store_url, allow_volatile=allow_volatile)
     before: set[str] = set()
     after = ""
     while page := store.list(push.tenant, name=push.name, after=after):
