@@ -135,7 +135,7 @@ class Weights(Mapping[str, LoRAModule]):
         """The packed file, byte for byte."""
         if self._file is None:
             raise ValueError(f"the weights of {self.manifest.digest} are closed")
-        self._file.write_to(target)
+        target.write(self._file.content)
 
     def close(self) -> None:
         """Lets go of the file. Views handed out stay valid, and keep the memory mapped until they go."""

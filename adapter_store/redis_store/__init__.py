@@ -16,7 +16,7 @@ script. A push sends chunks that expire, claims the upload, makes the chunks per
 there, and publishes. One that dies before its claim leaves chunks that expire, one that dies after it a claim
 that falls due; the next push, delete or start of any store removes what is due.
 
-    url -> primary -> metadata -> upload, read -> store        watching is beside it
+    url -> primary -> metadata -> upload, read -> content -> changes -> store        notices are beside them
 """
 
 from adapter_store.redis_store.store import RedisStore

@@ -1,30 +1,26 @@
 """RedisStore: the store's contract, put together from its parts."""
 
 import builtins
-import contextlib
 import functools
-import logging
-import os
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from adapter_store.blob import Blob
 from adapter_store.disk import MAX_FILE_BYTES
 from adapter_store.durable import medium_errors
-from adapter_store.errors import AdapterNotFound, AdapterStoreError, DataLoss, StoreUnavailable
+from adapter_store.errors import AdapterNotFound
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
 from adapter_store.peft import read_adapter
 from adapter_store.record import NameRecord
-from adapter_store.redis_store.index import Claim, Index
+from adapter_store.redis_store.changes import Change, Changes
+from adapter_store.redis_store.content import Content, prepare
 from adapter_store.redis_store.keys import Keys
-from adapter_store.redis_store.metadata import Metadata, Publication
+from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.notices import Notices
 from adapter_store.redis_store.primary import Primary
 from adapter_store.redis_store.read import Reader
@@ -34,11 +30,8 @@ from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import copy_source, drop_checked
 from adapter_store.watch import Watcher
 
-_PACKED, _SOURCE = "packed.safetensors", "source/"
 _CACHED_MANIFESTS = 1024
-_RACES = 100  # changes of one name by others that a change stands
-_T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_ALIAS_PAGE = 256
 
 
 class RedisStore:
@@ -47,18 +40,16 @@ class RedisStore:
     def __init__(self, url: RedisUrl, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         """Raises StoreUnavailable; UnsafeStore when the server may lose what it acknowledged."""
         self._max_file_bytes = max_file_bytes
-        self._primary = Primary(url)
-        keys = Keys(url.namespace)
+        self._primary, keys = Primary(url), Keys(url.namespace)
         self._channel = keys.channel
         self._metadata = Metadata(self._primary, keys)
-        self._uploader = Uploader(self._primary, keys, self._metadata)
-        self._reader = Reader(self._primary, keys, self._metadata)
+        self._content = Content(Reader(self._primary, keys, self._metadata))
+        self._changes = Changes(self._metadata, Uploader(self._primary, keys, self._metadata), self._content)
         self._watchers: set[Watcher] = set()
         self._notices: Notices | None = None
         self._mutex = threading.Lock()  # guards the two above
         self._manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
-        with _whatever_happens_to_garbage():
-            self._metadata.sweep()
+        self._changes.sweep()
 
     def put(
         self,
@@ -76,24 +67,27 @@ class RedisStore:
         check_identifier("name", name)
         if alias is not None:
             check_identifier("alias", alias)
-        with _workspace() as blob:
-            copy_source(source, blob.source, self._max_file_bytes)
-            adapter = read_adapter(blob.source, spec, strict_base=strict_base)
-            drop_checked(blob.source)
-            with medium_errors():
-                manifest = blob.write(adapter)
+        with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
+            folder = Path(temporary)
+            pushed = folder / "source"
+            copy_source(source, pushed, self._max_file_bytes)
+            adapter = read_adapter(pushed, spec, strict_base=strict_base)
+            drop_checked(pushed)
+            manifest, files = prepare(adapter, pushed, folder)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)
-            return self._publish(blob, manifest, ref, alias, expected_generation)
+            record = self._changes.publish(ref, manifest, files, alias, expected_generation)
+        self._manifest.cache_clear()
+        self._wake()
+        return self._version(ref, record, manifest.digest)
 
     def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
         record = self._metadata.record(ref.tenant, ref.name).record
         return self._version(ref, record, record.digest_of(ref))
 
     def open(self, digest: str) -> Weights:
-        check_digest(digest)
-        return self._reader.whole(digest, self._weights)
+        return self._content.weights(check_digest(digest))
 
     def list(
         self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
@@ -113,15 +107,9 @@ class RedisStore:
         ]
 
     def delete(self, ref: Ref) -> None:
-        def attempt() -> bool:
-            old = self._metadata.record(ref.tenant, ref.name)
-            version = Ref(ref.tenant, ref.name, digest=old.record.digest_of(ref))
-            new = old.record.without_version(ref)
-            return self._metadata.commit(version, old, new, "remove") == "done"
-
-        _race(attempt)
+        self._changes.remove(ref)
         self._manifest.cache_clear()
-        self._changed()
+        self._wake()
 
     def set_alias(
         self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
@@ -138,7 +126,7 @@ class RedisStore:
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
         return [
             Alias(tenant, each, alias, entry.digest, entry.generation)
-            for names in self._names(tenant, name)
+            for names in self._names(tenant, name, "", _ALIAS_PAGE)
             for each, read in self._metadata.records(tenant, names)
             for alias, entry in sorted(read.record.aliases.items())
             if entry.digest is not None
@@ -151,18 +139,17 @@ class RedisStore:
 
     def export(self, ref: Ref, target: Path) -> None:
         version = self.resolve(ref)
-        with tempfile.TemporaryDirectory(prefix="lorafleet-export-") as name:
-            folder = Path(name)
-            self._reader.whole(version.digest, lambda _, index: self._copy_source(index, folder))
+        with tempfile.TemporaryDirectory(prefix="lorafleet-export-") as temporary:
+            self._content.restore(version.digest, Path(temporary))
             target.mkdir(parents=True, exist_ok=True)
             if any(target.iterdir()):
                 raise FileExistsError(f"{target} is not empty")
-            for file in folder.iterdir():
+            for file in Path(temporary).iterdir():
                 shutil.copyfile(file, target / file.name)
 
     def verify(self, ref: Ref) -> Version:
         version = self.resolve(ref)
-        self._reader.whole(version.digest, self._check)
+        self._content.check(version.digest)
         return version
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -182,16 +169,13 @@ class RedisStore:
 
         return stop
 
-    # ---- reading
-
-    def _names(
-        self, tenant: str, name: str | None, after: str = "", limit: int = 1000
-    ) -> Iterator[builtins.list[str]]:
+    def _names(self, tenant: str, name: str | None, after: str, page: int) -> Iterator[builtins.list[str]]:
+        """Pages of the tenant's names that may have a version after `after`, or the one name given."""
         check_identifier("tenant", tenant)
         if name is not None:
             return iter([[check_identifier("name", name)]])
         first, at, _ = after.partition("@")
-        return self._metadata.names(tenant, first + at, limit)
+        return self._metadata.names(tenant, first + at, page)
 
     def _version(self, ref: Ref, record: NameRecord, digest: str) -> Version:
         entry = record.versions[digest]
@@ -204,133 +188,13 @@ class RedisStore:
             raise AdapterNotFound(f"adapter version {digest} was not found")
         return found[digest]
 
-    def _weights(self, manifest: Manifest, index: Index) -> Weights:
-        """In memory that lives as long as the mapping."""
-        with medium_errors(), os.fdopen(os.memfd_create("lorafleet-adapter"), "w+b") as file:
-            self._reader.copy(index, index.file(_PACKED), file)
-            file.flush()
-            return Weights(Path(f"/proc/self/fd/{file.fileno()}"), manifest)
-
-    def _check(self, manifest: Manifest, index: Index) -> None:
-        self._weights(manifest, index).close()
-        for file in index.files:
-            if file.name.startswith(_SOURCE):
-                self._reader.copy(index, file)
-
-    def _copy_source(self, index: Index, folder: Path) -> None:
-        for file in index.files:
-            if file.name.startswith(_SOURCE):
-                with (folder / file.name.removeprefix(_SOURCE)).open("wb") as target:
-                    self._reader.copy(index, file, target)
-
-    # ---- changing
-
-    def _publish(
-        self, blob: Blob, manifest: Manifest, ref: Ref, alias: str | None, expected_generation: int | None
-    ) -> Version:
-        created_at = time.time()
-
-        def change(record: NameRecord) -> NameRecord:
-            new = record.with_version(manifest.digest, created_at)
-            return new if alias is None else new.with_alias(alias, ref, expected_generation)
-
-        change(self._metadata.record(ref.tenant, ref.name).record)  # refused before gigabytes travel
-        record = None
-        if self._is_healthy(manifest.digest):
-            record = self._commit(ref, change, None)
-        if record is None:
-            self._manifest.cache_clear()
-            record = self._upload_and_commit(blob, manifest, ref, change)
-        self._changed()
-        return self._version(ref, record, manifest.digest)
-
-    def _is_healthy(self, digest: str) -> bool:
-        """Whether the content is stored already, and whole."""
-        try:
-            self._reader.whole(digest, self._check)
-        except (AdapterNotFound, DataLoss):
-            return False
-        return True
-
-    def _upload_and_commit(
-        self, blob: Blob, manifest: Manifest, ref: Ref, change: Callable[[NameRecord], NameRecord]
-    ) -> NameRecord:
-        files = {_PACKED: blob.packed}
-        files |= {_SOURCE + file.name: file for file in sorted(blob.source.iterdir())}
-        with medium_errors():
-            index = self._uploader.upload(manifest.digest, files)
-        try:
-            record = self._commit(ref, change, Publication(manifest, index))
-        except StoreUnavailable:
-            raise  # it may be published: if it is not, it falls due by itself
-        except AdapterStoreError:
-            self._abandon(index.claim)
-            raise
-        if record is None:
-            raise StoreUnavailable("the push took too long and was given up: push the adapter again")
-        return record
-
-    def _commit(
-        self, ref: Ref, change: Callable[[NameRecord], NameRecord], publication: Publication | None
-    ) -> NameRecord | None:
-        """The record with a version added; None when the version's content, or the upload, is gone."""
-
-        def attempt() -> tuple[NameRecord | None] | None:
-            old = self._metadata.record(ref.tenant, ref.name)
-            new = change(old.record)
-            if new == old.record and publication is None:
-                return (new,)
-            outcome = self._metadata.commit(ref, old, new, "add", publication)
-            return None if outcome == "stale" else (new if outcome == "done" else None,)
-
-        return _race(attempt)[0]
-
-    def _change(self, ref: Ref, change: Callable[[NameRecord], NameRecord]) -> NameRecord:
-        def attempt() -> NameRecord | None:
-            old = self._metadata.record(ref.tenant, ref.name)
-            new = change(old.record)
-            done = new == old.record or self._metadata.commit(ref, old, new) == "done"
-            return new if done else None
-
-        record = _race(attempt)
+    def _change(self, ref: Ref, change: Change) -> NameRecord:
+        record = self._changes.change(ref, change)
         self._wake()
         return record
-
-    def _abandon(self, claim: Claim) -> None:
-        with _whatever_happens_to_garbage():
-            self._metadata.abandon(claim)
-            self._metadata.sweep()
-
-    def _changed(self) -> None:
-        self._wake()
-        with _whatever_happens_to_garbage():
-            self._metadata.sweep()
 
     def _wake(self) -> None:
         with self._mutex:
             watchers = [*self._watchers]
         for watcher in watchers:
             watcher.wake()
-
-
-def _race(attempt: Callable[[], _T | None]) -> _T:
-    """Until an attempt was not overtaken by somebody else's change; that shows as None or False."""
-    for _ in range(_RACES):
-        if result := attempt():
-            return result
-    raise StoreUnavailable("others keep changing this adapter: try again")
-
-
-@contextlib.contextmanager
-def _whatever_happens_to_garbage() -> Iterator[None]:
-    """What was acknowledged, or refused, stays so."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        _log.warning("adapter store: garbage stays for now: %s", error)
-
-
-@contextlib.contextmanager
-def _workspace() -> Iterator[Blob]:
-    with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as name:
-        yield Blob(Path(name))

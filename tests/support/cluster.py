@@ -166,14 +166,8 @@ class Cluster:
         return self.folder / "store"
 
     def executor(self, name: str, *arguments: str) -> Node:
-        common = (
-            "--model",
-            str(self.model),
-            "--store",
-            self.store_url or str(self.store),
-            "--torch-threads",
-            "1",
-        )
+        store = self.store_url or str(self.store)
+        common = ("--model", str(self.model), "--store", store, "--torch-threads", "1")
         return self._add(Node("executor", name, self.folder, (*common, *arguments)))
 
     def scheduler(self, name: str, executors: Iterable[Node | str], *arguments: str) -> Node:

@@ -85,7 +85,8 @@ class RedisMedium:
         self._change_file(digest, "packed.safetensors", change)
 
     def change_source(self, digest: str, name: str, change: Change) -> None:
-        self._change_file(digest, f"source/{name}", change)
+        stored = "recipe" if name == "adapter_model.safetensors" else f"source/{name}"
+        self._change_file(digest, stored, change)
 
     def change_manifest(self, digest: str, change: Change) -> None:
         key = self.keys.blob(digest)

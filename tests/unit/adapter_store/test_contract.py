@@ -362,9 +362,9 @@ def test_damaged_source_files_are_found(
     store: AdapterStore, versions: list[Version], medium: Medium, tmp_path: Path, name: str
 ) -> None:
     medium.change_source(versions[0].digest, name, flip_last_byte)
-    with pytest.raises(DataLoss, match=name):
+    with pytest.raises(DataLoss, match=f"{name}|recipe"):
         store.verify(at(versions[0]))
-    with pytest.raises(DataLoss, match=name):
+    with pytest.raises(DataLoss, match=f"{name}|recipe"):
         store.export(at(versions[0]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
