@@ -159,7 +159,12 @@ class TensorFile:
 
     def raw(self, name: str) -> memoryview:
         tensor = self.header.tensors[name]
-        return memoryview(self._map)[tensor.begin : tensor.end]
+        return self.content[tensor.begin : tensor.end]
+
+    @property
+    def content(self) -> memoryview:
+        """The whole file."""
+        return memoryview(self._map)
 
     def __iter__(self) -> Iterator[TensorInfo]:
         return iter(self.header.tensors.values())

@@ -5,10 +5,11 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapter_store import AdapterStoreError, open_store
-from executor.config import load_config
+from adapter_store import AdapterStoreError, CachedStore, WeightsSource, open_store
+from executor.config import ExecutorConfig, load_config
 from executor.errors import ConfigError, ExecutorError
 from executor.lora.errors import LoRAError
 
@@ -25,7 +26,7 @@ START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
 def main() -> int:
     try:
         config = load_config(sys.argv[1:])
-        store = open_store(config.store)
+        store = _open_store(config)
     except (ConfigError, AdapterStoreError) as error:
         return _complain(error)
     # Threads of one operation spin while they wait for each other, and starve whatever else the machine runs:
@@ -44,6 +45,11 @@ def main() -> int:
         logger.exception("the executor ends")
         return 1
     return 0
+
+
+def _open_store(config: ExecutorConfig) -> WeightsSource:
+    store = open_store(config.store, allow_volatile=config.allow_volatile)
+    return CachedStore(store, Path(config.cache_dir), config.cache_bytes) if config.cache_dir else store
 
 
 async def _serve(app: "ExecutorApp") -> None:

@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import start_http_server
 
-from adapter_store import AdapterStore
+from adapter_store import WeightsSource
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine_thread import EngineThread
@@ -37,7 +37,7 @@ class ExecutorApp:
     is taken. All methods belong to the event loop.
     """
 
-    def __init__(self, config: ExecutorConfig, store: AdapterStore) -> None:
+    def __init__(self, config: ExecutorConfig, store: WeightsSource) -> None:
         registry = CollectorRegistry()
         metrics = Metrics(registry)
         self._config = config

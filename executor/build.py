@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from prometheus_client import CollectorRegistry
 
-from adapter_store import AdapterStore, ModelSpec
+from adapter_store import ModelSpec, WeightsSource
 from executor.attention import KVCache
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 def build_engine(
     config: ExecutorConfig,
-    store: AdapterStore,
+    store: WeightsSource,
     *,
     metrics: Metrics | None = None,
     wake: Callable[[], None] = lambda: None,
@@ -84,7 +84,7 @@ def _attach(
 
 def _pager(
     config: ExecutorConfig,
-    store: AdapterStore,
+    store: WeightsSource,
     arena: SlotArena,
     slots: SlotTable,
     metrics: Metrics,

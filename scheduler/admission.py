@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from adapter_store import AdapterStore, InvalidRef, ModelSpec, Ref, Version
+from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import validation
 from scheduler.auth import INFER, Authenticator, Identity
 from scheduler.chat import ChatTemplates
 from scheduler.errors import InvalidRequest
-from scheduler.lookup import check_fits, find_version, parse_ref, require
+from scheduler.lookup import Resolver, check_fits, find_version, parse_ref, require
 from scheduler.text_stream import PROMPT_TAIL
 from scheduler.tokenizer import Tokenizer
 
@@ -54,13 +54,13 @@ class Admission:
 
     def __init__(
         self,
-        store: AdapterStore,
+        versions: Resolver,
         tokenizer: Tokenizer,
         spec: ModelSpec,
         max_model_len: Callable[[], int] | int,
         pool: Executor,
     ) -> None:
-        self._store = store
+        self._versions = versions
         self._tokenizer = tokenizer
         self._spec = spec
         self._max_model_len = max_model_len
@@ -137,7 +137,7 @@ class Admission:
 
     async def _find(self, ref: Ref, identity: Identity, text: str, sticky_key: str | None) -> Version:
         def find() -> Version:
-            version = find_version(self._store, ref, identity, text, sticky_key)
+            version = find_version(self._versions, ref, identity, text, sticky_key)
             check_fits(version, self._spec)
             return version
 

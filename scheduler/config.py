@@ -32,9 +32,15 @@ class Config:
     model: Path = field(
         metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors", "FOLDER")
     )
-    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>", "FOLDER"))
+    store: str = field(
+        metadata=_help("adapter store: a folder, disk:<folder>, redis://... or rediss://...", "STORE")
+    )
     executor: tuple[str, ...] = field(
         metadata=_help("host:port of an executor; repeat it for more", "HOST:PORT")
+    )
+    allow_volatile: bool = field(
+        default=False,
+        metadata=_help("take a Redis that may lose in a crash what it acknowledged: true or false", "BOOL"),
     )
     listen: str = field(
         default="127.0.0.1:50051",
@@ -137,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="TOML file with any of these settings", metavar="FILE")
     for option in fields(Config):
         default = option.default
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if option.type is bool else {}
         default_text = "" if default in (MISSING, None) else f" (default: {default})"
         parser.add_argument(
             _flag(option.name),
@@ -144,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
             action="append" if option.name == "executor" else "store",
             help=option.metadata["help"] + default_text,
             metavar=option.metadata["metavar"] or _METAVARS.get(option.type, "NAME"),
+            **switch,
         )
     return parser
 
@@ -189,6 +197,8 @@ def _convert(value: Any, option: Field[Any]) -> Any:
         return tuple(address.strip() for address in addresses if address.strip())
     if option.type in (Path, Path | None):
         return Path(str(value))
+    if option.type is bool:
+        return _boolean(value, option.name)
     convert: type = option.type if isinstance(option.type, type) else str
     if isinstance(value, bool) or (convert is int and isinstance(value, float)):
         raise ConfigError(f"{option.name}: {value!r} is not of type {convert.__name__}")
@@ -196,6 +206,12 @@ def _convert(value: Any, option: Field[Any]) -> Any:
         return convert(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{option.name}: {value!r} is not of type {convert.__name__}") from None
+
+
+def _boolean(value: Any, name: str) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ConfigError(f"{name}: {value!r} is neither true nor false")
+    return str(value).lower() == "true"
 
 
 def _split_address(address: str, name: str) -> tuple[str, int]:

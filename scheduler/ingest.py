@@ -44,8 +44,8 @@ class Pushed:
 class Ingest:
     """Runs AdapterStore.put for one store, one push at a time."""
 
-    def __init__(self, store_url: str) -> None:
-        self._store_url = store_url
+    def __init__(self, store_url: str, *, allow_volatile: bool = False) -> None:
+        self._store_url, self._allow_volatile = store_url, allow_volatile
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
 
@@ -80,7 +80,7 @@ class Ingest:
                 self._pool = ProcessPoolExecutor(
                     1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
                 )
-            return self._pool.submit(_put, self._store_url, spec, folder, push)
+            return self._pool.submit(_put, self._store_url, self._allow_volatile, spec, folder, push)
 
     def _forget_pool(self) -> None:
         with self._lock:
@@ -94,13 +94,13 @@ def _remove(folder: Path) -> None:
 
 
 @functools.cache
-def _store(url: str) -> AdapterStore:
+def _store(url: str, allow_volatile: bool) -> AdapterStore:
     """Opened once a process: opening reads every record, to sweep out what crashes left."""
-    return open_store(url)
+    return open_store(url, allow_volatile=allow_volatile)
 
 
-def _put(store_url: str, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
-    store = _store(store_url)
+def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
+    store = _store(store_url, allow_volatile)
     before: set[str] = set()
     after = ""
     while page := store.list(push.tenant, name=push.name, after=after):

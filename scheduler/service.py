@@ -32,6 +32,7 @@ from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import SERVER_OPTIONS
 from scheduler.ingest import Ingest
 from scheduler.metrics import Metrics
+from scheduler.remembered import RememberedVersions
 from scheduler.server import InferenceService
 from scheduler.tokenizer import Tokenizer
 
@@ -65,7 +66,7 @@ class Scheduler:
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._authenticator = Authenticator(config.tokens_file)
-        self._store = open_store(config.store)
+        self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
@@ -74,8 +75,9 @@ class Scheduler:
             self._metrics,
             time.monotonic,
         )
-        self._admission = Admission(self._store, self._tokenizer, self._spec, self._max_model_len, self._pool)
-        self._ingest = Ingest(config.store)
+        versions = RememberedVersions(self._store)
+        self._admission = Admission(versions, self._tokenizer, self._spec, self._max_model_len, self._pool)
+        self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._add_services()
