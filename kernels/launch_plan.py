@@ -6,7 +6,7 @@ from dataclasses import dataclass
 ROWS_PER_ITEM = 16
 # Shrink's tile in prefill, where x is the bulk of the bytes and all slices share one read of it.
 ROWS_PER_TILE = 64
-# A high-rank item becomes this many entries: each takes a share of the ranks in shrink, of the columns in expand.
+# A high-rank item becomes this many entries: a share of its ranks each in shrink, of the columns in expand.
 PARTS = 8
 WHOLE = -1
 RANK_CLASSES = (8, 16, 32, 64)

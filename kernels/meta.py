@@ -5,7 +5,7 @@ Built from runs, `(slot, rows)` per sequence in row order, never by sorting toke
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -74,19 +74,17 @@ class LoRAKernelMeta:
     def __init__(self, max_loras: int, max_num_tokens: int, staging: Staging, first: int = 0) -> None:
         self.max_loras = max_loras
         self.max_num_tokens = max_num_tokens
-        self._staging = staging
+        self.staging = staging
         sizes = _sizes(max_loras, max_num_tokens)
         ends = list(accumulate(sizes, initial=first))
-        self._bounds = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+        self._bounds = [slice(start, end) for start, end in pairwise(ends)]
         parts = [staging.part(start, size) for start, size in zip(ends, sizes, strict=False)]
         self.items, self.tiles = parts[0].view(-1, 4), parts[1].view(-1, 4)
         self.num_tokens_per_lora, self.lora_token_start_loc, self.lora_ids = parts[2:5]
         self.token_lora_mapping, self.token_indices_sorted_by_lora_ids = parts[5:7]
         self.slot_ranks = np.full(max_loras, _USUAL_RANK, dtype=np.int32)
         self.finished_splits = torch.zeros(
-            len(self.items) * MAX_SLICES if staging.device_buffer.is_cuda else 0,
-            dtype=torch.int32,
-            device=staging.device_buffer.device,
+            len(self.items) * MAX_SLICES, dtype=torch.int32, device=staging.device_buffer.device
         )
         self.num_rows = 0
         self._groups: tuple[LoRAGroup, ...] | None = None
@@ -104,8 +102,8 @@ class LoRAKernelMeta:
         a negative count, more rows than `max_num_tokens`, or a plan that is too small for the step.
         """
         work = self.describe(runs, plan)
-        self.fill(self._staging.begin(), work)
-        self._staging.send()
+        self.fill(self.staging.begin(), work)
+        self.staging.send()
 
     def describe(self, runs: Iterable[Run], plan: LaunchPlan | None = None) -> StepWork:
         """The step as arrays; changes nothing. Raises as `prepare_tensors` does."""

@@ -1,4 +1,4 @@
-"""A step's rows, sorted by slot and cut into pieces of GPU work. Pure numpy, from runs: rows are never sorted."""
+"""A step's rows, sorted by slot and cut into pieces of GPU work: numpy, from runs, never row by row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,9 +59,7 @@ def describe(
         chosen = LaunchPlan(chosen.rows_per_item, chosen.block_rank, len(items), len(tiles))
     elif len(items) > plan.items or len(tiles) > plan.tiles > 0:
         raise KernelArgumentError("plan", f"{plan} is too small for {len(items)} items, {len(tiles)} tiles")
-    return StepWork(
-        slots.repeat(lengths), _sorted_rows(lengths, order), active, counts, chosen, items, tiles
-    )
+    return StepWork(slots.repeat(lengths), _sorted_rows(lengths, order), active, counts, chosen, items, tiles)
 
 
 def _checked(runs: Iterable[Run], max_loras: int, max_rows: int) -> tuple[Ints, Ints]:
@@ -104,7 +102,7 @@ def _block_rank(ranks: Ints) -> int:
 
 
 def _items(active: Ints, counts: Ints, ranks: Ints, plan: LaunchPlan) -> Ints:
-    """Items in slot order, or, where a few ranks stick out, those first and in parts: nothing waits for them."""
+    """Items in slot order; where a few ranks stick out, those first and in parts: nothing waits for them."""
     items = _cut(active, counts, plan.rows_per_item)
     if len(active) == 0 or ranks.max() <= 4 * plan.block_rank or len(items) > _MAX_SPLIT_GRID:
         return items
