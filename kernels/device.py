@@ -44,8 +44,9 @@ def load_rows(order, start, count, ROWS: tl.constexpr):
     """int64 row numbers of an item's places: a scalar for one-row items, else [ROWS]."""
     if ROWS == 1:
         return tl.load(order + start).to(tl.int64)
-    place = tl.arange(0, ROWS)
-    return tl.load(order + start + place, mask=place < count, other=0).to(tl.int64)
+    else:
+        place = tl.arange(0, ROWS)
+        return tl.load(order + start + place, mask=place < count, other=0).to(tl.int64)
 
 
 @triton.jit

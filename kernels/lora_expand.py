@@ -52,7 +52,8 @@ def _add_product(acc, h, b, ROWS: tl.constexpr):
     """acc += h @ b; acc is [columns] for one-row items, else [ROWS, columns]."""
     if ROWS == 1:
         return acc + tl.sum(h[:, None] * b.to(tl.float32), 0)
-    return tl.dot(h.to(b.dtype), b, acc, input_precision="ieee")
+    else:
+        return tl.dot(h.to(b.dtype), b, acc, input_precision="ieee")
 
 
 @triton.jit

@@ -13,7 +13,6 @@ from kernels.device import (
     let_next_kernel_start,
     load_item,
     load_rows,
-    of_slice,
     wait_for_former_kernel,
 )
 from kernels.launch_plan import PARTS
@@ -33,8 +32,9 @@ def _rank_share(part, rank, PARTS: tl.constexpr, BLOCK_RANK: tl.constexpr):
 def _load_x(x_rows, k, count, K: tl.constexpr, ROWS: tl.constexpr):
     if ROWS == 1:
         return tl.load(x_rows + k, mask=k < K, other=0.0)
-    valid = (tl.arange(0, ROWS) < count)[:, None] & (k < K)[None, :]
-    return tl.load(x_rows[:, None] + k[None, :], mask=valid, other=0.0)
+    else:
+        valid = (tl.arange(0, ROWS) < count)[:, None] & (k < K)[None, :]
+        return tl.load(x_rows[:, None] + k[None, :], mask=valid, other=0.0)
 
 
 @triton.jit
@@ -47,7 +47,8 @@ def _add_product(acc, x, a, ROWS: tl.constexpr):
     """acc += x @ a.T; acc is [columns] for one-row items, else [ROWS, columns]."""
     if ROWS == 1:
         return acc + tl.sum(a.to(tl.float32) * x.to(tl.float32)[None, :], 1)
-    return tl.dot(x, tl.trans(a), acc, input_precision="ieee")
+    else:
+        return tl.dot(x, tl.trans(a), acc, input_precision="ieee")
 
 
 @triton.jit
@@ -67,27 +68,30 @@ def _places(s, start, r, num_rows, MAX_RANK: tl.constexpr, ROWS: tl.constexpr):
     slices = s.to(tl.int64) * num_rows * MAX_RANK + r
     if ROWS == 1:
         return slices + start.to(tl.int64) * MAX_RANK
-    return slices[None, :] + (start + tl.arange(0, ROWS)).to(tl.int64)[:, None] * MAX_RANK
+    else:
+        return slices[None, :] + (start + tl.arange(0, ROWS)).to(tl.int64)[:, None] * MAX_RANK
 
 
 @triton.jit
 def _valid_places(valid, count, ROWS: tl.constexpr):
     if ROWS == 1:
         return valid
-    return valid[None, :] & (tl.arange(0, ROWS) < count)[:, None]
+    else:
+        return valid[None, :] & (tl.arange(0, ROWS) < count)[:, None]
 
 
 @triton.jit
 def _zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     if ROWS == 1:
         return tl.zeros([COLUMNS], dtype=tl.float32)
-    return tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    else:
+        return tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def shrink_kernel(
-    h, partials, x, a0, a1, a2, ranks, scales, work, order, finished,
-    num_rows, x_stride, slot_stride, rank_stride,
+    h, partials, x, a, ranks, scales, work, order, finished,
+    num_rows, x_stride, slot_stride, rank_stride, offset1, offset2,
     K: tl.constexpr, SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr,
     PARTS: tl.constexpr, FUSED: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, FINALISE: tl.constexpr, PDL: tl.constexpr,
@@ -101,16 +105,18 @@ def shrink_kernel(
     split, group, entry = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, start, count, part = load_item(work, entry, num_rows, MAX_LORAS)
     column = tl.arange(0, FUSED * BLOCK_RANK)
-    s = group * FUSED + column // BLOCK_RANK
+    s = group if FUSED == 1 else column // BLOCK_RANK
     rank = tl.load(ranks + s * MAX_LORAS + slot, mask=s < tl.where(count > 0, SLICES, 0), other=0)
     rank = tl.minimum(rank, MAX_RANK)
-    first, last = _rank_share(part, tl.max(rank, 0), PARTS, BLOCK_RANK)
+    highest = rank if FUSED == 1 else tl.max(rank, 0)
+    first, last = _rank_share(part, highest, PARTS, BLOCK_RANK)
     if first >= last:
         wait_for_former_kernel(PDL)
         return
 
     r = first + column % BLOCK_RANK
-    a = of_slice(s, a0, a1, a2, SLICES) + slot.to(tl.int64) * slot_stride
+    # A product, not a choice of pointers: that way the compiler still knows that all are aligned.
+    a += slot.to(tl.int64) * slot_stride + (s == 1).to(tl.int64) * offset1 + (s == 2).to(tl.int64) * offset2
     k = split * BLOCK_K + tl.arange(0, BLOCK_K)
     a_tile = _load_a(a + r * rank_stride, r < rank, k, K)
     rows = load_rows(order, start, count, ROWS)
@@ -184,14 +190,15 @@ def lora_shrink(
     slices, max_rank = len(lora_a), lora_a[0].shape[1]
     finalise = h.dim() == 3 and config.split > 1
     partials = torch.empty((config.split, *h.shape), dtype=h.dtype, device=h.device) if finalise else h
-    first, second, third = lora_a[0], lora_a[min(1, slices - 1)], lora_a[slices - 1]
+    first = lora_a[0]
     fused = triton.next_power_of_2(slices) if config.fused else 1
     pdl = has_dependent_launch(x.device)
     shrink_kernel[(config.split, 1 if config.fused else slices, entries)](
-        h=h, partials=partials, x=x, a0=first, a1=second, a2=third, ranks=ranks, scales=scales,
+        h=h, partials=partials, x=x, a=first, ranks=ranks, scales=scales,
         work=meta.tiles if config.fused else meta.items, order=meta.token_indices_sorted_by_lora_ids,
         finished=meta.finished_splits, num_rows=meta.num_rows, x_stride=x.stride(0),
-        slot_stride=first.stride(0), rank_stride=first.stride(1), K=x.shape[1], SLICES=slices,
+        slot_stride=first.stride(0), rank_stride=first.stride(1),
+        offset1=_offset(lora_a, 1), offset2=_offset(lora_a, 2), K=x.shape[1], SLICES=slices,
         MAX_LORAS=meta.max_loras, MAX_RANK=max_rank, PARTS=PARTS, FUSED=fused, ROWS=config.rows,
         BLOCK_RANK=config.block_rank, BLOCK_K=config.block_k, SPLIT=config.split, FINALISE=finalise, PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
@@ -201,3 +208,10 @@ def lora_shrink(
 def _check_splits(h: Tensor, config: ShrinkConfig) -> None:
     if h.dim() == 4:
         check(h.shape[0] == config.split, "h", f"holds {h.shape[0]} splits, the config makes {config.split}")
+
+
+def _offset(stack: Sequence[Tensor], index: int) -> int:
+    """Elements from the first slice to another: slices are views of one arena, or at least of one memory."""
+    if index >= len(stack):
+        return 0
+    return (stack[index].data_ptr() - stack[0].data_ptr()) // stack[0].element_size()

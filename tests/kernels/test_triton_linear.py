@@ -59,7 +59,9 @@ def check_linear(
         stack.column_starts,
     )
     got = moved.cpu().double()
-    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE[dtype] * (1 + expected.abs().max().item() if rows else 1))
+    torch.testing.assert_close(
+        got, expected, rtol=0, atol=TOLERANCE[dtype] * (1 + expected.abs().max().item() if rows else 1)
+    )
     base = [row for row, slot in enumerate(row_slots(runs)) if slot == -1]
     assert torch.equal(got[base], y.double()[base])
 
