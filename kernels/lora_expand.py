@@ -181,7 +181,7 @@ def lora_expand(
     if meta.plan.items == 0:
         return
     slices = len(lora_b)
-    config = config or expand_config(meta.plan, sum(weight.shape[2] for weight in lora_b))
+    config = config or expand_config(meta.plan, slices, lora_b[0].element_size())
     last = slices - 1
     first, second, third = lora_b[0], lora_b[min(1, last)], lora_b[last]
     widths = [weight.shape[2] for weight in lora_b] + [0] * (3 - slices)

@@ -15,7 +15,7 @@ from kernels.device import (
     load_rows,
     wait_for_former_kernel,
 )
-from kernels.launch_plan import PARTS
+from kernels.launch_plan import PARTS, ROWS_PER_TILE
 from kernels.meta import LoRAKernelMeta
 from kernels.tuning import ShrinkConfig, shrink_config
 
@@ -179,16 +179,18 @@ def lora_shrink(
 
     Sums are float32; repeated launches give equal bits. Raises KernelArgumentError.
     """
-    config = config or shrink_config(meta.plan, len(lora_a), x.shape[-1], final=h.dim() == 3)
+    config = config or shrink_config(
+        meta.plan, len(lora_a), x.shape[-1], x.element_size(), final=h.dim() == 3
+    )
     check_shrink(h, x, lora_a, ranks, scales, meta)
     check_launchable("lora_a", lora_a, x=x, h=h, ranks=ranks, scales=scales)
     check(x.dtype == lora_a[0].dtype, "x", f"is {x.dtype}, lora_a {lora_a[0].dtype}")
-    _check_splits(h, config)
+    _check_config(config, h, meta)
     entries = meta.plan.tiles if config.fused else meta.plan.items
     if entries == 0:
         return
     slices, max_rank = len(lora_a), lora_a[0].shape[1]
-    finalise = h.dim() == 3 and config.split > 1
+    finalise = config.final and config.split > 1
     partials = torch.empty((config.split, *h.shape), dtype=h.dtype, device=h.device) if finalise else h
     first = lora_a[0]
     fused = triton.next_power_of_2(slices) if config.fused else 1
@@ -205,9 +207,12 @@ def lora_shrink(
     )  # fmt: skip
 
 
-def _check_splits(h: Tensor, config: ShrinkConfig) -> None:
-    if h.dim() == 4:
-        check(h.shape[0] == config.split, "h", f"holds {h.shape[0]} splits, the config makes {config.split}")
+def _check_config(config: ShrinkConfig, h: Tensor, meta: LoRAKernelMeta) -> None:
+    rows = ROWS_PER_TILE if meta.plan.tiles else meta.plan.rows_per_item
+    check(config.rows == rows, "config", f"is for entries of {config.rows} rows, the step's have {rows}")
+    splits = 1 if config.final else config.split
+    given = h.shape[0] if h.dim() == 4 else 1
+    check(given == splits, "h", f"holds {given} splits, the config makes {splits}")
 
 
 def _offset(stack: Sequence[Tensor], index: int) -> int:

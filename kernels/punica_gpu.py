@@ -10,7 +10,7 @@ from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
-from kernels.tuning import shrink_config, splits_for_expand
+from kernels.tuning import shrink_config
 
 
 class PunicaWrapperGPU(PunicaWrapperBase):
@@ -43,7 +43,7 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         scales: Tensor,
         column_starts: Sequence[int],
     ) -> None:
-        _add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
+        add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
 
     def add_lora_embedding(
         self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
@@ -55,10 +55,10 @@ class PunicaWrapperGPU(PunicaWrapperBase):
     def add_lora_logits(
         self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
-        _add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+        add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
 
 
-def _add_pair(
+def add_pair(
     y: Tensor,
     x: Tensor,
     lora_a: Sequence[Tensor],
@@ -68,9 +68,8 @@ def _add_pair(
     column_starts: Sequence[int],
     meta: LoRAKernelMeta,
 ) -> None:
-    final = not splits_for_expand(meta.plan)
-    config = shrink_config(meta.plan, len(lora_a), x.shape[-1], final=final)
+    config = shrink_config(meta.plan, len(lora_a), x.shape[-1], x.element_size())
     shape = (len(lora_a), x.shape[0], lora_a[0].shape[1])
-    h = torch.empty(shape if final else (config.split, *shape), dtype=torch.float32, device=x.device)
+    h = torch.empty(shape if config.final else (config.split, *shape), dtype=torch.float32, device=x.device)
     lora_shrink(h, x, lora_a, ranks, scales, meta, config)
     lora_expand(y, h, lora_b, ranks, column_starts, meta)

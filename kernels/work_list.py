@@ -92,12 +92,14 @@ def _choose(counts: Ints, ranks: Ints) -> LaunchPlan:
     # At two rows an adapter both forms take the same time (H100, kernel-by-kernel).
     single = rows <= min(2 * len(counts), MAX_SINGLE_ROWS)
     tiled = rows >= max(_MIN_TILED_ROWS, len(counts) * ROWS_PER_TILE)
-    return LaunchPlan(1 if single else ROWS_PER_ITEM, _block_rank(ranks), 0, int(tiled))
+    return LaunchPlan(1 if single else ROWS_PER_ITEM, _block_rank(counts, ranks), 0, int(tiled))
 
 
-def _block_rank(ranks: Ints) -> int:
-    """The smallest class that holds three quarters of the slots: a few high ranks must not slow the rest."""
-    typical = int(np.partition(ranks, (len(ranks) * 3) // 4)[(len(ranks) * 3) // 4])
+def _block_rank(counts: Ints, ranks: Ints) -> int:
+    """The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest."""
+    ascending = ranks.argsort()
+    rows = counts[ascending].cumsum()
+    typical = ranks[ascending[rows.searchsorted(0.75 * rows[-1])]]
     return next((height for height in RANK_CLASSES if typical <= height), RANK_CLASSES[-1])
 
 

@@ -11,7 +11,7 @@ from kernels.meta import LoRAKernelMeta, Run
 MAX_LORAS = 64
 # Bytes a second that a large copy reaches on the card (read plus write).
 COPY_RATE = {"H100": 3.0e12, "H200": 4.0e12}
-# Distinct bytes that a graph's calls should walk over, so that the 50 MB second-level cache holds little of them.
+# Distinct bytes that a graph walks over, so that the 50 MB second-level cache holds little of them.
 ROTATED_BYTES = 120e6
 
 

@@ -1,4 +1,4 @@
-"""CUDA-graph replay timing. A graph holds many calls over rotating inputs, so that none finds its data in L2."""
+"""CUDA-graph replay timing: many calls a graph, over rotating inputs, so that none finds its data in L2."""
 
 from collections.abc import Callable, Sequence
 from statistics import median

@@ -13,8 +13,9 @@ from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
 
 POINTERS = {
-    "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32", "work": "*i32",
-    "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64", "offset1": "i64", "offset2": "i64",
+    "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
+    "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
+    "offset1": "i64", "offset2": "i64",
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -61,4 +62,4 @@ if __name__ == "__main__":
     for name, kernel, constants, warps in cases():
         for element in ("bf16", "fp32"):
             compiled = compile_case(kernel, constants, warps, int(sys.argv[1]), element)
-            print(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}")
+            sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}\n")

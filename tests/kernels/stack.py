@@ -6,6 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Triton's interpreter multiplies bfloat16 wrongly: that dtype is for the GPU.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+
 
 @dataclass(frozen=True)
 class Stack:
