@@ -77,12 +77,18 @@ def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
 
 def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    if plan.items < _MANY_ENTRIES:
-        # gate_up 7.4 at (64, 1), 11.4 at (64, 8); 256 inputs and 16 splits 7.8 and 11.6.
-        block_k, split, stages = 512, 16 if width > _WIDE else 8, 3 if width > _WIDE else 2
-    else:
+    if plan.items >= _MANY_ENTRIES:
         # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
         block_k, split, stages = {1: 512, 2: 256}.get(slices, 128), 4, 3
+    elif width > _WIDE:
+        # down: 5.7 at (64, 1), 6.8 at (64, 8); 8 splits 6.5 and 7.7.
+        block_k, split, stages = 512, 16, 3
+    elif slices > 2:
+        # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7.
+        block_k, split, stages = 512, 4, 3
+    else:
+        # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6.
+        block_k, split, stages = 512, 8, 2
     # 64 ranks of 512 inputs would not leave room for a second stage.
     block_k = min(block_k, 65536 // (block_rank * element_size))
     return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), True, 4, stages)
@@ -105,23 +111,25 @@ def _fit(split: int, width: int, block_k: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def expand_config(plan: LaunchPlan, slices: int, element_size: int) -> ExpandConfig:
-    """For a layer of `slices` slices."""
+def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
     if plan.rows_per_item == 1:
         # 256 columns a warp. Rank 64: 32 ranks at once 53.8 at (64, 64), 64 at once 9.8 at (8, 8) (qkv).
         most_ranks = 32 if plan.items >= _MANY_ENTRIES else 64
         return ExpandConfig(1, min(plan.block_rank, most_ranks), 512, 2)
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    block_n, num_warps = _shared_columns(plan, slices)
+    block_n, num_warps = _shared_columns(plan)
     return ExpandConfig(ROWS_PER_ITEM, block_rank, block_n if element_size == 2 else 64, num_warps)
 
 
-def _shared_columns(plan: LaunchPlan, slices: int) -> tuple[int, int]:
+def _shared_columns(plan: LaunchPlan) -> tuple[int, int]:
     if plan.block_rank >= 64:
         # qkv: 244 at (8192, 8) with 8 warps, 263 with 4; 13.1 at (64, 8) with 4, 14.7 with 256 columns.
         return 512, 8 if plan.tiles else 4
+    if plan.parts:
+        # Few wide tiles: half of a high-rank item's parts find columns in them, in narrow ones an eighth.
+        return 512, 4
     if plan.tiles or plan.items >= _MANY_ENTRIES:
-        # gate_up: 389 at (8192, 8), 401 with 512 columns; 49.2 at (256, 64), 53.0 with 128.
+        # gate_up: 373 at (8192, 8), 385 with 512 or 128 columns; 49.2 at (256, 64), 53.0 with 128.
         return 256, 4
-    # qkv: 5.8 at (64, 1) with 64 columns, 6.5 with 128; gate_up 7.3 with 128, 8 with 64.
-    return (64, 1) if slices == 3 else (128, 4)
+    # gate_up: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.
+    return 128, 4

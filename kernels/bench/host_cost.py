@@ -52,12 +52,13 @@ def _linear(punica: PunicaWrapperGPU, layer) -> Callable[[], None]:
     return lambda: punica.add_lora_linear(y, x, weights.lora_a, weights.lora_b, ranks, scales, starts)
 
 
-def _host_us(call: Callable[[], None], repeats: int = 300) -> float:
+def _host_us(call: Callable[[], None], rounds: int = 30, calls: int = 20) -> float:
+    """A round's calls follow each other as a model's layers do, few enough to leave the queue open."""
     times = []
-    for _ in range(repeats):
-        call()
+    for _ in range(rounds):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - begin) * 1e6)
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) * 1e6 / calls)
     return median(times)
