@@ -97,8 +97,8 @@ def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int)
 def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     columns = block_rank * (4 if slices == 3 else slices)
-    # Four stages of 64 rows of x and all slices' ranks must fit 227 KB of shared memory.
-    block_k = 128 if columns <= 128 and element_size == 2 else 64 if element_size == 2 else 32
+    # Four stages of 64 rows of x and all slices' ranks, and the first step's, must fit 227 KB of shared memory.
+    block_k = (128 if columns <= 64 else 64) * 2 // element_size
     # K=4096: 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120); down twice as many.
     split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE else 1)
     return ShrinkConfig(
