@@ -13,6 +13,8 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 _WIDE = 8192
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
 _MANY_ENTRIES = 32
+# Bytes that one program can have on an H100.
+_SHARED_MEMORY = 227 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +91,26 @@ def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int)
     else:
         # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6.
         block_k, split, stages = 512, 8, 2
-    # 64 ranks of 512 inputs would not leave room for a second stage.
-    block_k = min(block_k, 65536 // (block_rank * element_size))
+    block_k = _fitting(block_k, ROWS_PER_ITEM + block_rank, element_size, stages)
     return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), True, 4, stages)
 
 
 def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     columns = block_rank * (4 if slices == 3 else slices)
-    # Four stages of 64 rows of x and all slices' ranks, and the first step's, must fit 227 KB of shared memory.
-    block_k = (128 if columns <= 64 else 64) * 2 // element_size
+    block_k = _fitting(128, ROWS_PER_TILE + columns, element_size, stages=4)
     # K=4096: 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120); down twice as many.
     split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE else 1)
     return ShrinkConfig(
         ROWS_PER_TILE, block_rank, block_k, _fit(split, width, block_k), True, 8 if columns > 128 else 4, 4
     )
+
+
+def _fitting(block_k: int, lines: int, element_size: int, stages: int) -> int:
+    """The largest step of K whose stages, and the step before them, fit a multiprocessor's shared memory."""
+    while block_k * lines * element_size * (stages + 1) > _SHARED_MEMORY:
+        block_k //= 2
+    return block_k
 
 
 def _fit(split: int, width: int, block_k: int) -> int:
