@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from kernels.bench import host_cost, lora_linear, mixed_ranks
@@ -18,8 +19,10 @@ def main() -> None:
     if args.op == "plot":
         plot(json.loads(args.json.read_text()), args.png)
         return
-    rows = _run(args)
-    args.json.write_text(json.dumps({**_about(args.revision), "rows": rows}, indent=1) + "\n")
+    about, rows = _about(args.revision), list[dict[str, object]]()
+    for row in _run(args):
+        rows.append(row)
+        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     sys.stdout.write(table(rows))
 
 
@@ -35,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(args: argparse.Namespace) -> list[dict[str, object]]:
+def _run(args: argparse.Namespace) -> Iterable[dict[str, object]]:
     if args.op == "mixed_ranks":
         return mixed_ranks.run()
     if args.op == "host_cost":

@@ -57,11 +57,13 @@ class Row:
     floor_us: float
 
 
-def run(options: Options) -> list[dict[str, object]]:
+def run(options: Options) -> Iterator[dict[str, object]]:
+    """Rows one by one, so that the caller can keep what is there when a lease ends."""
     jobs = [(layer, rank, options) for rank in options.ranks for layer in LAYERS]
     in_processes(_compile, jobs)
     peer = Peer.load(options.peer) if options.peer else None
-    return [asdict(row) for job in jobs for row in _layer_rows(*job, peer)]
+    for job in jobs:
+        yield from map(asdict, _layer_rows(*job, peer))
 
 
 def _compile(layer: Layer, rank: int, options: Options) -> None:
