@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from kernels.bench import host_cost, lora_linear, mixed_ranks
 from kernels.bench.plot import plot
@@ -19,7 +20,7 @@ def main() -> None:
     if args.op == "plot":
         plot(json.loads(args.json.read_text()), args.png)
         return
-    about, rows = _about(args.revision), list[dict[str, object]]()
+    about, rows = _about(args.revision), list[dict[str, Any]]()
     for row in _run(args):
         rows.append(row)
         args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(args: argparse.Namespace) -> Iterable[dict[str, object]]:
+def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "mixed_ranks":
         return mixed_ranks.run()
     if args.op == "host_cost":
