@@ -180,6 +180,8 @@ def lora_expand(
     output_scale   float32 [max_loras, sum of out_s]: the sum is multiplied by it, where r is not 0
     config         block sizes. None: the tuned ones for this step
 
+    On sm_90 weights, ranks, scales and metadata are read while the kernel before may still run
+    (`let_next_kernel_start` says who must not write them).
     One-row items use h in float32, others in lora_b's dtype; sums are float32, rounded once to y's dtype.
     Raises KernelArgumentError.
     """
