@@ -191,7 +191,7 @@ def lora_expand(
     splits = h.shape[0] if h.dim() == 4 else 1
     tables = (ranks,) if output_scale is None else (ranks, output_scale)
     form = (config, splits, meta.plan.parts, add_inputs, tuple(column_starts))
-    key = (expand_kernel, form, row_signature(y), signature(*lora_b, *tables))
+    key = ("expand", form, row_signature(y), signature(*lora_b, *tables))
     launch = meta.launches.get(key)
     if launch is None:
         check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)
