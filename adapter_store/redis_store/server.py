@@ -33,10 +33,10 @@ def read_state(node: Node, info: bytes, url: RedisUrl) -> ServerState:
             )
         _log.warning("Redis %s has no append-only file: it may lose adapters in a crash", node)
         return ServerState(node, has_append_only_file=False)
-    version = tuple(int(part) for part in facts["redis_version"].split(".")[:2])
+    version = tuple(int(part) for part in facts.get("redis_version", "0").split(".")[:2])
     if version < _WAITAOF_SINCE and not url.allow_volatile:
         raise UnsafeStore(
-            f"Redis {node} is {facts['redis_version']}: 7.2 or newer is needed to learn what is on its disk, "
+            f"Redis {node} is too old: 7.2 or newer is needed to learn what is on its disk, "
             "or allow it with --allow-volatile (or allow_volatile=1 in the url)"
         )
     return ServerState(node, has_append_only_file=version >= _WAITAOF_SINCE)
