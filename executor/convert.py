@@ -199,7 +199,9 @@ def _prompt_position(score: PromptLogprob) -> common_pb2.PositionLogprobs:
 
 
 def _position(token_id: int, logprob: float, top: Iterable[tuple[int, float]]) -> common_pb2.PositionLogprobs:
+    # From dicts, which takes less than half the time of messages: a long prompt has hundreds of thousands of
+    # these, and reports must not wait for them.
     return common_pb2.PositionLogprobs(
-        chosen=common_pb2.TokenLogprob(token_id=token_id, logprob=logprob),
-        top=[common_pb2.TokenLogprob(token_id=other, logprob=value) for other, value in top],
+        chosen={"token_id": token_id, "logprob": logprob},
+        top=[{"token_id": other, "logprob": value} for other, value in top],
     )

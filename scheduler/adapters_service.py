@@ -24,7 +24,7 @@ from scheduler.errors import AdapterNotFound, InvalidRequest, QueueFull, Unsuppo
 from scheduler.ingest import Ingest
 from scheduler.lookup import find_version, parse_ref, require
 from scheduler.status import translate_errors
-from scheduler.transfer import read_files, receive_files, receive_header
+from scheduler.transfer import read_files, receive_files, receive_header, send_piece
 
 MAX_PUSH_BYTES = 8 * 1024**3
 MAX_HEAVY_CALLS = 4
@@ -51,6 +51,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         authenticator: Authenticator,
         ingest: Ingest,
         residency: Callable[[], Sequence[pb.AdapterResidency]],
+        drop: Callable[[str], None],
         pool: Executor,
         *,
         spool: Path | None = None,
@@ -62,6 +63,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         self._authenticator = authenticator
         self._ingest = ingest
         self._residency = residency
+        self._drop = drop
         self._pool = pool
         self._spool = spool
         self._max_push_bytes = max_push_bytes
@@ -90,7 +92,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         return response
 
     @translate_errors
-    async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.PullResponse]:
+    async def Pull(self, request: pb.PullRequest, context: Context) -> None:
         version = await self._find(request.adapter, context, "downloading an adapter")
         self._refuse_if_busy()
         async with self._heavy:
@@ -99,7 +101,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
                 await self._run(self._store.export, _digest_ref(version), folder)
                 pieces = read_files(folder)
                 while (piece := await self._run(next, pieces, None)) is not None:
-                    yield piece
+                    await send_piece(context, piece)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -141,6 +143,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         version = await self._find(request.adapter, context, "deleting an adapter")
         ref = parse_ref(request.adapter, self._identify(context))
         await self._change(request.adapter, lambda: self._store.delete(ref))
+        self._drop(version.digest)  # Another name may have the same content: then it is loaded again.
         return pb.DeleteAdapterResponse(digest=version.digest)
 
     @translate_errors

@@ -131,10 +131,10 @@ class Dispatcher:
         )
         if not can_ever_run(live.waiting, self.fleet.states):
             raise _incompatible(live)
+        self._enqueue_new(live)
         former = self._accepted.named(live.key)
         if former:
             self._fail(former, Superseded(admitted.request_id))
-        self._enqueue_new(live)
         self._register(live, deadline_s)
         return live
 

@@ -96,6 +96,11 @@ class ExecutorLink:
         hint = executor_pb2.Prefetch(digest=digest, expected_uses=expected_uses)
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
+    def drop(self, digest: str) -> None:
+        """Frees its copies as soon as nothing uses them. Nothing while there is no connection."""
+        if self.state.limits:
+            self._send(executor_pb2.ExecutorCommand(drop=executor_pb2.DropAdapter(digest=digest)))
+
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
         self._outgoing.put_nowait(command)
 
@@ -225,5 +230,6 @@ class ExecutorLink:
         self._listener.on_lost(self.state.address, lost, end.detail)
 
     def _backoff(self) -> float:
-        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**self._failures)
+        doublings = min(self._failures, 32)  # No float holds 2 ** 1024: an executor may be away for hours.
+        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**doublings)
         return longest * random.uniform(0.5, 1.0)

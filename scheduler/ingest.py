@@ -4,6 +4,7 @@ The process is spawned, never forked: a fork would copy gRPC's locks without the
 """
 
 import asyncio
+import functools
 import logging
 import multiprocessing
 import shutil
@@ -14,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store import ModelSpec, Version, open_store
+from adapter_store import AdapterStore, ModelSpec, Version, open_store
 from scheduler.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -92,8 +93,14 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@functools.cache
+def _store(url: str, allow_volatile: bool) -> AdapterStore:
+    """Opened once a process: opening reads every record, to sweep out what crashes left."""
+    return open_store(url, allow_volatile=allow_volatile)
+
+
 def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
-    store = open_store(store_url, allow_volatile=allow_volatile)
+    store = _store(store_url, allow_volatile)
     before: set[str] = set()
     after = ""
     while page := store.list(push.tenant, name=push.name, after=after):

@@ -132,6 +132,7 @@ class Scheduler:
             self._authenticator,
             self._ingest,
             self.dispatcher.fleet.residency,
+            self.dispatcher.fleet.drop,
             self._pool,
         )
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, self._server)

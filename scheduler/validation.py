@@ -15,9 +15,11 @@ MAX_PRIORITY = 100
 MAX_LABEL_CHARS = 128
 MAX_CHAT_MESSAGES = 4096
 MAX_ROLE_CHARS = 64
-# A message has at most 16 MiB (grpc_options.py). Prompt and answer may each put so many bytes of
+# A message has at most 16 MiB (grpc_options.py). An answer that is sent whole may put so many bytes of
 # log-probabilities into one, and an echoed prompt so many of text: room is left for tokens and their text.
 MAX_LOGPROBS_BYTES = 5 * 1024 * 1024
+# An executor makes those of a prompt in one go: 2 MiB take it half a second, in which it reports nothing.
+MAX_PROMPT_LOGPROBS_BYTES = 2 * 1024 * 1024
 MAX_ECHO_BYTES = 2 * 1024 * 1024
 
 
@@ -132,7 +134,7 @@ def check_response(response: inference_pb2.ResponseOptions) -> None:
 def check_prompt_logprobs(response: inference_pb2.ResponseOptions, prompt_tokens: int) -> None:
     """That they fit into one message, in which they travel from the executor and to the client."""
     if response.HasField("prompt_logprobs"):
-        most = MAX_LOGPROBS_BYTES // _position_bytes(response.prompt_logprobs)
+        most = MAX_PROMPT_LOGPROBS_BYTES // _position_bytes(response.prompt_logprobs)
         if prompt_tokens > most:
             raise InvalidRequest(
                 "response.prompt_logprobs",

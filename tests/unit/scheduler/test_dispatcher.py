@@ -127,6 +127,16 @@ async def test_a_restarted_executor_comes_back(tokenizer: Tokenizer) -> None:
         await second.stop()
 
 
+async def test_an_executor_that_is_away_for_hours_comes_back(tokenizer: Tokenizer) -> None:
+    async with executors(1) as [fake], running(dispatcher_of([fake.address], tokenizer)) as dispatcher:
+        await ready(dispatcher)
+        fake.mute = True
+        dispatcher.fleet._links[fake.address]._failures = 5000
+        await until(lambda: not dispatcher.fleet.any_ready)
+        fake.mute = False
+        await ready(dispatcher)
+
+
 async def test_a_hung_executor_loses_its_requests(tokenizer: Tokenizer) -> None:
     async with (
         executors(2) as fakes,
@@ -402,6 +412,23 @@ async def test_a_second_call_with_the_name_ends_the_first(dispatcher: Dispatcher
     fake.frozen = False
     for live in (second, other):
         assert tokens_in(await read_all(live)) == expected_tokens(live.admitted)
+
+
+async def test_a_second_call_that_is_not_accepted_ends_nobody(
+    fake: FakeExecutor, tokenizer: Tokenizer
+) -> None:
+    settings = replace(SETTINGS, max_queued_per_tenant=1)
+    async with running(dispatcher_of(["127.0.0.1:1"], tokenizer, settings)) as dispatcher:
+        first = dispatcher.submit(admitted("same"), None)
+        with pytest.raises(QueueFull):
+            dispatcher.submit(admitted("same"), None)
+        assert not first.ended
+        dispatcher.cancel(first)
+
+
+async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+    dispatcher.fleet.drop(DIGEST)
+    await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
 
 
 async def test_a_client_that_does_not_read_is_given_up(fake: FakeExecutor, tokenizer: Tokenizer) -> None:

@@ -124,16 +124,24 @@ def _largest_position(alternatives: int) -> common_pb2.PositionLogprobs:
 
 
 @pytest.mark.parametrize("alternatives", [0, 1, 8, 9, 20])
-def test_what_passes_fits_into_a_message(alternatives: int) -> None:
-    response = inference_pb2.ResponseOptions(prompt_logprobs=alternatives, logprobs=alternatives)
-    most = validation.MAX_LOGPROBS_BYTES // (13 * (alternatives + 1) + 3)
+def test_prompt_logprobs_have_a_bound(alternatives: int) -> None:
+    response = inference_pb2.ResponseOptions(prompt_logprobs=alternatives)
+    most = validation.MAX_PROMPT_LOGPROBS_BYTES // (13 * (alternatives + 1) + 3)
     chunk = inference_pb2.GenerateChunk(prompt_logprobs=[_largest_position(alternatives)] * most)
-    assert chunk.ByteSize() <= validation.MAX_LOGPROBS_BYTES
+    assert chunk.ByteSize() <= validation.MAX_PROMPT_LOGPROBS_BYTES
     validation.check_prompt_logprobs(response, most)
-    validation.check_fits_one_message(response, common_pb2.Stopping(max_new_tokens=most))
     with pytest.raises(InvalidRequest, match=f"{most + 1} tokens.*most {most} fit") as caught:
         validation.check_prompt_logprobs(response, most + 1)
     assert caught.value.violations[0][0] == "response.prompt_logprobs"
+
+
+@pytest.mark.parametrize("alternatives", [0, 1, 8, 9, 20])
+def test_a_whole_answer_fits_into_a_message(alternatives: int) -> None:
+    response = inference_pb2.ResponseOptions(logprobs=alternatives)
+    most = validation.MAX_LOGPROBS_BYTES // (13 * (alternatives + 1) + 3)
+    whole = inference_pb2.GenerateResponse(logprobs=[_largest_position(alternatives)] * most)
+    assert whole.ByteSize() <= validation.MAX_LOGPROBS_BYTES
+    validation.check_fits_one_message(response, common_pb2.Stopping(max_new_tokens=most))
     with pytest.raises(InvalidRequest, match=f"{most + 1} tokens.*most {most} fit") as caught:
         validation.check_fits_one_message(response, common_pb2.Stopping(max_new_tokens=most + 1))
     assert caught.value.violations[0][0] == "response.logprobs"
