@@ -17,14 +17,14 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    """model: a Hugging Face folder. store: the adapters' folder, made when missing.
+    """model: a Hugging Face folder. store: the adapters' folder, made when missing, or a store's url.
 
     port, metrics_port: the scheduler's on `host`; executor n has metrics_port + 1 + n, and a free port for
     gRPC. 0 picks free ones. scheduler_args, executor_args: more arguments for the services' command lines.
     """
 
     model: Path
-    store: Path
+    store: Path | str
     host: str = "127.0.0.1"
     port: int = 50051
     metrics_port: int = 9400

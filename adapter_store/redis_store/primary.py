@@ -99,9 +99,6 @@ class Primary:
         finally:
             connection.disconnect()
 
-    def close(self) -> None:
-        self._forget(self._server)
-
     # ---- one attempt
 
     def _attempt(self, server: _Server, commands: Sequence[Command], durable: bool) -> list[Any]:

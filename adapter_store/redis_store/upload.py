@@ -1,7 +1,6 @@
 """From files to chunks that expire, then to chunks that stay. Publishing them is the metadata's part."""
 
 import hashlib
-import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ from adapter_store.redis_store.primary import Command, Primary
 UPLOAD_SECONDS = 3600  # that an upload may take, and for which a dead one's chunks stay
 _BATCH_CHUNKS = 4  # sent in one go: what an upload holds in memory
 _BATCH_KEYS = 512
-_log = logging.getLogger(__name__)
 
 
 class Uploader:

@@ -31,10 +31,9 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--store",
-        type=Path,
         required=True,
-        metavar="FOLDER",
-        help="where adapters are kept; made when missing",
+        metavar="STORE",
+        help="where adapters are kept: a folder, made when missing, or redis://...",
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="where the scheduler listens (default: %(default)s)"
