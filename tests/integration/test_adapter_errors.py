@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -202,12 +203,16 @@ def test_bad_uploads_are_refused(stubs: Stubs, files: Files) -> None:
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(stubs: Stubs, files: Files) -> None:
+    made = threading.Event()  # gRPC reads from another thread, perhaps before it has returned the call
+
     def cut() -> Iterator[Any]:
         yield from list(push_parts("broken", files))[:2]
+        made.wait()
         call.cancel()
         yield piece(WEIGHTS)
 
     call = stubs.adapters.Push.future(cut(), metadata=bearer("ops"))
+    made.set()
     with pytest.raises(grpc.FutureCancelledError):
         call.result()
 
