@@ -84,7 +84,7 @@ CASES = {
             lambda: layers.VocabParallelEmbedding(VOCAB, HIDDEN),
             ("embed_tokens",),
         ),
-        LayerCase(lora.LogitsProcessorWithLoRA, layers.LogitsProcessor, ("lm_head",)),
+        LayerCase(lora.LogitsProcessorWithLoRA, lambda: layers.LogitsProcessor(VOCAB), ("lm_head",)),
     )
 }
 
