@@ -79,7 +79,7 @@ def _attach(
     model: CausalLM, config: ExecutorConfig, dtype: torch.dtype, punica: PunicaWrapperBase
 ) -> SlotArena:
     lora = LoRAConfig(config.max_loras, config.max_lora_rank, frozenset(config.lora_modules), dtype)
-    return attach_lora(model, lora, punica)
+    return attach_lora(model, lora, punica).arena
 
 
 def _pager(

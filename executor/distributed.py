@@ -1,7 +1,10 @@
 """The ranks that share one model, as a value that is handed to whatever is cut over them."""
 
+import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -48,7 +51,8 @@ class ParallelGroup:
         return out.view(x.shape[1:])
 
     def share(self, count: int) -> range:
-        """This rank's `count / size` of `count` equal things, in order. ValueError when they do not divide."""
+        """This rank's `count / size` of `count` equal things, in order. ValueError when they do not
+        divide."""
         if count % self.size:
             raise ValueError(f"{count} cannot be cut over {self.size} ranks")
         each = count // self.size
@@ -58,14 +62,20 @@ class ParallelGroup:
 SINGLE = ParallelGroup()
 
 
-def connect(rank: int, size: int, store: dist.Store, device: torch.device, timeout_s: float) -> ParallelGroup:
-    """Meet the other ranks through `store`: NCCL for GPUs, gloo for the CPU. One group a process at a time.
+def connect(
+    rank: int, size: int, meeting: Path, device: torch.device | str, timeout_s: float
+) -> ParallelGroup:
+    """Meet the other ranks of this host: NCCL for GPUs, gloo for the CPU. One group a process at a time.
 
-    `timeout_s` bounds how long a collective waits for a rank that does not come, also after this.
+    `meeting` is a file that does not exist yet, the same for all. `timeout_s` bounds how long a collective
+    waits for a rank that does not come, now and later.
     """
+    device = torch.device(device)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside this host has a part in it
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        init_method=f"file://{meeting}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout_s),

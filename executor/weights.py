@@ -140,7 +140,7 @@ def _stacked(module: LinearBase, parameter: Tensor, tensors: int) -> Iterator[_T
         raise ValueError(f"{tensors} names for a layer of {len(module.output_sizes)} parts")
     start = 0
     for numbers in parts:
-        rows = _rows_in_tensor(module, numbers)
+        rows = module.rows_in_tensor(numbers)
         width, height = sum(map(len, rows)), sum(module.output_sizes[number] for number in numbers)
         memory = parameter[start : start + width]
         if parameter.dim() == 1:
@@ -148,16 +148,6 @@ def _stacked(module: LinearBase, parameter: Tensor, tensors: int) -> Iterator[_T
         else:
             yield _Target(memory, (height, module.input_size), rows, module.input_range)
         start += width
-
-
-def _rows_in_tensor(module: LinearBase, parts: range) -> tuple[range, ...]:
-    """This rank's rows of a tensor in which the whole parts are stacked."""
-    rows, offset = [], 0
-    for number in parts:
-        own = module.output_ranges[number]
-        rows.append(range(offset + own.start, offset + own.stop))
-        offset += module.output_sizes[number]
-    return tuple(rows)
 
 
 def _tied_names(model: nn.Module, targets: Mapping[str, _Target]) -> dict[str, _Target]:

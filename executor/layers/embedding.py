@@ -1,4 +1,5 @@
-"""The vocabulary's two matrices, each cut by token: every rank has as many rows, the last one's end padded."""
+"""The vocabulary's two matrices, each cut by token: every rank has as many rows, the last one's end
+padded."""
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,8 @@ def vocab_share(vocab_size: int, group: ParallelGroup) -> range:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """token_ids [rows] -> table[token_ids] [rows, embedding_dim], the table being [num_embeddings, embedding_dim].
+    """token_ids [rows] -> table[token_ids] [rows, embedding_dim], the table being [num_embeddings,
+    embedding_dim].
 
     `weight` is this rank's `vocab_range` of it, then zeros.
     """
@@ -63,8 +65,8 @@ class ParallelLMHead(VocabParallelEmbedding):
 
 
 class LogitsProcessor(nn.Module):
-    """hidden [n, hidden] -> logits [n, vocab] float32, on every rank. The head is an argument, so that what wraps
-    this layer can add to the logits without touching the (perhaps tied) weight."""
+    """hidden [n, hidden] -> logits [n, vocab] float32, on every rank. The head is an argument, so that what
+    wraps this layer can add to the logits without touching the (perhaps tied) weight."""
 
     def __init__(self, vocab_size: int, group: ParallelGroup = SINGLE) -> None:
         super().__init__()

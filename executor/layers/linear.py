@@ -13,9 +13,9 @@ from executor.distributed import SINGLE, ParallelGroup
 class LinearBase(nn.Module):
     """y[row] = weight @ x[row] + bias, of which each rank of `group` holds a part.
 
-    Of the whole layer: `input_size`, `output_size`, `output_sizes` (widths of the parts that are stacked in the
-    output, in order; a plain layer has one), `tensor_parts` (how many parts each tensor of a checkpoint covers).
-    Of this rank: `input_range` (its columns of the weight), `output_ranges` (its rows of each part),
+    Of the whole layer: `input_size`, `output_size`, `output_sizes` (widths of the parts that are stacked in
+    the output, in order; a plain layer has one), `tensor_parts` (how many parts each tensor of a checkpoint
+    covers). Of this rank: `input_range` (its columns of the weight), `output_ranges` (its rows of each part),
     `output_partition_sizes` (their widths, stacked in this rank's output), `weight`
     [output_size_per_partition, input_size_per_partition], and `bias` beside its rows, or None.
 
@@ -40,7 +40,9 @@ class LinearBase(nn.Module):
         self.output_size = sum(output_sizes)
         self.tensor_parts = tuple(tensor_parts) or (1,) * len(self.output_sizes)
         if sum(self.tensor_parts) != len(self.output_sizes):
-            raise ValueError(f"tensor_parts {self.tensor_parts} do not add up to {len(self.output_sizes)} parts")
+            raise ValueError(
+                f"tensor_parts {self.tensor_parts} do not add up to {len(self.output_sizes)} parts"
+            )
         self.input_range = input_range
         self.input_size_per_partition = len(input_range)
         self.output_ranges = tuple(output_ranges)
@@ -59,6 +61,15 @@ class LinearBase(nn.Module):
         if tensors != len(covers):
             return None
         return tuple(range(start, stop) for start, stop in pairwise(accumulate(covers, initial=0)))
+
+    def rows_in_tensor(self, parts: range) -> tuple[range, ...]:
+        """This rank's rows of a whole tensor in which these parts are stacked, as they lie in its output."""
+        rows, offset = [], 0
+        for number in parts:
+            own = self.output_ranges[number]
+            rows.append(range(offset + own.start, offset + own.stop))
+            offset += self.output_sizes[number]
+        return tuple(rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, input_size_per_partition] -> [rows, output_size_per_partition]."""
@@ -98,7 +109,8 @@ class ColumnParallelLinear(LinearBase):
 
 
 class MergedColumnParallelLinear(LinearBase):
-    """Several column-parallel layers over one input, stacked: gate and up as gate_up. Each is cut by itself."""
+    """Several column-parallel layers over one input, stacked: gate and up as gate_up. Each is cut by
+    itself."""
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ __all__ = ["CausalLM", "check_splits", "load_model", "read_config"]
 def load_model(
     path: Path, dtype: torch.dtype, device: torch.device | str, group: ParallelGroup = SINGLE
 ) -> CausalLM:
-    """Reads config.json, generation_config.json and the safetensors of `path`; weights are cast to `dtype`, and
-    cut for this rank of `group`.
+    """Reads config.json, generation_config.json and the safetensors of `path`; weights are cast to `dtype`,
+    and cut for this rank of `group`.
 
     Raises UnsupportedModel (names the field of config.json) or BadCheckpoint (names file and tensor).
     """

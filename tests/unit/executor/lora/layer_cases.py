@@ -107,8 +107,8 @@ class Rig:
     def put_over(self, slot: int, ranks: Sequence[int], scale: float = 0.5) -> None:
         factors = [
             (
-                torch.randn(rank, part.in_features) / part.in_features**0.5,
-                torch.randn(part.out_features, rank) / rank**0.5,
+                torch.randn(rank, part.slot_slice.in_features) / part.slot_slice.in_features**0.5,
+                torch.randn(part.slot_slice.out_features, rank) / rank**0.5,
                 scale + number,
             )
             if rank
@@ -158,7 +158,9 @@ class Rig:
         parts = self.layer.parts(MODEL_CONFIG)
         factors = self.adapters.get(slot, [None] * len(parts))
         blocks = [
-            f[2] * (f[1].double() @ f[0].double()) if f else torch.zeros(part.out_features, part.in_features)
+            f[2] * (f[1].double() @ f[0].double())
+            if f
+            else torch.zeros(part.slot_slice.out_features, part.slot_slice.in_features)
             for part, f in zip(parts, factors, strict=True)
         ]
         return torch.cat([block.double() for block in blocks])

@@ -99,7 +99,7 @@ def test_a_missing_member_of_a_packed_layer_adds_exactly_nothing(name: str, rank
     y, base = rig.run([(1, 6)], x), rig.base(x)
     torch.testing.assert_close(y.double(), rig.expected([(1, 6)], x), rtol=2e-5, atol=2e-5)
     for part, rank in zip(rig.layer.parts(), ranks, strict=True):
-        columns = slice(part.column_start, part.column_start + part.out_features)
+        columns = slice(part.column_start, part.column_start + part.slot_slice.b_width)
         assert torch.equal(y[:, columns], base[:, columns]) == (rank == 0)
 
 

@@ -56,7 +56,7 @@ def serve(modules: frozenset[str] = EVERYTHING, *, tied: bool = False, max_loras
     model = make_model(tied)
     punica = PunicaWrapperCPU(max_loras, 64)
     plain = copy.deepcopy(model)
-    arena = attach_lora(model, LoRAConfig(max_loras, 8, modules), punica)
+    arena = attach_lora(model, LoRAConfig(max_loras, 8, modules), punica).arena
     for slot in range(max_loras):
         poison(arena, slot)
     return Served(plain, model, punica, arena)
