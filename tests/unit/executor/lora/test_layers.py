@@ -196,3 +196,16 @@ def test_a_layer_without_served_part_is_refused() -> None:
     layer: BaseLayerWithLoRA = case.layer_class(case.make_base(SINGLE), case.names)
     with pytest.raises(ValueError, match=r"layers\.0\.down_proj"):
         layer.create_lora_weights(1, LoRAConfig(1, 1, frozenset({"q_proj"})), MODEL_CONFIG)
+
+
+def test_three_parts_take_one_adapter_over_all_as_one_tensor() -> None:
+    torch.manual_seed(0)
+    rig = make_rig("three parts", max_loras=2, max_rank=4)
+    a, b = torch.randn(3, HIDDEN), torch.randn(28, 3)
+    rig.layer.set_lora(0, a, b, 0.5)
+    rig.set(1, [(a, part, 0.5) for part in b.split([8, 16, 4])])
+    x = rig.inputs(2)
+    assert torch.equal(rig.run([(0, 2)], x), rig.run([(1, 2)], x))
+    compare(rig, [(1, 2), (-1, 1)])
+    with pytest.raises(ValueError, match="for 3 parts"):
+        rig.layer.set_lora(0, a, torch.randn(27, 3))
