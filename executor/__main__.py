@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from adapter_store import AdapterStoreError, open_store
 from executor.config import load_config
-from executor.errors import ConfigError, ExecutorError
+from executor.errors import ConfigError, ExecutorError, RankLost
 from executor.lora.errors import LoRAError
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def main() -> int:
     setup_logging(config.log_format, config.log_level)
     try:
         asyncio.run(_serve(ExecutorApp(config, store)))
+    except RankLost as error:
+        logger.error("the executor ends: %s", error, exc_info=error.__cause__)
+        return 1
     except START_ERRORS as error:
         return _complain(error)
     except Exception:

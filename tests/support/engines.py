@@ -100,8 +100,8 @@ class Driver:
 
 
 def make_driver(
-    model: str, store: AdapterStore, *, clock: Callable[[], float] = time.monotonic, **settings: Any
+    model: str, adapters: AdapterStore, *, clock: Callable[[], float] = time.monotonic, **settings: Any
 ) -> Driver:
     registry = CollectorRegistry()
     config = ExecutorConfig(model=model, **(SMALL | settings))
-    return Driver(build_engine(config, store, metrics=Metrics(registry), clock=clock), registry)
+    return Driver(build_engine(config, adapters, metrics=Metrics(registry), clock=clock), registry)
