@@ -140,7 +140,7 @@ class ExecutorApp:
 
     def _on_end(self, error: Exception | None) -> None:
         self.ready.clear()
-        self.hub.end_streams()
+        self.hub.end_streams(engine_lost=error is not None)
         self._finish(error)
 
     def _finish(self, error: Exception | None) -> None:

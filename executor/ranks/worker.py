@@ -60,6 +60,9 @@ def run_rank(
         threading.Thread(target=worker.serve_lane, args=(lane,), name="adapter-lane", daemon=True).start()
     worker.serve(control)
     disconnect()
+    # Not by way of the interpreter's end, which aborts when it meets a thread of torch or of a lane in C++.
+    logging.shutdown()
+    os._exit(0)
 
 
 class Worker:
