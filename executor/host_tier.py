@@ -15,7 +15,7 @@ ImageT = TypeVar("ImageT", bound=Image)
 class HostTier(Generic[ImageT]):
     """`forget` is told every image that leaves."""
 
-    def __init__(self, max_bytes: int, forget: Callable[[ImageT], None]) -> None:
+    def __init__(self, max_bytes: int, forget: Callable[[ImageT], None] = lambda image: None) -> None:
         self._forget = forget
         self.max_bytes = max_bytes
         self.num_bytes = 0
