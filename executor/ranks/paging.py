@@ -1,9 +1,10 @@
 """Adapters on all ranks at once: loaded everywhere or nowhere, and in a slot when the last copy is
 complete."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from executor.lora.arena import SlotArena
@@ -48,40 +49,38 @@ class SpreadAdapters:
         """Each rank reads the adapter and cuts its own part. When one of them fails, the images of the others
         are forgotten, and its error (RejectedByRank when it is not this rank) is raised."""
         number, ticket = self._lanes.get(), next(self._tickets)
-        lane = self._ranks.lanes[number]
-        own, error = None, None
         try:
-            for connection in lane:
-                connection.send(LoadAdapter(ticket, digest))
-            try:
-                own = self._load_own(digest)
-            except Exception as failure:
-                error = failure
-            answers = receive(lane)
-            failed = failure_in(answers)
-            if own is not None and failed is None:
-                return SpreadImage(own, ticket, own.nbytes + total_bytes(answers))
-            for connection in lane:
-                connection.send(ForgetImage(ticket))
+            return self._load_on(self._ranks.lanes[number], ticket, digest)
         finally:
             self._lanes.put(number)
-        raise error or RejectedByRank(failed.rejection)  # type: ignore[union-attr]
+
+    def _load_on(self, lane: Sequence[Connection], ticket: int, digest: str) -> SpreadImage:
+        _send(lane, LoadAdapter(ticket, digest))
+        try:
+            own = self._load_own(digest)
+        except Exception:
+            receive(lane)  # the others' answers must not be taken for those to the next message
+            _send(lane, ForgetImage(ticket))
+            raise
+        answers = receive(lane)
+        if (failed := failure_in(answers)) is not None:
+            _send(lane, ForgetImage(ticket))
+            raise RejectedByRank(failed.rejection)
+        return SpreadImage(own, ticket, own.nbytes + total_bytes(answers))
 
     def load(self, slot: int, image: SpreadImage) -> None:
         """Copy on every rank; returns when all copies are complete. When one fails, the slot is empty on
         all."""
         self._ranks.tell(CopyIntoSlot(slot, image.ticket))
-        error: Exception | None = None
         try:
             self._arena.load(slot, image.own)
-        except Exception as failure:
-            error = failure
-        failed = failure_in(self._ranks.answers())
-        if failed is not None:
-            error = error or RejectedByRank(failed.rejection)
-        if error is not None:
+        except Exception:
+            self._ranks.answers()
             self.clear(slot)
-            raise error
+            raise
+        if (failed := failure_in(self._ranks.answers())) is not None:
+            self.clear(slot)
+            raise RejectedByRank(failed.rejection)
 
     def clear(self, slot: int) -> None:
         self._arena.clear(slot)
@@ -90,3 +89,8 @@ class SpreadAdapters:
     def forget(self, image: SpreadImage) -> None:
         """The host tier has given it up."""
         self._ranks.tell(ForgetImage(image.ticket))
+
+
+def _send(lane: Sequence[Connection], message: LoadAdapter | ForgetImage) -> None:
+    for connection in lane:
+        connection.send(message)

@@ -4,6 +4,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from executor.distributed import SINGLE, ParallelGroup, connect, disconnect
 
 PATIENCE_S = 120.0
+COLLECTIVE_S = 20.0  # after which a rank gives up on one that has failed before it
 
 
 class RankPool:
@@ -63,9 +65,13 @@ def rank_pool(*sizes: int) -> Iterator[RankPool]:
 
 def _serve(rank: int, sizes: tuple[int, ...], meeting: Path, connection: Connection) -> None:
     torch.set_num_threads(1)
-    connect(rank, max(sizes), meeting, "cpu", PATIENCE_S)
+    connect(rank, max(sizes), meeting, "cpu", COLLECTIVE_S)
     # Every rank takes part in making every group, also in those that it does not belong to.
-    handles = {size: dist.new_group(range(size)) for size in sizes if size > 1}
+    handles = {
+        size: dist.new_group(list(range(size)), timeout=timedelta(seconds=COLLECTIVE_S))
+        for size in sizes
+        if size > 1
+    }
     while (task := connection.recv()) is not None:
         size, function, arguments = task
         group = SINGLE if size == 1 else ParallelGroup(rank, size, handles[size])

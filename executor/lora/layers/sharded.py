@@ -1,5 +1,4 @@
-"""The two steps that sharded adapters need between shrink and expand: h is gathered, or summed, over the
-ranks."""
+"""What sharded adapters need between shrink and expand: h is gathered, or summed, over the ranks."""
 
 from abc import abstractmethod
 from dataclasses import replace

@@ -209,3 +209,15 @@ def test_three_parts_take_one_adapter_over_all_as_one_tensor() -> None:
     compare(rig, [(1, 2), (-1, 1)])
     with pytest.raises(ValueError, match="for 3 parts"):
         rig.layer.set_lora(0, a, torch.randn(27, 3))
+
+
+def test_a_hidden_that_was_gathered_without_need_is_refused() -> None:
+    """A gather of ranks that each hold A whole would give the product `ranks` times as many columns."""
+    rig = make_rig("column", max_loras=2, max_rank=4)
+    rig.punica.update_metadata(LoRAMapping(((0, 3),), ((0, 3),)))
+    stacked = rig.layer.stacked
+    for columns in (8, 2):
+        with pytest.raises(KernelArgumentError, match="h must be float32"):
+            rig.punica.add_expand(
+                torch.zeros(3, 12), torch.zeros(1, 3, columns), stacked.lora_b, stacked.ranks, (0,)
+            )
