@@ -1,5 +1,6 @@
 """Adapters as files and versions: checked on the way in, named by their content, read without copies."""
 
+from adapter_store.cached import CachedStore
 from adapter_store.disk import DiskStore
 from adapter_store.errors import (
     AdapterNotFound,
@@ -12,18 +13,20 @@ from adapter_store.errors import (
     InvalidModel,
     InvalidRef,
     StoreUnavailable,
+    UnsafeStore,
 )
-from adapter_store.manifest import Alias, Manifest, ModuleInfo, SlotLimits, Version
+from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.ref import Ref
-from adapter_store.store import AdapterStore, open_store
+from adapter_store.store import AdapterStore, WeightsSource, open_store
 
 __all__ = [
     "AdapterNotFound",
     "AdapterStore",
     "AdapterStoreError",
     "Alias",
+    "CachedStore",
     "DataLoss",
     "DiskStore",
     "GenerationMismatch",
@@ -37,9 +40,10 @@ __all__ = [
     "ModelSpec",
     "ModuleInfo",
     "Ref",
-    "SlotLimits",
     "StoreUnavailable",
+    "UnsafeStore",
     "Version",
     "Weights",
+    "WeightsSource",
     "open_store",
 ]

@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-from adapter_store.durable import sync_tree
 from adapter_store.errors import DataLoss
 from adapter_store.manifest import Manifest
 from adapter_store.packed import Weights, write_packed
@@ -23,15 +22,24 @@ class Blob:
     def source(self) -> Path:
         return self.folder / _SOURCE
 
+    @property
+    def packed(self) -> Path:
+        return self.folder / _PACKED
+
     def write(self, adapter: PeftAdapter) -> Manifest:
-        """Packs `adapter` beside its source files and syncs all of it."""
-        with (self.folder / _PACKED).open("wb") as packed:
+        """Packs `adapter` beside its source files. The caller syncs the folder."""
+        with self.packed.open("wb") as packed:
             manifest = write_packed(adapter, packed)
         hashes = {file.name: _sha256(file) for file in sorted(self.source.iterdir())}
         (self.folder / _SOURCE_HASHES).write_text(json.dumps(hashes))
         (self.folder / _MANIFEST).write_text(manifest.to_json())
-        sync_tree(self.folder)
         return manifest
+
+    def write_copy(self, weights: Weights) -> None:
+        """What a reader needs, without the source files."""
+        with self.packed.open("wb") as packed:
+            weights.write_to(packed)
+        (self.folder / _MANIFEST).write_text(weights.manifest.to_json())
 
     def manifest(self) -> Manifest:
         """Raises DataLoss."""
@@ -39,12 +47,12 @@ class Blob:
 
     def weights(self, *, verify: bool = True) -> Weights:
         """Raises DataLoss."""
-        return Weights(self.folder / _PACKED, self.manifest(), verify=verify)
+        return Weights(self.packed, self.manifest(), verify=verify)
 
     def identity(self) -> tuple[int, int, int] | None:
         """Changes when the packed file is replaced or written to; None when there is none."""
         try:
-            status = os.stat(self.folder / _PACKED)
+            status = os.stat(self.packed)
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size

@@ -30,6 +30,7 @@ from adapter_store.durable import (
     remove_unclaimed,
     replace_file,
     sync_folder,
+    sync_tree,
 )
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.manifest import Alias, Manifest, Version
@@ -89,6 +90,7 @@ class DiskStore:
                 manifest = blob.write(adapter)
                 if dry_run:
                     return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
+                sync_tree(blob.folder)
                 return self._publish(
                     blob, Ref(tenant, name, digest=manifest.digest), alias, expected_generation
                 )

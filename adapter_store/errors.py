@@ -10,6 +10,7 @@ AdapterStoreError
 ├── GenerationMismatch    the alias moved since the caller looked
 ├── DataLoss              stored bytes no longer match their digest
 └── StoreUnavailable      the medium cannot be read or written now
+    └── UnsafeStore       it may lose what it acknowledged, and nobody said that this is fine
 """
 
 
@@ -50,4 +51,8 @@ class DataLoss(AdapterStoreError):
 
 
 class StoreUnavailable(AdapterStoreError):
+    pass
+
+
+class UnsafeStore(StoreUnavailable):
     pass

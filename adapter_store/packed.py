@@ -131,6 +131,12 @@ class Weights(Mapping[str, LoRAModule]):
         if verify and self._digest(self._file) != manifest.digest:
             raise DataLoss(f"stored weights no longer match {manifest.digest}: push the adapter again")
 
+    def write_to(self, target: BinaryIO) -> None:
+        """The packed file, byte for byte."""
+        if self._file is None:
+            raise ValueError(f"the weights of {self.manifest.digest} are closed")
+        target.write(self._file.content)
+
     def close(self) -> None:
         """Lets go of the file. Views handed out stay valid, and keep the memory mapped until they go."""
         self._file = None

@@ -1,7 +1,7 @@
 """Strict reading of safetensors files that nobody vouches for: the header first, then mapped views.
 
 Stricter than the format's own library in two ways: a key that appears twice is refused, and so is a
-header beyond 8 MiB, so a hostile file costs bounded time and memory.
+header beyond 2 MiB, so a hostile file costs bounded time and memory.
 """
 
 import json
@@ -159,7 +159,12 @@ class TensorFile:
 
     def raw(self, name: str) -> memoryview:
         tensor = self.header.tensors[name]
-        return memoryview(self._map)[tensor.begin : tensor.end]
+        return self.content[tensor.begin : tensor.end]
+
+    @property
+    def content(self) -> memoryview:
+        """The whole file."""
+        return memoryview(self._map)
 
     def __iter__(self) -> Iterator[TensorInfo]:
         return iter(self.header.tensors.values())

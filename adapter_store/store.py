@@ -12,7 +12,15 @@ from adapter_store.packed import Weights
 from adapter_store.ref import Ref
 
 
-class AdapterStore(Protocol):
+class WeightsSource(Protocol):
+    """The part of a store that an executor needs."""
+
+    def open(self, digest: str) -> Weights:
+        """Raises AdapterNotFound, or DataLoss when the stored bytes do not match the digest."""
+        ...
+
+
+class AdapterStore(WeightsSource, Protocol):
     """Synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails."""
 
     def put(
@@ -40,10 +48,6 @@ class AdapterStore(Protocol):
 
         Raises AdapterNotFound, with one text for "unknown" and "not this tenant's".
         """
-        ...
-
-    def open(self, digest: str) -> Weights:
-        """Raises AdapterNotFound, or DataLoss when the stored bytes do not match the digest."""
         ...
 
     def list(
@@ -99,13 +103,30 @@ class AdapterStore(Protocol):
         ...
 
 
-def open_store(url: str) -> AdapterStore:
-    """`disk:/folder`, or a bare path. Raises InvalidRef for another scheme."""
+def open_store(url: str, *, allow_volatile: bool = False) -> AdapterStore:
+    """`disk:/folder`, a bare path, or `redis://...`, `rediss://...` (redis_store/url.py).
+
+    `allow_volatile` accepts a Redis that may lose in a crash what it acknowledged. Raises InvalidRef for
+    another scheme, StoreUnavailable.
+    """
     from adapter_store.disk import DiskStore
 
     scheme, colon, rest = url.partition(":")
+    if colon and scheme in ("redis", "rediss"):
+        return _open_redis(url, allow_volatile)
     if not colon or "/" in scheme:
         scheme, rest = "disk", url
     if scheme != "disk" or not rest:
-        raise InvalidRef(f"store url {url!r} is neither disk:/folder nor a path")
+        raise InvalidRef(f"store url {scheme}:... is not disk:/folder, a path, redis://... or rediss://...")
     return DiskStore(Path(rest))
+
+
+def _open_redis(url: str, allow_volatile: bool) -> AdapterStore:
+    try:
+        from adapter_store.redis_store.store import RedisStore
+        from adapter_store.redis_store.url import RedisUrl
+    except ModuleNotFoundError as error:
+        raise InvalidRef(
+            f"store url redis://... needs the package {error.name}: pip install 'lorafleet[redis]'"
+        ) from error
+    return RedisStore(RedisUrl.parse(url, allow_volatile=allow_volatile))

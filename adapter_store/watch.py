@@ -4,6 +4,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from adapter_store.errors import StoreUnavailable
+
 POLL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ class Watcher:
                 if counter != self._seen:
                     self._seen = counter
                     self._callback()
+            except StoreUnavailable as error:  # it comes back, and the counter tells what happened meanwhile
+                _log.warning("adapter store: a watcher cannot look: %s", error)
             except Exception:
                 # A failing callback must not end the watch: the next change may matter more.
                 _log.exception("adapter store: a watcher failed")

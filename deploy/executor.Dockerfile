@@ -11,7 +11,7 @@ COPY scheduler scheduler
 COPY adapter_store adapter_store
 COPY executor executor
 COPY kernels kernels
-RUN /opt/lorafleet/bin/pip install --no-cache-dir --constraint constraints.txt '.[executor]'
+RUN /opt/lorafleet/bin/pip install --no-cache-dir --constraint constraints.txt '.[executor,redis]'
 
 FROM python:3.12-slim
 RUN useradd --uid 10001 --no-create-home lorafleet

@@ -7,10 +7,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from adapter_store import AdapterStoreError, open_store
+from adapter_store import AdapterStoreError
 from executor.config import load_config
 from executor.errors import ConfigError, ExecutorError, RankLost
 from executor.lora.errors import LoRAError
+from executor.store import open_source
 
 if TYPE_CHECKING:
     from executor.app import ExecutorApp
@@ -25,7 +26,7 @@ START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
 def main() -> int:
     try:
         config = load_config(sys.argv[1:])
-        store = open_store(config.store)
+        store = open_source(config)
     except (ConfigError, AdapterStoreError) as error:
         return _complain(error)
     # Threads of one operation spin while they wait for each other, and starve whatever else the machine runs:

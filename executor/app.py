@@ -3,15 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import start_http_server
 
-from adapter_store import AdapterStore
+from adapter_store import WeightsSource
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine_thread import EngineThread
@@ -37,7 +37,7 @@ class ExecutorApp:
     is taken. All methods belong to the event loop.
     """
 
-    def __init__(self, config: ExecutorConfig, store: AdapterStore) -> None:
+    def __init__(self, config: ExecutorConfig, store: WeightsSource) -> None:
         registry = CollectorRegistry()
         metrics = Metrics(registry)
         self._config = config
@@ -72,7 +72,7 @@ class ExecutorApp:
         except BaseException:
             self._stop_metrics()
             raise
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = self._start_task(self._watch())
         self._engine.start()
         logger.info("listening on %s:%d, loading the model", self._config.host, self.port)
         return self
@@ -97,7 +97,7 @@ class ExecutorApp:
         if not self._draining:
             self._draining = True
             logger.info("draining: %d dispatches go on", self.hub.num_live)
-            self._drainer = asyncio.create_task(self._drain())
+            self._drainer = self._start_task(self._drain())
 
     async def _drain(self) -> None:
         await self._tell_health()
@@ -126,10 +126,29 @@ class ExecutorApp:
             alive=alive, ready=self.ready.is_set() and not self.hub.draining and not self._draining
         )
 
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Nothing here can do without the others: a failure ends the process, and `wait` raises it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, Exception):
+                self._finish(error)
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(ended)
+        return task
+
     def _later(self, function: Callable[[T], None], argument: T) -> None:
         """From the engine's thread. After the loop's end there is nobody to tell."""
+
+        def call() -> None:
+            try:
+                function(argument)
+            except Exception as error:  # Tokens or ends that are lost here would never be told.
+                self._finish(error)
+
         try:
-            self._loop.call_soon_threadsafe(function, argument)
+            self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             logger.debug("the event loop is closed")
 

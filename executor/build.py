@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from adapter_store import AdapterStore, ModelSpec
+from adapter_store import ModelSpec, WeightsSource
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
 from executor.config import ExecutorConfig
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 def build_engine(
     config: ExecutorConfig,
-    store: AdapterStore,
+    store: WeightsSource,
     *,
     metrics: Metrics | None = None,
     wake: Callable[[], None] = lambda: None,
@@ -83,7 +83,7 @@ class _Adapters:
 
 
 def _on_ranks(
-    config: ExecutorConfig, store: AdapterStore, lost: Callable[[Exception], None]
+    config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exception], None]
 ) -> tuple[OtherRanks, Shard, _Adapters]:
     if config.tensor_parallel_size == 1:
         shard = build_shard(config, SINGLE)
@@ -99,7 +99,7 @@ def _on_ranks(
     return ranks, shard, _Adapters(spread.load_image, spread, spread.forget)
 
 
-def _load(store: AdapterStore, arena: SlotArena, digest: str) -> SlotImage:
+def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
     with store.open(digest) as weights:
         return build_slot_image(weights, arena.layout)
 
@@ -137,6 +137,7 @@ def _pager(
         wake=wake,
         load_ended=metrics.load_ended,
         forget=adapters.forget,
+        paged_in=metrics.paged_in,
     )
 
 

@@ -29,7 +29,14 @@ class ExecutorConfig:
     """Raises ConfigError naming the setting that cannot be used."""
 
     model: str = _setting("", "Folder of the base model: config.json and safetensors. Required.")
-    store: str = _setting("", "Adapter store: disk:/folder or a bare path. Required.")
+    store: str = _setting(
+        "", "Adapter store: disk:/folder, a bare path, redis://... or rediss://.... Required."
+    )
+    allow_volatile: bool = _setting(
+        False, "Take a Redis that may lose in a crash what it acknowledged: true or false."
+    )
+    cache_dir: str = _setting("", "Folder that keeps adapters read from the store; empty: none are kept.")
+    cache_bytes: int = _setting(64 << 30, "Bytes that the cache folder may take.")
     listen: str = _setting("127.0.0.1:50061", "host:port for gRPC; port 0 takes any free one.")
     metrics_port: int = _setting(
         9401, "HTTP port of /metrics on the same host; 0 takes any free one, -1 is off."
@@ -49,7 +56,9 @@ class ExecutorConfig:
         DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
     )
     max_seats: int = _setting(64, "Sequences that are accepted at once.")
-    max_batched_tokens: int = _setting(512, "Tokens in one step; longer prompts are cut. At least max-seats.")
+    max_batched_tokens: int = _setting(
+        512, "Tokens in one step; longer prompts take several. At least max-seats."
+    )
     num_kv_blocks: int = _setting(1024, "KV blocks shared by all sequences.")
     block_size: int = _setting(16, "Tokens in a KV block, and the grain of the prefix cache.")
     prefix_cache: bool = _setting(
@@ -103,7 +112,8 @@ class ExecutorConfig:
 
 _POSITIVE = (
     "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens", "num_kv_blocks",
-    "block_size", "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages", "outbox_timeout",
+    "block_size", "cache_bytes", "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages",
+    "outbox_timeout",
     "step_timeout", "drain_timeout",
 )  # fmt: skip
 
@@ -128,9 +138,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings, named as the flags.")
     for name, setting in _FIELDS.items():
         default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+        default = str(default).lower() if isinstance(default, bool) else default
         suffix = "" if default == "" else f" [{default}]"
         text = setting.metadata["help"] + suffix
-        parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=text)
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(setting.default, bool) else {}
+        parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=text, **switch)
     return parser
 
 

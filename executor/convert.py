@@ -1,6 +1,6 @@
 """Between the wire and the engine's dataclasses. Nothing is decided here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from executor.errors import InvalidDispatch
@@ -11,6 +11,8 @@ from executor.sequence import Dispatch, FinishReason, PromptLogprob, StopRules
 from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2
 
 PROTOCOL_VERSION = 1
+# Half of what a message may have. Schedulers bound what one dispatch's prompt takes to less.
+MAX_STEP_BYTES = 8 << 20
 
 _REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -92,18 +94,24 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
     )
 
 
-def step_event(step: int, tokens: Sequence[NewToken]) -> executor_pb2.ExecutorEvent:
-    """All tokens of one step for one stream: one for each dispatch in it."""
-    return executor_pb2.ExecutorEvent(
-        step=executor_pb2.StepTokens(
-            step=step,
-            dispatch_ids=[token.key[1] for token in tokens],
-            first_output_index=[token.output_index for token in tokens],
-            token_counts=[1] * len(tokens),
-            token_ids=[token.token.token_id for token in tokens],
-            logprobs=[_logprobs(t) for t in tokens if t.wants_logprobs or t.prompt_scores],
-        )
-    )
+def step_events(step: int, tokens: Iterable[NewToken]) -> Iterator[executor_pb2.ExecutorEvent]:
+    """The tokens of one step for one stream, one for each dispatch in it: in one event, unless many prompts
+    with log-probabilities end in the step and would make it too large."""
+    message, num_bytes = executor_pb2.StepTokens(step=step), 0
+    for token in tokens:
+        logprobs = _logprobs(token) if token.wants_logprobs or token.prompt_scores else None
+        size = logprobs.ByteSize() if logprobs else 0
+        if num_bytes and num_bytes + size > MAX_STEP_BYTES:
+            yield executor_pb2.ExecutorEvent(step=message)
+            message, num_bytes = executor_pb2.StepTokens(step=step), 0
+        num_bytes += size
+        message.dispatch_ids.append(token.key[1])
+        message.first_output_index.append(token.output_index)
+        message.token_counts.append(1)
+        message.token_ids.append(token.token.token_id)
+        if logprobs:
+            message.logprobs.append(logprobs)
+    yield executor_pb2.ExecutorEvent(step=message)
 
 
 def finished_event(end: Finished) -> executor_pb2.ExecutorEvent:
@@ -144,6 +152,7 @@ class Load:
     """What the hub knows later than the engine's last status."""
 
     free_seats: int
+    free_slots: int
     waiting: int
     stalled_s: float
     received: int
@@ -155,7 +164,7 @@ def load_event(status: Status, load: Load) -> executor_pb2.ExecutorEvent:
             state=executor_pb2.LOAD_STATE_DRAINING if status.draining else executor_pb2.LOAD_STATE_READY,
             free_seats=load.free_seats,
             free_kv_blocks=status.free_kv_blocks,
-            free_slots=status.free_slots,
+            free_slots=load.free_slots,
             waiting=load.waiting,
             running=status.running,
             last_step_age_ms=round(load.stalled_s * 1000),
@@ -190,7 +199,9 @@ def _prompt_position(score: PromptLogprob) -> common_pb2.PositionLogprobs:
 
 
 def _position(token_id: int, logprob: float, top: Iterable[tuple[int, float]]) -> common_pb2.PositionLogprobs:
+    # From dicts, which takes less than half the time of messages: a long prompt has hundreds of thousands of
+    # these, and reports must not wait for them.
     return common_pb2.PositionLogprobs(
-        chosen=common_pb2.TokenLogprob(token_id=token_id, logprob=logprob),
-        top=[common_pb2.TokenLogprob(token_id=other, logprob=value) for other, value in top],
+        chosen={"token_id": token_id, "logprob": logprob},
+        top=[{"token_id": other, "logprob": value} for other, value in top],
     )

@@ -220,13 +220,17 @@ class Engine:
 
     def _emit(self, *, ran: bool) -> StepEvents:
         self._steps += ran
+        residency = self.pager.take_delta()
+        for gone in residency.removed if residency else ():
+            if not self.pager.holds(gone.digest):
+                self._metrics.adapter_gone(gone.digest)
         events = StepEvents(
             step=self._steps,
             ran=ran,
             tokens=tuple(self._tokens),
             finished=tuple(self._finished),
             rejected=tuple(self._rejected),
-            residency=self.pager.take_delta(),
+            residency=residency,
             status=self._status(),
         )
         self._tokens, self._finished, self._rejected = [], [], []

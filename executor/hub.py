@@ -1,7 +1,8 @@
 """Between the engine's thread and the streams of schedulers: who gets which event. On the event loop only.
 
-Seats are counted here for the reports: a dispatch takes one from its receipt to its end, so that a report
-agrees with the dispatches that it says were received. The engine counts for itself when it accepts.
+Seats and slots are counted here for the reports: a dispatch takes its own from its receipt to its end, so
+that a report agrees with the dispatches that it says were received. The engine counts for itself when it
+accepts.
 """
 
 import logging
@@ -27,11 +28,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One Execute call. `live` are its dispatches that have not ended; `received` counts all it ever sent."""
+    """One Execute call. `live` are its dispatches that have not ended, with the digest of each; `received`
+    counts all it ever sent."""
 
     number: int
     outbox: Outbox
-    live: set[str] = field(default_factory=set)
+    live: dict[str, str] = field(default_factory=dict)
     received: int = 0
     cut_off: bool = False  # for not reading
     engine_lost: bool = False  # its end is a failure
@@ -47,7 +49,7 @@ class Hub:
         self._residency = Residency()
         self._status = Status()
         self._opened = 0
-        self._told_seats = 0
+        self._told = (0, 0)
 
     @property
     def num_live(self) -> int:
@@ -62,6 +64,14 @@ class Hub:
         if self.info is None or self._status.draining:
             return 0
         return max(0, self.info.max_seats - self.num_live)
+
+    @property
+    def free_slots(self) -> int:
+        """What the engine said, less what the dispatches will claim that it has not seen yet."""
+        status = self._status
+        live = {digest for stream in self.streams.values() for digest in stream.live.values() if digest}
+        seen = {digest for digest, _ in (*status.running_by_digest, *status.waiting_by_digest)}
+        return max(0, status.free_slots - len(live - seen))
 
     def snapshot(self) -> Snapshot | None:
         """For the gauges; from any thread."""
@@ -90,7 +100,7 @@ class Hub:
         if self.streams.pop(stream.number, None) is not None:
             stream.outbox.discard()
             self._cancel(stream, list(stream.live))
-            self.tell_seats()
+            self.tell_room()
 
     def cut_off_overdue(self, now: float, timeout_s: float) -> None:
         """Close the streams whose outbox has been full for `timeout_s`; call it regularly."""
@@ -125,10 +135,10 @@ class Hub:
                 self._engine.submit(lambda engine: engine.drain())
             case unknown:
                 logger.warning("a command that this version does not know is ignored: %s", unknown)
-        self.tell_seats()
+        self.tell_room()
 
     def take(self, events: StepEvents) -> None:
-        """Spread what a step brought: its tokens, then ends, then residency, then seats if they changed."""
+        """Spread what a step brought: its tokens, then ends, then residency, then room if it changed."""
         self._status = events.status
         self._tell_tokens(events)
         for end in events.finished:
@@ -141,7 +151,7 @@ class Hub:
             self._residency.apply(events.residency)
             for stream in self.streams.values():
                 stream.outbox.put(convert.residency_event(events.residency))
-        self.tell_seats()
+        self.tell_room()
 
     def tell_loads(self) -> None:
         """A load to every stream that takes events at all; once a second or more."""
@@ -149,9 +159,10 @@ class Hub:
             if not stream.outbox.full:
                 self._tell_load(stream)
 
-    def tell_seats(self) -> None:
-        if self.free_seats != self._told_seats:
-            self._told_seats = self.free_seats
+    def tell_room(self) -> None:
+        room = (self.free_seats, self.free_slots)
+        if room != self._told:
+            self._told = room
             self.tell_loads()
 
     def hand_back(self) -> None:
@@ -177,7 +188,7 @@ class Hub:
                 if message.dispatch_id in stream.live:
                     raise InvalidDispatch(f"dispatch_id {message.dispatch_id!r} is used already")
                 accepted.append(convert.dispatch_from(message, stream.number, now))
-                stream.live.add(message.dispatch_id)
+                stream.live[message.dispatch_id] = message.digest
             except InvalidDispatch as error:
                 self._refuse(stream, message.dispatch_id, rejection_of(error))
 
@@ -189,7 +200,8 @@ class Hub:
 
     def _cancel(self, stream: Stream, dispatch_ids: Iterable[str]) -> None:
         keys = [(stream.number, name) for name in dispatch_ids if name in stream.live]
-        stream.live.difference_update(name for _, name in keys)
+        for _, name in keys:
+            stream.live.pop(name, None)
 
         def cancel(engine: Engine) -> None:
             for key in keys:
@@ -210,19 +222,22 @@ class Hub:
             if stream is not None and dispatch_id in stream.live:
                 by_stream.setdefault(number, []).append(token)
         for number, tokens in by_stream.items():
-            self.streams[number].outbox.put(convert.step_event(events.step, tokens))
+            for event in convert.step_events(events.step, tokens):
+                self.streams[number].outbox.put(event)
 
     def _ended(self, key: tuple[int, str]) -> Stream | None:
         """The stream that must hear of it; None when it is gone or has cancelled it."""
         stream = self.streams.get(key[0])
         if stream is None or key[1] not in stream.live:
             return None
-        stream.live.remove(key[1])
+        del stream.live[key[1]]
         return stream
 
     def _tell_load(self, stream: Stream) -> None:
         # What the engine has not seen yet waits, too: it may be stuck in a step.
         seen = self.info.max_seats - self._status.free_seats if self.info else 0
         waiting = self._status.waiting + max(0, self.num_live - seen)
-        load = convert.Load(self.free_seats, waiting, self._engine.stalled_s, stream.received)
+        load = convert.Load(
+            self.free_seats, self.free_slots, waiting, self._engine.stalled_s, stream.received
+        )
         stream.outbox.put(convert.load_event(self._status, load))

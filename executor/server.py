@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 
 import grpc
@@ -96,6 +97,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 def make_server(listen: str, servicer: ExecutorServicer, board: HealthBoard) -> tuple[grpc.aio.Server, int]:
     """A server, not started, and its port. Raises StartError when the address cannot be had."""
+    _check_free(listen)
     server = grpc.aio.server(options=OPTIONS)
     executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
@@ -105,3 +107,15 @@ def make_server(listen: str, servicer: ExecutorServicer, board: HealthBoard) -> 
     except RuntimeError as error:
         raise StartError(f"cannot listen on {listen}: the address is taken or not of this host") from error
     return server, port
+
+
+def _check_free(listen: str) -> None:
+    """Raises StartError. gRPC itself would log beside the error, and does not tell the cause."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As gRPC does.
+            probe.bind((host, int(port)))
+    except OSError as error:
+        raise StartError(f"cannot listen on {listen}: {error.strerror}") from error

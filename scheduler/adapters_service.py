@@ -20,15 +20,17 @@ from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters_wire import alias_message, alias_ref, listing_names, push_target, version_message
 from scheduler.auth import ADMIN, Authenticator, Identity
-from scheduler.errors import AdapterNotFound, InvalidRequest, QueueFull, Unsupported, translate_errors
+from scheduler.errors import AdapterNotFound, InvalidRequest, QueueFull, Unsupported
 from scheduler.ingest import Ingest
 from scheduler.lookup import find_version, parse_ref, require
-from scheduler.transfer import read_files, receive_files, receive_header
+from scheduler.status import translate_errors
+from scheduler.transfer import read_files, receive_files, receive_header, send_piece
 
 MAX_PUSH_BYTES = 8 * 1024**3
 MAX_HEAVY_CALLS = 4
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 MAX_PAGE_TOKEN_CHARS = 256
+MAX_PAGE_BYTES = 8 * 1024 * 1024  # Versions of a deep model take tens of kilobytes each.
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -49,6 +51,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         authenticator: Authenticator,
         ingest: Ingest,
         residency: Callable[[], Sequence[pb.AdapterResidency]],
+        drop: Callable[[str], None],
         pool: Executor,
         *,
         spool: Path | None = None,
@@ -60,6 +63,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         self._authenticator = authenticator
         self._ingest = ingest
         self._residency = residency
+        self._drop = drop
         self._pool = pool
         self._spool = spool
         self._max_push_bytes = max_push_bytes
@@ -88,7 +92,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
         return response
 
     @translate_errors
-    async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.PullResponse]:
+    async def Pull(self, request: pb.PullRequest, context: Context) -> None:
         version = await self._find(request.adapter, context, "downloading an adapter")
         self._refuse_if_busy()
         async with self._heavy:
@@ -97,7 +101,7 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
                 await self._run(self._store.export, _digest_ref(version), folder)
                 pieces = read_files(folder)
                 while (piece := await self._run(next, pieces, None)) is not None:
-                    yield piece
+                    await send_piece(context, piece)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -121,17 +125,25 @@ class AdaptersService(adapters_pb2_grpc.AdaptersServicer):
             return versions, self._store.aliases(tenant, name)
 
         versions, aliases = await self._run(page)
-        shown = versions[:size]
-        return pb.ListAdaptersResponse(
-            versions=[version_message(v, aliases) for v in shown if identity.sees(v.tenant, v.name)],
-            next_page_token=f"{shown[-1].name}@{shown[-1].digest}" if len(versions) > size else "",
-        )
+        response = pb.ListAdaptersResponse()
+        num_bytes = 0
+        for index, version in enumerate(versions):
+            if index == size or num_bytes > MAX_PAGE_BYTES:
+                last = versions[index - 1]
+                response.next_page_token = f"{last.name}@{last.digest}"
+                break
+            if identity.sees(version.tenant, version.name):
+                message = version_message(version, aliases)
+                num_bytes += message.ByteSize()
+                response.versions.append(message)
+        return response
 
     @translate_errors
     async def Delete(self, request: pb.DeleteAdapterRequest, context: Context) -> pb.DeleteAdapterResponse:
         version = await self._find(request.adapter, context, "deleting an adapter")
         ref = parse_ref(request.adapter, self._identify(context))
         await self._change(request.adapter, lambda: self._store.delete(ref))
+        self._drop(version.digest)  # Another name may have the same content: then it is loaded again.
         return pb.DeleteAdapterResponse(digest=version.digest)
 
     @translate_errors

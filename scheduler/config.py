@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from scheduler.logs import FORMATS, LEVELS
 
+_METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS"}
 ENVIRONMENT_PREFIX = "LORAFLEET_SCHEDULER_"
 # What Kubernetes sets for a Service named lorafleet-scheduler; not ours to refuse.
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?")
@@ -20,26 +21,38 @@ class ConfigError(Exception):
     """A setting is missing, unknown or out of range; the text names it."""
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _help(text: str, metavar: str = "") -> dict[str, str]:
+    return {"help": text, "metavar": metavar}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Checked when made: raises ConfigError. Times are in seconds."""
 
-    model: Path = field(metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors"))
-    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>"))
-    executor: tuple[str, ...] = field(metadata=_help("host:port of an executor; repeat it for more"))
+    model: Path = field(
+        metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors", "FOLDER")
+    )
+    store: str = field(
+        metadata=_help("adapter store: a folder, disk:<folder>, redis://... or rediss://...", "STORE")
+    )
+    executor: tuple[str, ...] = field(
+        metadata=_help("host:port of an executor; repeat it for more", "HOST:PORT")
+    )
+    allow_volatile: bool = field(
+        default=False,
+        metadata=_help("take a Redis that may lose in a crash what it acknowledged: true or false", "BOOL"),
+    )
     listen: str = field(
-        default="127.0.0.1:50051", metadata=_help("host:port to serve gRPC on; port 0 is any free one")
+        default="127.0.0.1:50051",
+        metadata=_help("host:port to serve gRPC on; port 0 is any free one", "HOST:PORT"),
     )
     metrics_port: int = field(
         default=9400,
         metadata=_help("port of Prometheus metrics on the same host; 0 is any free one, -1 none"),
     )
     tokens_file: Path | None = field(
-        default=None, metadata=_help("TOML file of bearer tokens; without one, only loopback is served")
+        default=None,
+        metadata=_help("TOML file of bearer tokens; without one, only loopback is served", "FILE"),
     )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
@@ -92,11 +105,12 @@ class Config:
             "max_attempts",
             "stream_buffer",
             "report_timeout",
+            "step_timeout",
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # NaN is not, either.
                 raise ConfigError(f"{name}: must be above 0")
         for name in ("queue_timeout", "aging", "slow_client_timeout", "drain_timeout", "metric_names"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: must not be negative")
         if self.log_format not in FORMATS:
             raise ConfigError(f"log_format: {self.log_format!r} is not one of {', '.join(FORMATS)}")
@@ -129,13 +143,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="TOML file with any of these settings", metavar="FILE")
     for option in fields(Config):
         default = option.default
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if option.type is bool else {}
         default_text = "" if default in (MISSING, None) else f" (default: {default})"
         parser.add_argument(
             _flag(option.name),
             dest=option.name,
             action="append" if option.name == "executor" else "store",
             help=option.metadata["help"] + default_text,
-            metavar=option.name.rpartition("_")[2].upper(),
+            metavar=option.metadata["metavar"] or _METAVARS.get(option.type, "NAME"),
+            **switch,
         )
     return parser
 
@@ -181,6 +197,8 @@ def _convert(value: Any, option: Field[Any]) -> Any:
         return tuple(address.strip() for address in addresses if address.strip())
     if option.type in (Path, Path | None):
         return Path(str(value))
+    if option.type is bool:
+        return _boolean(value, option.name)
     convert: type = option.type if isinstance(option.type, type) else str
     if isinstance(value, bool) or (convert is int and isinstance(value, float)):
         raise ConfigError(f"{option.name}: {value!r} is not of type {convert.__name__}")
@@ -188,6 +206,12 @@ def _convert(value: Any, option: Field[Any]) -> Any:
         return convert(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{option.name}: {value!r} is not of type {convert.__name__}") from None
+
+
+def _boolean(value: Any, name: str) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ConfigError(f"{name}: {value!r} is neither true nor false")
+    return str(value).lower() == "true"
 
 
 def _split_address(address: str, name: str) -> tuple[str, int]:

@@ -4,16 +4,18 @@ The process is spawned, never forked: a fork would copy gRPC's locks without the
 """
 
 import asyncio
+import functools
 import logging
 import multiprocessing
 import shutil
+import signal
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store import ModelSpec, Version, open_store
+from adapter_store import AdapterStore, ModelSpec, Version, open_store
 from scheduler.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -42,8 +44,8 @@ class Pushed:
 class Ingest:
     """Runs AdapterStore.put for one store, one push at a time."""
 
-    def __init__(self, store_url: str) -> None:
-        self._store_url = store_url
+    def __init__(self, store_url: str, *, allow_volatile: bool = False) -> None:
+        self._store_url, self._allow_volatile = store_url, allow_volatile
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
 
@@ -74,8 +76,11 @@ class Ingest:
         with self._lock:
             if self._pool is None:
                 spawn = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(max_workers=1, mp_context=spawn)
-            return self._pool.submit(_put, self._store_url, spec, folder, push)
+                # A Ctrl-C reaches all processes of a terminal; this one ends with the scheduler, in order.
+                self._pool = ProcessPoolExecutor(
+                    1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+                )
+            return self._pool.submit(_put, self._store_url, self._allow_volatile, spec, folder, push)
 
     def _forget_pool(self) -> None:
         with self._lock:
@@ -88,8 +93,14 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put(store_url: str, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
-    store = open_store(store_url)
+@functools.cache
+def _store(url: str, allow_volatile: bool) -> AdapterStore:
+    """Opened once a process: opening reads every record, to sweep out what crashes left."""
+    return open_store(url, allow_volatile=allow_volatile)
+
+
+def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
+    store = _store(store_url, allow_volatile)
     before: set[str] = set()
     after = ""
     while page := store.list(push.tenant, name=push.name, after=after):

@@ -2,11 +2,18 @@
 
 import dataclasses
 import secrets
+from typing import Protocol
 
 import adapter_store
-from adapter_store import AdapterStore, InvalidRef, ModelSpec, Ref, Version
+from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from scheduler.auth import Identity
 from scheduler.errors import AdapterNotFound, IncompatibleAdapter, InvalidRequest, PermissionDenied
+
+
+class Resolver(Protocol):
+    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
+        """As AdapterStore.resolve."""
+        ...
 
 
 def parse_ref(text: str, identity: Identity, field: str = "adapter") -> Ref:
@@ -18,7 +25,7 @@ def parse_ref(text: str, identity: Identity, field: str = "adapter") -> Ref:
 
 
 def find_version(
-    store: AdapterStore, ref: Ref, identity: Identity, text: str, sticky_key: str | None = None
+    store: Resolver, ref: Ref, identity: Identity, text: str, sticky_key: str | None = None
 ) -> Version:
     """The version behind `ref`. Raises AdapterNotFound with `text`, the ref as the caller wrote it.
 

@@ -11,10 +11,11 @@ from adapter_store import AdapterStore, ModelSpec
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.admission import Admission, Authenticator
 from scheduler.dispatcher import Dispatcher
-from scheduler.errors import Draining, from_exception, translate_errors
+from scheduler.errors import Draining, from_exception
 from scheduler.metrics import Metrics
 from scheduler.models import list_models
 from scheduler.requests import LiveRequest, Piece
+from scheduler.status import translate_errors
 from scheduler.tokenizer import Tokenizer
 
 
@@ -55,7 +56,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GenerateResponse:
-        async with self._accepted(request, context) as live:
+        async with self._accepted(request, context, one_message=True) as live:
             answer = _begin_response(live)
             texts = [live.admitted.echo_text]
             while piece := await live.outbox.get():
@@ -99,11 +100,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _accepted(
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,
+        *,
+        one_message: bool = False,
     ) -> AsyncIterator[LiveRequest]:
         """The request while its call lasts: however that ends, nothing of it stays anywhere."""
         try:
-            live = await self._accept(request, context)
+            live = await self._accept(request, context, one_message)
         except Exception as error:
             refusal = from_exception(error)
             self._metrics.ended(refusal.code.name)
@@ -114,12 +119,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             self._dispatcher.cancel(live)
 
     async def _accept(
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext, one_message: bool
     ) -> LiveRequest:
         if self._dispatcher.draining:
             raise Draining()
         identity = self._authenticator.identify(context.invocation_metadata())
-        admitted = await self._admission.admit(request, identity)
+        admitted = await self._admission.admit(request, identity, one_message=one_message)
         return self._dispatcher.submit(admitted, context.time_remaining())
 
 

@@ -32,6 +32,7 @@ from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import SERVER_OPTIONS
 from scheduler.ingest import Ingest
 from scheduler.metrics import Metrics
+from scheduler.remembered import RememberedVersions
 from scheduler.server import InferenceService
 from scheduler.tokenizer import Tokenizer
 
@@ -65,8 +66,7 @@ class Scheduler:
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._authenticator = Authenticator(config.tokens_file)
-        self._store = open_store(config.store)
-        self._ingest = Ingest(config.store)
+        self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
@@ -75,8 +75,9 @@ class Scheduler:
             self._metrics,
             time.monotonic,
         )
-        self._admission = Admission(self._store, self._tokenizer, self._spec, self._max_model_len, self._pool)
-        self._ingest = Ingest(config.store)
+        versions = RememberedVersions(self._store)
+        self._admission = Admission(versions, self._tokenizer, self._spec, self._max_model_len, self._pool)
+        self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._add_services()
@@ -103,7 +104,6 @@ class Scheduler:
         await self.dispatcher.stop()
         await self._server.stop(grace=1.0)
         await self._admission.close()
-        await asyncio.to_thread(self._ingest.close)
         await asyncio.to_thread(self._ingest.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._metrics_server:
@@ -132,6 +132,7 @@ class Scheduler:
             self._authenticator,
             self._ingest,
             self.dispatcher.fleet.residency,
+            self.dispatcher.fleet.drop,
             self._pool,
         )
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, self._server)
@@ -168,7 +169,10 @@ class Scheduler:
 
     async def _follow_readiness(self) -> None:
         while True:
-            await self._set_readiness(self.dispatcher.fleet.any_ready and not self.dispatcher.draining)
+            try:
+                await self._set_readiness(self.dispatcher.fleet.any_ready and not self.dispatcher.draining)
+            except Exception:
+                logger.exception("readiness could not be told; the next turn tries again")
             await asyncio.sleep(READINESS_POLL_S)
 
     async def _set_readiness(self, ready: bool) -> None:

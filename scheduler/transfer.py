@@ -6,6 +6,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import IO
 
+import grpc
+
 from lorafleet.v1 import adapters_pb2
 from scheduler.errors import DeadlineExceeded, InvalidRequest
 
@@ -24,7 +26,7 @@ ACCEPTED_FILES = frozenset(
 )
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 PULL_CHUNK_BYTES = 1024 * 1024
-# A client that sends nothing for so long gives its place up.
+# A client that sends, or reads, nothing for so long gives its place up.
 STALL_LIMIT_S = 60.0
 
 
@@ -97,6 +99,15 @@ def _create(folder: Path, name: str) -> IO[bytes]:
         return (folder / name).open("xb")
     except FileExistsError:
         raise InvalidRequest("chunk.name", f"the pieces of {name} do not come in one row") from None
+
+
+async def send_piece(context: grpc.aio.ServicerContext, piece: adapters_pb2.PullResponse) -> None:
+    """Waits for a client that does not read, but not for ever. Raises DeadlineExceeded."""
+    try:
+        async with asyncio.timeout(STALL_LIMIT_S):
+            await context.write(piece)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the download stood still for {STALL_LIMIT_S:g} s") from None
 
 
 def read_files(folder: Path) -> Iterator[adapters_pb2.PullResponse]:

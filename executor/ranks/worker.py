@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from adapter_store import AdapterStore, AdapterStoreError, open_store
+from adapter_store import AdapterStoreError, WeightsSource
 from executor.config import ExecutorConfig
 from executor.distributed import connect, disconnect
 from executor.errors import ExecutorError
@@ -35,6 +35,7 @@ from executor.ranks.messages import (
 )
 from executor.rejection import rejection_of
 from executor.shard import Shard, build_shard
+from executor.store import open_source
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def run_rank(
     control.send(Hello())
     try:
         group = connect(rank, config.tensor_parallel_size, meeting, config.device, config.step_timeout)
-        worker = Worker(build_shard(config, group), open_store(config.store))
+        worker = Worker(build_shard(config, group), open_source(config))
     except (ExecutorError, AdapterStoreError) as error:
         control.send(StartFailed(str(error)))
         return
@@ -68,7 +69,7 @@ def run_rank(
 class Worker:
     """`serve` belongs to one thread, each lane to another; they share the images, by ticket."""
 
-    def __init__(self, shard: Shard, store: AdapterStore) -> None:
+    def __init__(self, shard: Shard, store: WeightsSource) -> None:
         self._shard = shard
         self._store = store
         self._images: dict[int, SlotImage] = {}

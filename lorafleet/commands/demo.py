@@ -29,7 +29,10 @@ def add_parser(commands: Subparsers) -> None:
         "--max-loras", type=int, default=2, metavar="N", help="the executor's slots (default: %(default)s)"
     )
     parser.add_argument(
-        "--cache", type=Path, metavar="FOLDER", help="where the model is kept (default: ~/.cache/lorafleet)"
+        "--cache",
+        type=Path,
+        metavar="FOLDER",
+        help="where the model is kept (default: $LORAFLEET_CACHE or ~/.cache/lorafleet)",
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder with store and logs")
     add_json(parser)

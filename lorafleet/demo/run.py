@@ -3,15 +3,15 @@
 import asyncio
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from lorafleet.aio import AsyncClient
 from lorafleet.client import Client
+from lorafleet.demo.counts import SlotCounts, read_counts
 from lorafleet.demo.live import View
 from lorafleet.demo.model import MODEL_NAME, prepare_model
 from lorafleet.errors import LoraFleetError
@@ -24,7 +24,6 @@ MAX_NEW_TOKENS = 40
 READY_SECONDS = 300.0
 # The services are on this machine: what does not come back soon has died.
 RESUME_SECONDS = 10.0
-POLL_SECONDS = 0.03
 ANSWER_SECONDS = 120.0
 
 
@@ -87,9 +86,8 @@ def run(cache: Path, max_loras: int, keep: bool, view: View) -> Report:
             fleet.wait_ready(READY_SECONDS)
             view.stage("start", 1.0)
             digests = _push(fleet.target, view)
-            page_ins: Counter[str] = Counter()
-            answers = _ask(fleet, [BASE, *digests], page_ins, view)
-            return _report(max_loras, digests, answers, page_ins)
+            answers = _ask(fleet, [BASE, *digests], view)
+            return _report(max_loras, digests, answers, read_counts(fleet.executor_metrics))
 
 
 def _write(log: TextIO, line: str) -> None:
@@ -121,27 +119,23 @@ def _push(target: str, view: View) -> dict[str, str]:
     return digests
 
 
-def _ask(fleet: LocalFleet, names: Sequence[str], page_ins: Counter[str], view: View) -> list[Answer]:
+def _ask(fleet: LocalFleet, names: Sequence[str], view: View) -> list[Answer]:
     try:
         with view:
-            return asyncio.run(_ask_rounds(fleet.target, names, page_ins, view))
+            return asyncio.run(_ask_rounds(fleet.target, names, view))
     except LoraFleetError:
         fleet.wait(0)  # the better reason, if a service has ended
         raise
 
 
-async def _ask_rounds(target: str, names: Sequence[str], page_ins: Counter[str], view: View) -> list[Answer]:
+async def _ask_rounds(target: str, names: Sequence[str], view: View) -> list[Answer]:
     answers: list[Answer] = []
     async with AsyncClient(target, timeout=ANSWER_SECONDS, resume_timeout=RESUME_SECONDS) as client:
-        counting = asyncio.create_task(_count_page_ins(client, page_ins))
         for index, question in enumerate(QUESTIONS):
             view.ask(question, names)
             # Every second round goes backwards: adapters that are in their slots still come first.
             order = names if index % 2 == 0 else names[::-1]
             answers += await asyncio.gather(*(_answer(client, name, question, view) for name in order))
-        counting.cancel()
-        with suppress(asyncio.CancelledError):
-            await counting
     return answers
 
 
@@ -165,22 +159,9 @@ async def _answer(client: AsyncClient, name: str, question: str, view: View) -> 
     return Answer(name, digest, question, text, tokens, finish_reason, first - started, rate)
 
 
-async def _count_page_ins(client: AsyncClient, page_ins: Counter[str]) -> None:
-    """Until cancelled, count by digest what appears in a slot. An answer takes far longer than a poll."""
-    before: set[tuple[str, int, str]] = set()
-    while True:
-        copies = await client.adapters.residency()
-        in_slots = {(copy.executor, copy.slot, copy.digest) for copy in copies if copy.tier == "slot"}
-        page_ins.update(digest for _, _, digest in in_slots - before)
-        before = in_slots
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _report(
-    max_loras: int, digests: Mapping[str, str], answers: list[Answer], page_ins: Counter[str]
-) -> Report:
+def _report(max_loras: int, digests: Mapping[str, str], answers: list[Answer], counts: SlotCounts) -> Report:
     rows = tuple(
-        _row(name, digest, [answer for answer in answers if answer.adapter == name], page_ins[digest])
+        _row(name, digest, [answer for answer in answers if answer.adapter == name], counts)
         for name, digest in [(BASE, ""), *digests.items()]
     )
     problems = [f"{a.adapter} gave no answer to {a.question!r}" for a in answers if not a.text.strip()]
@@ -189,26 +170,26 @@ def _report(
         for a in answers
         if a.digest != digests.get(a.adapter, "")
     ]
-    if not page_ins.total():
+    if not counts.page_ins.total():
         problems.append("no adapter was paged in")
     return Report(
         model=MODEL_NAME,
         max_loras=max_loras,
         rows=rows,
         answers=tuple(answers),
-        slot_hits=sum(row.slot_hits for row in rows),
-        page_ins=page_ins.total(),
+        slot_hits=counts.slot_hits.total(),
+        page_ins=counts.page_ins.total(),
         problems=tuple(problems),
     )
 
 
-def _row(name: str, digest: str, answers: list[Answer], page_ins: int) -> Row:
+def _row(name: str, digest: str, answers: list[Answer], counts: SlotCounts) -> Row:
     return Row(
         adapter=name,
         digest=digest,
         tokens=sum(answer.tokens for answer in answers),
         ttft_s=round(sum(answer.ttft_s for answer in answers) / len(answers), 3),
         tokens_per_s=round(sum(answer.tokens_per_s for answer in answers) / len(answers), 1),
-        slot_hits=max(0, len(answers) - page_ins) if digest else 0,
-        page_ins=page_ins,
+        slot_hits=counts.slot_hits[digest],
+        page_ins=counts.page_ins[digest],
     )

@@ -115,7 +115,7 @@ def test_dockerfiles_copy_what_exists_and_start_the_service(image: str) -> None:
         assert (ROOT / source).exists(), source
         assert f"!{source}" in ignored, f"{source} does not reach the build"
     assert lines[-1] == f'ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "{image}"]'
-    assert any(f"'.[{image}]'" in line for line in lines)
+    assert any(f"'.[{image},redis]'" in line for line in lines)
 
 
 def test_the_tokens_of_the_readme_are_understood(tmp_path: Path) -> None:

@@ -46,12 +46,14 @@ def adapter(cluster: Cluster) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def main(cluster: Cluster) -> Pair:
-    """4 slots of rank 16 for the dense projections; callers are told apart. Steps may be long: 4096 tokens."""
+    """4 slots of rank 16 for the dense projections, kept by who has them; steps of up to 4096 tokens; callers
+    are told apart."""
     file = cluster.folder / "tokens.toml"
     file.write_text("".join(_entry(token, *caller) for token, caller in CALLERS.items()))
     slots = ("--max-loras", "4", "--max-lora-rank", "16", "--max-seats", "32")
     steps = ("--max-batched-tokens", "4096", "--num-kv-blocks", "1024", "--host-memory-bytes", "4000000")
-    return cluster.pair("main", (*slots, *steps), ("--tokens-file", str(file)))
+    executor = (*slots, *steps, "--adapter-aging", "60")
+    return cluster.pair("main", executor, ("--tokens-file", str(file), "--aging", "60"))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 
 from lorafleet.v1 import adapters_pb2 as pb
-from lorafleet.v1 import inference_pb2
+from lorafleet.v1 import common_pb2, inference_pb2
 from tests.support.adapters import load_base, make_adapter, make_base
 from tests.support.cluster import Cluster, Pair
 from tests.support.failures import Failure, Stubs, bearer, failure, piece, push_parts, raw_stubs
@@ -73,6 +73,12 @@ def ours(found: Failure, code: str, reason: str) -> None:
     assert (found.code, found.reason, found.domain) == (code, reason, "lorafleet"), found
     assert "Traceback" not in found.message and "/tmp" not in found.message
     assert (found.retry_s is not None) == (code == "UNAVAILABLE")
+
+
+def ask_for(adapter: str) -> Any:
+    return inference_pb2.GenerateRequest(
+        text="The quick", adapter=adapter, stopping=common_pb2.Stopping(max_new_tokens=2)
+    )
 
 
 def push_failure(stubs: Stubs, files: Mapping[str, bytes], name: str = "broken", **header: Any) -> Failure:
@@ -145,7 +151,7 @@ def test_malformed_adapters_are_refused_by_name(stubs: Stubs, files: Files, case
         found = push_failure(stubs, change(files), dry_run=dry_run)
         ours(found, "INVALID_ARGUMENT", "INVALID_REQUEST")
         assert found.fields == ("adapter",) and named in found.message, found.message
-    ask = inference_pb2.GenerateRequest(text="a", adapter="broken")
+    ask = ask_for("broken")
     ours(failure(stubs.inference.Generate, ask, "ops"), "NOT_FOUND", "ADAPTER_NOT_FOUND")
 
 
@@ -312,7 +318,7 @@ def test_what_later_versions_bring_is_unimplemented(stubs: Stubs) -> None:
 def test_damaged_bytes_are_data_loss_until_they_are_pushed_again(
     stubs: Stubs, main: Pair, adapter: Callable[..., Path], cluster: Cluster
 ) -> None:
-    ask = inference_pb2.GenerateRequest(text="The quick", adapter="rotten")
+    ask = ask_for("rotten")
     with main.client("ops") as client:
         digest = client.adapters.push(adapter("rotten"), "rotten").version.digest
         flip_a_byte(cluster.store / "blobs" / digest.removeprefix("sha256:") / "packed.safetensors")
@@ -340,7 +346,7 @@ def test_an_adapter_that_overflows_fails_alone(
 
     huge = tensors(explode, files)
     stubs.adapters.Push(push_parts("huge", huge), metadata=bearer("ops"))
-    found = failure(stubs.inference.Generate, inference_pb2.GenerateRequest(text="a", adapter="huge"), "ops")
+    found = failure(stubs.inference.Generate, ask_for("huge"), "ops")
     ours(found, "INTERNAL", "INVALID_LOGITS")
     with main.client("ops") as client:
         client.adapters.delete("huge")
@@ -351,7 +357,7 @@ def test_a_store_that_is_away_is_unavailable_and_comes_back(
     stubs: Stubs, main: Pair, cluster: Cluster, adapter: Callable[..., Path]
 ) -> None:
     away = cluster.store.with_name("away")
-    ask = inference_pb2.GenerateRequest(text="The quick", adapter="quiet")
+    ask = ask_for("quiet")
     cluster.store.rename(away)
     try:
         for call, message in [
@@ -375,7 +381,7 @@ def test_content_that_executors_cannot_reach_is_unavailable_and_comes_back(
 ) -> None:
     """The scheduler knows the version; its bytes are away when an executor wants them."""
     blobs, away = cluster.store / "blobs", cluster.store / "away"
-    ask = inference_pb2.GenerateRequest(text="The quick", adapter="cold")
+    ask = ask_for("cold")
     with main.client("ops") as client:
         digest = client.adapters.push(adapter("cold"), "cold").version.digest
         client.adapters.get("cold")  # and the scheduler remembers it

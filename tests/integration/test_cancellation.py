@@ -15,7 +15,7 @@ from lorafleet.v1 import common_pb2, inference_pb2
 from tests.support.cluster import ROOT, Cluster, Pair, wait_until
 from tests.support.failures import Stubs, bearer, failure, raw_stubs
 
-LONG_PROMPT, NUM_LONG = 4000, 10
+LONG_PROMPT, NUM_LONG = 4000, 6
 CLIENT = """
 import sys
 from lorafleet import Client

@@ -159,17 +159,19 @@ class Cluster:
     model: Path
     folder: Path
     nodes: list[Node] = field(default_factory=list)
+    store_url: str = ""  # for another store than the folder
 
     @property
     def store(self) -> Path:
         return self.folder / "store"
 
     def executor(self, name: str, *arguments: str) -> Node:
-        common = ("--model", str(self.model), "--store", str(self.store), "--torch-threads", "1")
+        store = self.store_url or str(self.store)
+        common = ("--model", str(self.model), "--store", store, "--torch-threads", "1")
         return self._add(Node("executor", name, self.folder, (*common, *arguments)))
 
     def scheduler(self, name: str, executors: Iterable[Node | str], *arguments: str) -> Node:
-        common = ["--model", str(self.model), "--store", str(self.store)]
+        common = ["--model", str(self.model), "--store", self.store_url or str(self.store)]
         for each in executors:
             common += ["--executor", each if isinstance(each, str) else each.address]
         return self._add(Node("scheduler", name, self.folder, (*common, *arguments)))

@@ -1,11 +1,14 @@
 import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from adapter_store import DiskStore, ModelSpec
 from tests.support.adapters import DENSE, make_adapter, make_base, raw_adapter, read_tensors
+from tests.support.redis_server import RedisServer
+from tests.support.stores import DiskMedium, Medium, RedisMedium
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +45,29 @@ def adapter(tmp_path: Path, dense_adapter: Path) -> Path:
     return shutil.copytree(dense_adapter, tmp_path / "adapter")
 
 
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Shared by tests with a namespace each. Not to be killed."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_medium(redis_server: RedisServer) -> RedisMedium:
+    return RedisMedium(redis_server, f"test-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["disk", "redis"])
+def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Medium:
+    if request.param == "disk":
+        return DiskMedium(tmp_path / "store")
+    medium: RedisMedium = request.getfixturevalue("redis_medium")
+    return medium
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> DiskStore:
+    """For tests of what no medium has a part in."""
     return DiskStore(tmp_path / "store")
 
 
@@ -58,9 +82,4 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, dense_adapter: Path) -> l
 @pytest.fixture(scope="session")
 def leftovers() -> Callable[[Path], list[str]]:
     """What a store folder holds beyond its lock, counter and empty folders."""
-
-    def look(root: Path) -> list[str]:
-        files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-        return sorted(set(files) - {"lock", "changes"})
-
-    return look
+    return lambda root: DiskMedium(root).leftovers()

@@ -1,52 +1,17 @@
 """A process killed at any step of a change leaves the store as before or as after, and nothing that stays."""
 
-import os
 import shutil
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from adapter_store import AdapterStoreError, DiskStore, ModelSpec, Ref, Version
+from adapter_store import DiskStore, ModelSpec, Ref, Version
+from tests.support.crashes import run_until_step
 
 # Calls into C that touch the disk; the profiler announces each before it is made. Buffered writes count too:
 # a file opened for writing in place is then seen empty.
 STEPS = frozenset({"open", "write", "fsync", "sendfile", "rename", "mkdir", "unlink", "rmdir", "flock"})
-
-
-def run_until_step(action: Callable[[], object], kill_at: int) -> int:
-    """Runs `action` in a forked process that kills itself before its step number `kill_at`.
-
-    Returns the number of steps done when it finished in time, -1 when it was killed.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        steps = 0
-
-        def count(frame: object, event: str, called: object) -> None:
-            nonlocal steps
-            if event == "c_call" and getattr(called, "__name__", "") in STEPS:
-                if steps == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                steps += 1
-
-        sys.setprofile(count)
-        try:
-            action()
-        except AdapterStoreError:
-            os._exit(3)
-        sys.setprofile(None)
-        os.write(writer, str(steps).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        output = pipe.read()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return int(output) if output else -1
 
 
 def state(store: DiskStore) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
@@ -82,13 +47,13 @@ def crash_everywhere(root: Path, tmp_path: Path, action: Callable[[DiskStore], o
         copy = shutil.copytree(root, tmp_path / str(number))
         return lambda: action(DiskStore(copy))
 
-    total = run_until_step(prepared(-1), kill_at=-1)
+    total = run_until_step(prepared(-1), kill_at=-1, steps=STEPS)
     assert total > 5
     before, after = state(DiskStore(root)), state(check_clean(tmp_path / "-1"))
     assert before != after
     stores = []
     for step in range(total):
-        assert run_until_step(prepared(step), kill_at=step) == -1
+        assert run_until_step(prepared(step), kill_at=step, steps=STEPS) == -1
         store = check_clean(tmp_path / str(step))
         assert state(store) in (before, after)
         stores.append(store)
@@ -123,7 +88,7 @@ def test_a_crash_does_not_disturb_a_writer_at_work(
     store = DiskStore(root)
     with store._workspace() as blob:
         (blob.folder / "half-written").write_text("")
-        run_until_step(lambda: DiskStore(root).put(adapters[1], "acme", "x", spec), kill_at=40)
+        run_until_step(lambda: DiskStore(root).put(adapters[1], "acme", "x", spec), kill_at=40, steps=STEPS)
         DiskStore(root)
         assert [path.name for path in (root / "tmp").iterdir()] == [blob.folder.name]
     assert list((root / "tmp").iterdir()) == []

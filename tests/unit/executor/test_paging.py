@@ -58,6 +58,7 @@ class World:
     pager: Pager[Block]
     slots: SlotTable
     arena: Arena
+    paged_in: list[str]
     now: float = 0.0
 
     def settle(self, *wanted: str) -> list[LoadFailure]:
@@ -85,6 +86,7 @@ def make() -> Iterator[Make]:
 
     def build(*, room: int = 3, slots: int = 2) -> World:
         store, table, arena = Store(), SlotTable(slots), Arena()
+        paged_in: list[str] = []
         pager = Pager(
             store.load,
             arena,
@@ -95,8 +97,9 @@ def make() -> Iterator[Make]:
             wake=lambda: None,
             load_ended=lambda result, seconds: None,
             forget=store.forgotten.append,
+            paged_in=paged_in.append,
         )
-        worlds.append(World(store, pager, table, arena))
+        worlds.append(World(store, pager, table, arena, paged_in))
         return worlds[-1]
 
     yield build
@@ -221,6 +224,7 @@ def test_pins_load_and_stay(make: Make) -> None:
     world.pager.pin("a", Tier.SLOT)
     world.settle()
     assert world.slots.pinned == {"a"}
+    assert world.paged_in == ["a"]
     world.pager.pin("b", Tier.HOST)
     world.settle("c", "d", "e")
     assert "b" in world.pager.host

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterNotFound, AdapterStore, DiskStore, Weights, open_store
+from adapter_store import AdapterNotFound, DiskStore, Weights, WeightsSource
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
@@ -19,6 +19,7 @@ from executor.ranks.messages import CopyIntoSlot, Done, Failed, ForgetImage, Loa
 from executor.ranks.worker import Worker
 from executor.sequence import Dispatch
 from executor.shard import build_shard
+from executor.store import open_source
 from tests.support.engines import SMALL, Driver, greedy, make_driver
 
 PROMPT = range(3, 30)
@@ -30,7 +31,7 @@ def start(tiny_base: Path, tiny_store: DiskStore, store_folder: Path) -> Iterato
     """Engines on the tiny base; with several ranks only one at a time, since a process has one group."""
     drivers: list[Driver] = []
 
-    def make(size: int, own_store: AdapterStore = tiny_store, **settings: Any) -> Driver:
+    def make(size: int, own_store: WeightsSource = tiny_store, **settings: Any) -> Driver:
         settings = {"store": str(store_folder), "tensor_parallel_size": size, "torch_threads": 1} | settings
         drivers.append(make_driver(str(tiny_base), own_store, **settings))
         return drivers[-1]
@@ -65,10 +66,10 @@ def test_tokens_and_logprobs_equal_one_ranks(
     assert many.run(greedy("again", PROMPT[:21], digest=digests[0], max_new_tokens=12)) == [expected[1]]
 
 
-class WithoutOne(AdapterStore):
+class WithoutOne:
     """A store that hides one adapter until `found` is set."""
 
-    def __init__(self, store: AdapterStore, digest: str) -> None:
+    def __init__(self, store: WeightsSource, digest: str) -> None:
         self._store, self._digest, self.found = store, digest, False
 
     def open(self, digest: str) -> Weights:
@@ -171,7 +172,7 @@ def test_a_rank_that_cannot_start_says_why(start: Start, tmp_path: Path) -> None
 
 def test_a_worker_keeps_images_until_told(tiny_base: Path, store_folder: Path, digests: list[str]) -> None:
     config = ExecutorConfig(model=str(tiny_base), **(SMALL | {"store": str(store_folder)}))
-    worker = Worker(build_shard(config, SINGLE), open_store(config.store))
+    worker = Worker(build_shard(config, SINGLE), open_source(config))
     lane, control = multiprocessing.Pipe(), multiprocessing.Pipe()
     threads = [
         threading.Thread(target=worker.serve_lane, args=(lane[1],)),

@@ -227,6 +227,19 @@ async def test_more_dispatches_than_seats_are_handed_back(app: ExecutorApp) -> N
         assert rejected == dict.fromkeys(["16", "17", "18", "19"], ("NO_SEATS", True))
 
 
+async def test_reports_count_the_slots_of_all_that_they_say_was_received(
+    app: ExecutorApp, digests: list[str]
+) -> None:
+    async with connected(app) as scheduler:
+        names = ["a", "b", "c"]
+        await scheduler.dispatch(
+            *(dispatch(name, digest=digests[n % 2], tokens=30) for n, name in enumerate(names))
+        )
+        await scheduler.ended(*names)
+        covering = [load for load in scheduler.of("load") if load.received_dispatches == 3]
+        assert {load.free_slots for load in covering if load.free_seats == 16 - 3} == {0}
+
+
 async def test_a_dispatch_id_in_use_is_refused_and_the_first_goes_on(app: ExecutorApp) -> None:
     async with connected(app) as scheduler:
         await scheduler.dispatch(dispatch("x", tokens=60), dispatch("x"))
@@ -398,3 +411,19 @@ async def test_a_port_in_use_is_one_clear_error(
         with pytest.raises(StartError, match=r"127\.0\.0\.1"):
             async with ExecutorApp(config, tiny_store):
                 pass
+
+
+@pytest.mark.parametrize("broken", ["take", "tell_loads"])
+async def test_a_bug_beside_the_engine_ends_the_process(
+    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Not in silence: schedulers would wait for tokens, or reports, that never come."""
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
+        monkeypatch.setattr(app.hub, broken, fail)
+        await scheduler.dispatch(dispatch("a"))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(app.wait(), 30)

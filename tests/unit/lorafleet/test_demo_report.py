@@ -1,17 +1,17 @@
 """What the demo makes of answers and page-ins, and how it shows them."""
 
-import asyncio
 import io
 from collections import Counter
 
-import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry, start_http_server
 
-from lorafleet import AsyncClient
+from executor.batcher import StepPlan
+from executor.metrics import Metrics
 from lorafleet.commands import demo as command
 from lorafleet.demo import run
+from lorafleet.demo.counts import SlotCounts, read_counts
 from lorafleet.demo.live import LiveView, PlainView, make_view
-from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc
 
 DIGESTS = {"pirate": "sha256:" + "a" * 64, "shout": "sha256:" + "b" * 64}
 
@@ -22,9 +22,12 @@ def answer(adapter: str, text: str = "hi", digest: str | None = None) -> run.Ans
 
 
 def test_answers_and_page_ins_become_a_row_for_each_adapter() -> None:
-    page_ins = Counter({DIGESTS["pirate"]: 2, DIGESTS["shout"]: 1})
+    counts = SlotCounts(
+        page_ins=Counter({DIGESTS["pirate"]: 2, DIGESTS["shout"]: 1}),
+        slot_hits=Counter({DIGESTS["shout"]: 1}),
+    )
     answers = [answer(name) for name in ("base", *DIGESTS)] * 2
-    result = run._report(2, DIGESTS, answers, page_ins)
+    result = run._report(2, DIGESTS, answers, counts)
     assert [(r.adapter, r.tokens, r.slot_hits, r.page_ins) for r in result.rows] == [
         ("base", 20, 0, 0),
         ("pirate", 20, 0, 2),
@@ -38,44 +41,28 @@ def test_answers_and_page_ins_become_a_row_for_each_adapter() -> None:
 
 def test_the_demo_fails_when_it_did_not_show_what_it_should() -> None:
     answers = [answer("base"), answer("pirate", text=" \n"), answer("shout", digest="")]
-    assert run._report(2, DIGESTS, answers, Counter()).problems == (
+    assert run._report(2, DIGESTS, answers, SlotCounts()).problems == (
         "pirate gave no answer to 'why?'",
         "shout was answered by the base model",
         "no adapter was paged in",
     )
 
 
-async def test_page_ins_are_counted_by_what_appears_in_a_slot() -> None:
-    """Real calls to a server whose residency changes with every call."""
-    states = [[], [("a", 0)], [("a", 0), ("b", 1)], [("c", 0), ("b", 1)], [("a", 0), ("b", 1)]]
-    done = asyncio.Event()
-
-    class Residency(adapters_pb2_grpc.AdaptersServicer):
-        async def Residency(self, request: object, context: object) -> adapters_pb2.ResidencyResponse:
-            response = adapters_pb2.ResidencyResponse()
-            for digest, slot in states[0]:
-                response.copies.add(
-                    executor="e", digest=digest, slot=slot, tier=adapters_pb2.RESIDENCY_TIER_SLOT
-                )
-                response.copies.add(executor="e", digest=digest, tier=adapters_pb2.RESIDENCY_TIER_HOST)
-            if len(states) > 1:
-                states.pop(0)
-            else:
-                done.set()
-            return response
-
-    server = grpc.aio.server()
-    adapters_pb2_grpc.add_AdaptersServicer_to_server(Residency(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    page_ins: Counter[str] = Counter()
-    async with AsyncClient(f"127.0.0.1:{port}") as client:
-        counting = asyncio.create_task(run._count_page_ins(client, page_ins))
-        await done.wait()
-        await asyncio.sleep(0.1)
-        counting.cancel()
-    await server.stop(None)
-    assert page_ins == {"a": 2, "b": 1, "c": 1}
+def test_counts_are_read_from_the_executors_metrics() -> None:
+    """From real instruments, and added up over two executors."""
+    urls, servers = [], []
+    for hits in (1, 2):
+        registry = CollectorRegistry()
+        metrics = Metrics(registry)
+        metrics.step_done(StepPlan(slot_hits=[DIGESTS["pirate"]] * hits), 0, 0.1)
+        metrics.paged_in(DIGESTS["shout"])
+        servers.append(start_http_server(0, "127.0.0.1", registry)[0])
+        urls.append(f"http://127.0.0.1:{servers[-1].server_port}/metrics")
+    counts = read_counts(urls)
+    assert (counts.slot_hits, counts.page_ins) == ({DIGESTS["pirate"]: 3}, {DIGESTS["shout"]: 2})
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def drive(view: PlainView | LiveView) -> None:

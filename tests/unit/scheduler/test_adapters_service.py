@@ -1,5 +1,7 @@
 """The Adapters service through a real server, store and ingest process."""
 
+import asyncio
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,6 +16,7 @@ import pytest_asyncio
 from adapter_store import DiskStore, ModelSpec
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
+from scheduler import adapters_service, transfer
 from scheduler.adapters_service import AdaptersService
 from scheduler.auth import Authenticator
 from scheduler.ingest import Ingest
@@ -46,6 +49,8 @@ class Running:
     store: DiskStore
     store_folder: Path
     copies: list[pb.AdapterResidency]
+    dropped: list[str]
+    port: int
 
     def content(self, seed: int, **files: str) -> dict[str, bytes]:
         """The files of a small adapter."""
@@ -66,6 +71,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec) -> 
     store = DiskStore(root / "store")
     ingest = Ingest(str(root / "store"))
     copies: list[pb.AdapterResidency] = []
+    dropped: list[str] = []
     with ThreadPoolExecutor(2) as pool:
         servicer = AdaptersService(
             store,
@@ -73,6 +79,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec) -> 
             Authenticator(tokens),
             ingest,
             lambda: copies,
+            dropped.append,
             pool,
             spool=spool,
             max_push_bytes=MAX_PUSH_BYTES,
@@ -84,7 +91,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec) -> 
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = adapters_pb2_grpc.AdaptersStub(channel)
-            yield Running(stub, spool, root / "folders", store, root / "store", copies)
+            yield Running(stub, spool, root / "folders", store, root / "store", copies, dropped, port)
         await server.stop(None)
     ingest.close()
 
@@ -342,7 +349,9 @@ async def test_deletion_is_refused_while_something_points_there(service: Running
     )
     freed = await service.stub.Unprotect(pb.UnprotectRequest(adapter="going"), **as_("acme"))
     assert not freed.version.protected
+    assert version.digest not in service.dropped
     assert (await service.stub.Delete(by_alias, **as_("acme"))).digest == version.digest
+    assert version.digest in service.dropped
     assert (await refused(service.stub.Delete(by_alias, **as_("acme")))).code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -360,6 +369,41 @@ async def test_pages_cover_everything_once(service: Running) -> None:
     for bad in ({"page_size": 1001}, {"page_token": "x" * 300}, {"name": "../x"}, {"tenant": "A"}):
         error = await refused(service.stub.List(pb.ListAdaptersRequest(**bad), **as_("acme")))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_service, "MAX_PAGE_BYTES", 1)
+    for seed in (50, 51):
+        await push(service, "large", service.content(seed))
+    digests, token, pages = set(), "", 0
+    while pages == 0 or token:
+        request = pb.ListAdaptersRequest(name="large", page_token=token)
+        page = await service.stub.List(request, **as_("acme"))
+        digests.update(version.digest for version in page.versions)
+        token, pages = page.next_page_token, pages + 1
+    assert (len(digests), pages) == (2, 2)
+
+
+async def test_a_download_that_nobody_reads_gives_its_place_up(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PULL_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(transfer, "STALL_LIMIT_S", 0.3)
+    await push(service, "long", service.content(60, chat_template="x" * 200_000))
+    options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
+        stuck = adapters_pb2_grpc.AdaptersStub(channel).Pull(pb.PullRequest(adapter="long"), **as_("acme"))
+        await stuck.read()
+        busy = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="long"), **as_("acme"))))
+        assert busy.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with asyncio.timeout(20):
+            while list(service.spool.iterdir()):
+                await asyncio.sleep(0.05)
+        assert await read_all(service.stub.Pull(pb.PullRequest(adapter="long"), **as_("acme")))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await stuck.read() is not grpc.aio.EOF:
+                pass
+        assert await stuck.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_verify_tells_damage_apart(service: Running) -> None:

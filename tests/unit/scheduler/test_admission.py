@@ -110,6 +110,17 @@ async def test_a_wrong_ref_is_never_the_base(
         await admission.tokenize(inference_pb2.TokenizeRequest(text="x", adapter=ref), ACME)
 
 
+async def test_a_digest_of_another_name_is_not_found(
+    admission: Admission, store: DiskStore, stored: Stored, spec: ModelSpec, peft_folder: Callable[..., Path]
+) -> None:
+    other = store.put(peft_folder(9), "acme", "other", spec)
+    with pytest.raises(errors.AdapterNotFound):
+        await admission.admit(Request(text="x", adapter=f"support@{other.digest}"), ACME)
+    resumed = inference_pb2.Resume(adapter_digest=other.digest)
+    with pytest.raises(errors.AdapterNotFound):
+        await admission.admit(Request(text="x", adapter="support", resume=resumed), ACME)
+
+
 async def test_invisible_and_unknown_look_and_cost_the_same(
     tokenizer: Tokenizer, spec: ModelSpec, tmp_path: Path, stored: Stored
 ) -> None:

@@ -1,6 +1,6 @@
 """Any sequence of pushes, moves and deletions: the store agrees with a dictionary."""
 
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from adapter_store import AdapterNotFound, DiskStore, GenerationMismatch, InUse, ModelSpec, Ref
+from adapter_store import AdapterNotFound, GenerationMismatch, InUse, ModelSpec, Ref
+from tests.support.stores import DiskMedium, Medium, RedisMedium
 
 TENANTS, NAMES, ALIASES = ("acme", "zoo"), ("x", "x-y"), ("latest", "prod")
 Key = tuple[str, str]
@@ -23,11 +24,12 @@ expectation = st.one_of(st.none(), st.integers(0, 3))
 class StoreMachine(RuleBasedStateMachine):
     adapters: list[Path]
     spec: ModelSpec
+    make_medium: Callable[[], Medium]
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = DiskStore(Path(self.folder.name))
+        self.medium = type(self).make_medium()
+        self.store = self.medium.open()
         self.versions: dict[Key, dict[str, bool]] = {}  # digest -> protected
         self.aliases: dict[Key, dict[str, tuple[str, int]]] = {}
         self.spent: dict[Key, dict[str, int]] = {}  # last generation of deleted aliases
@@ -35,9 +37,6 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.put(folder, "probe", "probe", self.spec, dry_run=True).digest
             for folder in self.adapters
         ]
-
-    def teardown(self) -> None:
-        self.folder.cleanup()
 
     def attempt(self, error: type[Exception] | None, action: Callable[[], object]) -> bool:
         """True when the model says that it succeeds, and it does."""
@@ -117,7 +116,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.store = DiskStore(Path(self.folder.name))
+        self.store = self.medium.open()
 
     @invariant()
     def agrees(self) -> None:
@@ -140,14 +139,21 @@ class StoreMachine(RuleBasedStateMachine):
         for key, aliases in self.aliases.items():
             for alias, (digest, _) in aliases.items():
                 assert self.store.resolve(Ref(*key, alias=alias)).digest == digest
-        blobs = {path.name for path in (Path(self.folder.name) / "blobs").iterdir()}
-        assert blobs == {
-            digest.removeprefix("sha256:") for owned in self.versions.values() for digest in owned
-        }
+        assert self.medium.digests() == {digest for owned in self.versions.values() for digest in owned}
 
 
-def test_store_agrees_with_a_dictionary(adapters: list[Path], spec: ModelSpec) -> None:
-    machine = type("Machine", (StoreMachine,), {"adapters": adapters, "spec": spec})
+@pytest.mark.parametrize("kind", ["disk", "redis"])
+def test_store_agrees_with_a_dictionary(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    def make_medium() -> Medium:
+        name = uuid.uuid4().hex
+        if kind == "disk":
+            return DiskMedium(tmp_path / name)
+        return RedisMedium(request.getfixturevalue("redis_server"), name)
+
+    fields = {"adapters": adapters, "spec": spec, "make_medium": staticmethod(make_medium)}
+    machine = type("Machine", (StoreMachine,), fields)
     run_state_machine_as_test(
         machine,
         settings=settings(

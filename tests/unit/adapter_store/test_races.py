@@ -9,24 +9,20 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterNotFound, AdapterStoreError, DiskStore, ModelSpec, Ref
+from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, ModelSpec, Ref
+from tests.support.stores import Medium
 
 ROUNDS = 20
 FORK = multiprocessing.get_context("fork")
 LATEST = Ref.parse("acme/x", "")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-def race(root: Path, *actions: Callable[[DiskStore], object]) -> list[str]:
+def race(medium: Medium, *actions: Callable[[AdapterStore], object]) -> list[str]:
     """Runs each action at the same moment in its own process; returns "ok" or the error's name for each."""
     barrier, outcomes = FORK.Barrier(len(actions)), FORK.Array("c", 64 * len(actions))
 
     def run(index: int) -> None:
-        store = DiskStore(root)
+        store = medium.open()
         barrier.wait(60)
         try:
             actions[index](store)
@@ -45,22 +41,22 @@ def race(root: Path, *actions: Callable[[DiskStore], object]) -> list[str]:
     return [raw[64 * i : 64 * i + 64].rstrip(b"\0").decode() for i in range(len(actions))]
 
 
-def check(root: Path) -> DiskStore:
-    store = DiskStore(root)
+def check(medium: Medium) -> AdapterStore:
+    store = medium.open()
     for version in store.list("acme"):
         store.verify(Ref("acme", version.name, digest=version.digest))
-    assert list((root / "tmp").iterdir()) == []
+    assert medium.digests() == {version.digest for version in store.list("acme")}
     return store
 
 
-def put(folder: Path, spec: ModelSpec, **options: Any) -> Callable[[DiskStore], object]:
+def put(folder: Path, spec: ModelSpec, **options: Any) -> Callable[[AdapterStore], object]:
     return lambda store: store.put(folder, "acme", "x", spec, **options)
 
 
-def test_two_pushes_make_ordered_versions(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+def test_two_pushes_make_ordered_versions(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
     for _ in range(ROUNDS):
-        assert race(root, put(adapters[0], spec), put(adapters[1], spec)) == ["ok", "ok"]
-        store = check(root)
+        assert race(medium, put(adapters[0], spec), put(adapters[1], spec)) == ["ok", "ok"]
+        store = check(medium)
         versions = {version.digest for version in store.list("acme")}
         assert len(versions) == 2 and store.resolve(LATEST).digest in versions
         for digest in versions - {store.resolve(LATEST).digest}:
@@ -69,40 +65,40 @@ def test_two_pushes_make_ordered_versions(root: Path, adapters: list[Path], spec
 
 
 def test_one_push_wins_when_both_expect_the_same_generation(
-    root: Path, adapters: list[Path], spec: ModelSpec
+    medium: Medium, adapters: list[Path], spec: ModelSpec
 ) -> None:
     for _ in range(ROUNDS):
         pushes = [put(folder, spec, expected_generation=0) for folder in adapters[:2]]
-        assert sorted(race(root, *pushes)) == ["GenerationMismatch", "ok"]
-        store = check(root)
+        assert sorted(race(medium, *pushes)) == ["GenerationMismatch", "ok"]
+        store = check(medium)
         [version] = store.list("acme")
         store.delete(Ref.parse("acme/x", ""))
         with pytest.raises(AdapterNotFound):
             store.open(version.digest)
 
 
-def test_the_same_content_twice_is_one_version(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+def test_the_same_content_twice_is_one_version(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
     for _ in range(ROUNDS):
-        assert race(root, put(adapters[0], spec), put(adapters[0], spec)) == ["ok", "ok"]
-        store = check(root)
+        assert race(medium, put(adapters[0], spec), put(adapters[0], spec)) == ["ok", "ok"]
+        store = check(medium)
         assert len(store.list("acme")) == 1 and store.aliases("acme")[0].generation == 1
         store.delete(LATEST)
 
 
-def test_one_of_two_deletes_finds_nothing(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+def test_one_of_two_deletes_finds_nothing(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
     for _ in range(ROUNDS):
-        DiskStore(root).put(adapters[0], "acme", "x", spec)
-        outcome = race(root, lambda store: store.delete(LATEST), lambda store: store.delete(LATEST))
+        medium.open().put(adapters[0], "acme", "x", spec)
+        outcome = race(medium, lambda store: store.delete(LATEST), lambda store: store.delete(LATEST))
         assert sorted(outcome) == ["AdapterNotFound", "ok"]
-        assert check(root).list("acme") == []
+        assert check(medium).list("acme") == []
 
 
-def test_push_and_delete_at_once(root: Path, adapters: list[Path], spec: ModelSpec) -> None:
+def test_push_and_delete_at_once(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
     for _ in range(ROUNDS):
-        DiskStore(root).put(adapters[0], "acme", "x", spec)
-        outcome = race(root, put(adapters[1], spec), lambda store: store.delete(LATEST))
+        medium.open().put(adapters[0], "acme", "x", spec)
+        outcome = race(medium, put(adapters[1], spec), lambda store: store.delete(LATEST))
         assert outcome == ["ok", "ok"]
-        store = check(root)
+        store = check(medium)
         # Deleted first: one version is left. Pushed first: the delete took the new one, the old one is left.
         [left] = store.list("acme")
         for alias in store.aliases("acme"):
@@ -111,17 +107,17 @@ def test_push_and_delete_at_once(root: Path, adapters: list[Path], spec: ModelSp
 
 
 def test_an_alias_and_the_delete_of_its_target_at_once(
-    root: Path, adapters: list[Path], spec: ModelSpec
+    medium: Medium, adapters: list[Path], spec: ModelSpec
 ) -> None:
-    version = DiskStore(root).put(adapters[0], "acme", "x", spec, alias=None)
+    version = medium.open().put(adapters[0], "acme", "x", spec, alias=None)
     for _ in range(ROUNDS):
         outcome = race(
-            root,
+            medium,
             lambda store: store.set_alias("acme", "x", "prod", version.digest),
             lambda store: store.delete(Ref("acme", "x", digest=version.digest)),
         )
         assert Counter(outcome)["ok"] == 1 and set(outcome) < {"ok", "InUse", "AdapterNotFound"}
-        store = check(root)
+        store = check(medium)
         assert len(store.aliases("acme")) == len(store.list("acme"))
         store.put(adapters[0], "acme", "x", spec, alias=None)
         for alias in store.aliases("acme"):
@@ -129,10 +125,10 @@ def test_an_alias_and_the_delete_of_its_target_at_once(
 
 
 def test_readers_see_whole_versions_while_writers_work(
-    root: Path, adapters: list[Path], spec: ModelSpec
+    medium: Medium, adapters: list[Path], spec: ModelSpec
 ) -> None:
     """One store object shared by threads, as in the services."""
-    store = DiskStore(root)
+    store = medium.open()
     store.put(adapters[0], "acme", "x", spec)
 
     def write() -> None:

@@ -1,0 +1,128 @@
+"""Changes of one name's record, with whatever goes on at the same time: read, change, commit, or again."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from adapter_store.durable import medium_errors
+from adapter_store.errors import AdapterStoreError, StoreUnavailable
+from adapter_store.manifest import Manifest
+from adapter_store.record import NameRecord
+from adapter_store.redis_store.content import Content
+from adapter_store.redis_store.index import Claim
+from adapter_store.redis_store.metadata import Metadata, Publication
+from adapter_store.redis_store.upload import Uploader
+from adapter_store.ref import Ref
+
+_RACES = 100  # changes of one name by others that a change stands
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+Change = Callable[[NameRecord], NameRecord]
+
+
+class Changes:
+    """Each method raises what the change of the record raises, and StoreUnavailable."""
+
+    def __init__(self, metadata: Metadata, uploader: Uploader, content: Content) -> None:
+        self._metadata, self._uploader, self._content = metadata, uploader, content
+
+    def change(self, ref: Ref, change: Change) -> NameRecord:
+        """Of aliases and protections."""
+
+        def attempt() -> NameRecord | None:
+            old = self._metadata.record(ref.tenant, ref.name)
+            new = change(old.record)
+            done = new == old.record or self._metadata.commit(ref, old, new) == "done"
+            return new if done else None
+
+        return _race(attempt)
+
+    def remove(self, ref: Ref) -> None:
+        """The version behind `ref`."""
+
+        def attempt() -> bool:
+            old = self._metadata.record(ref.tenant, ref.name)
+            version = Ref(ref.tenant, ref.name, digest=old.record.digest_of(ref))
+            new = old.record.without_version(ref)
+            return self._metadata.commit(version, old, new, "remove") == "done"
+
+        _race(attempt)
+        self.sweep()
+
+    def publish(
+        self,
+        ref: Ref,  # with the digest
+        manifest: Manifest,
+        files: Mapping[str, Path],
+        alias: str | None,
+        expected_generation: int | None,
+    ) -> NameRecord:
+        created_at = time.time()
+
+        def change(record: NameRecord) -> NameRecord:
+            new = record.with_version(manifest.digest, created_at)
+            return new if alias is None else new.with_alias(alias, ref, expected_generation)
+
+        change(self._metadata.record(ref.tenant, ref.name).record)  # refused before gigabytes travel
+        record = self._commit(ref, change, None) if self._content.is_whole(manifest.digest) else None
+        if record is None:
+            record = self._upload(ref, change, manifest, files)
+            self.sweep()  # of the content that this one replaces, if it was damaged
+        return record
+
+    def sweep(self) -> None:
+        with _whatever_happens_to_garbage():
+            self._metadata.sweep()
+
+    def _upload(self, ref: Ref, change: Change, manifest: Manifest, files: Mapping[str, Path]) -> NameRecord:
+        with medium_errors():
+            index = self._uploader.upload(manifest.digest, files)
+        try:
+            record = self._commit(ref, change, Publication(manifest, index))
+        except StoreUnavailable:
+            raise  # it may be published: if it is not, it falls due by itself
+        except AdapterStoreError:
+            self._abandon(index.claim)
+            raise
+        if record is None:
+            raise StoreUnavailable("the push took too long and was given up: push the adapter again")
+        return record
+
+    def _commit(self, ref: Ref, change: Change, publication: Publication | None) -> NameRecord | None:
+        """The record with a version added; None when the version's content, or the upload, is gone."""
+
+        def attempt() -> tuple[NameRecord | None] | None:
+            old = self._metadata.record(ref.tenant, ref.name)
+            new = change(old.record)
+            if new == old.record and publication is None:
+                return (new,)
+            outcome = self._metadata.commit(ref, old, new, "add", publication)
+            return None if outcome == "stale" else (new if outcome == "done" else None,)
+
+        return _race(attempt)[0]
+
+    def _abandon(self, claim: Claim) -> None:
+        with _whatever_happens_to_garbage():
+            self._metadata.abandon(claim)
+            self._metadata.sweep()
+
+
+def _race(attempt: Callable[[], _T | None]) -> _T:
+    """Until an attempt was not overtaken by somebody else's change; that shows as None or False."""
+    for _ in range(_RACES):
+        if result := attempt():
+            return result
+    raise StoreUnavailable("others keep changing this adapter: try again")
+
+
+@contextlib.contextmanager
+def _whatever_happens_to_garbage() -> Iterator[None]:
+    """What was acknowledged, or refused, stays so."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        _log.warning("adapter store: garbage stays for now: %s", error)

@@ -1,0 +1,146 @@
+"""Records, manifests and indexes: what is small, and changes in one script."""
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from adapter_store.manifest import Manifest
+from adapter_store.record import NameRecord
+from adapter_store.redis_store import scripts
+from adapter_store.redis_store.index import Claim, Index
+from adapter_store.redis_store.keys import Keys, seal, unseal
+from adapter_store.redis_store.primary import Command, Primary
+from adapter_store.ref import Ref
+
+OPERATION_SECONDS = 600  # far longer than anybody repeats a change
+CLAIM_SECONDS = 600  # to make the chunks permanent and publish them
+_SWEEP_CLAIMS = 16
+_PAGE = 256
+_UNLINK_KEYS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A record, and the stored bytes that it was read from."""
+
+    record: NameRecord
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Content to appear with a change of the record."""
+
+    manifest: Manifest
+    index: Index
+
+
+Outcome = Literal["done", "stale", "lost"]
+
+
+class Metadata:
+    def __init__(self, primary: Primary, keys: Keys) -> None:
+        self._primary, self._keys = primary, keys
+
+    # ---- reading
+
+    def record(self, tenant: str, name: str) -> Read:
+        """An unknown name has the empty record. Raises DataLoss."""
+        [(_, read)] = self.records(tenant, [name])
+        return read
+
+    def records(self, tenant: str, names: Iterable[str]) -> list[tuple[str, Read]]:
+        names = list(names)
+        keys = [self._keys.record(tenant, name) for name in names]
+        [values] = self._primary.run(("MGET", *keys))
+        return [(name, _read(key, raw)) for name, key, raw in zip(names, keys, values, strict=True)]
+
+    def names(self, tenant: str, first: str, page: int) -> Iterator[list[str]]:
+        """Pages of at most `page` names in the order of "name@digest", those from "first" on."""
+        page = min(page, _PAGE)
+        start = f"[{first}" if first else "-"
+        while True:
+            command = ("ZRANGEBYLEX", self._keys.names(tenant), start, "+", "LIMIT", 0, page)
+            [members] = self._primary.run(command)
+            if members:
+                yield [member.decode().removesuffix("@") for member in members]
+            if len(members) < page:
+                return
+            start = f"({members[-1].decode()}"
+
+    def manifests(self, digests: Iterable[str]) -> dict[str, Manifest]:
+        """Those that are there. Raises DataLoss."""
+        digests = list(digests)
+        commands = [("HGET", self._keys.blob(digest), "manifest") for digest in digests]
+        found = zip(digests, self._primary.run(*commands), strict=True)
+        return {digest: self._manifest(digest, raw) for digest, raw in found if raw is not None}
+
+    def index(self, digest: str) -> tuple[Manifest, Index] | None:
+        """Raises DataLoss."""
+        key = self._keys.blob(digest)
+        [(manifest, index)] = self._primary.run(("HMGET", key, "manifest", "index"))
+        if manifest is None or index is None:
+            return None
+        found = Index.from_json(unseal(f"{key} index", index))
+        return self._manifest(digest, manifest), found
+
+    def changes(self) -> int:
+        [raw] = self._primary.run(("GET", self._keys.changes))
+        return int(raw or 0)
+
+    # ---- changing
+
+    def commit(
+        self,
+        ref: Ref,  # the record's; its digest says which version is added or removed
+        old: Read,
+        new: NameRecord,
+        kind: Literal["add", "remove", "keep"] = "keep",
+        publication: Publication | None = None,
+    ) -> Outcome:
+        """One step for every reader. "stale": somebody was faster; "lost": its content is gone."""
+        record, blob = self._keys.record(ref.tenant, ref.name), self._keys.blob(ref.digest or "")
+        keys = [record, self._keys.names(ref.tenant), self._keys.changes]
+        keys += [self._keys.operation(uuid.uuid4().hex), blob, self._keys.users(ref.digest or "")]
+        claim, manifest, index = b"", b"", b""
+        if publication is not None:
+            claim = str(publication.index.claim).encode()
+            manifest = seal(f"{blob} manifest", publication.manifest.to_json())
+            index = seal(f"{blob} index", publication.index.to_json())
+        arguments = [old.raw, seal(record, new.to_json()) if new.versions else b""]
+        arguments += [f"{ref.name}@".encode(), f"{ref.tenant}/{ref.name}".encode(), kind.encode()]
+        arguments += [claim, manifest, index, self._keys.channel.encode()]
+        keys += [self._keys.pending]
+        command: Command = ("EVAL", scripts.COMMIT, len(keys), *keys, *arguments, OPERATION_SECONDS)
+        [outcome] = self._primary.run(command, durable=True)
+        result: Outcome = outcome.decode()
+        return result
+
+    def claim(self, claim: Claim) -> None:
+        keys = (self._keys.pending, self._keys.blob(claim.digest))
+        self._primary.run(("EVAL", scripts.CLAIM, 2, *keys, str(claim), CLAIM_SECONDS))
+
+    def abandon(self, claim: Claim) -> None:
+        """Unless it is published."""
+        self._primary.run(("ZADD", self._keys.pending, "XX", 0, str(claim)))
+
+    def sweep(self) -> None:
+        """Removes the chunks of dead uploads and of deleted versions."""
+        keys = (self._keys.pending, self._keys.doomed)
+        [claims] = self._primary.run(("EVAL", scripts.DOOM, 2, *keys, _SWEEP_CLAIMS))
+        for text in claims:
+            claim = Claim.parse(text.decode())
+            chunks = [
+                self._keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)
+            ]
+            for start in range(0, len(chunks), _UNLINK_KEYS):
+                self._primary.run(("UNLINK", *chunks[start : start + _UNLINK_KEYS]))
+            self._primary.run(("SREM", self._keys.doomed, text))
+
+    def _manifest(self, digest: str, raw: bytes) -> Manifest:
+        return Manifest.from_json(unseal(f"{self._keys.blob(digest)} manifest", raw))
+
+
+def _read(key: str, raw: bytes | None) -> Read:
+    return Read(NameRecord.from_json(unseal(key, raw)), raw) if raw else Read(NameRecord(), b"")

@@ -1,0 +1,231 @@
+"""Exchanges with the primary, whichever server that is now.
+
+A connection is used by one exchange at a time and goes back to the pool only when every reply was read; after
+anything else it is closed. So no reply can ever reach the next user, whoever interrupts whom.
+"""
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from adapter_store.errors import StoreUnavailable
+from adapter_store.redis_store.server import ServerState, read_state
+from adapter_store.redis_store.url import Node, RedisUrl
+
+Command = Sequence[str | bytes | int]
+
+ATTEMPTS = 5
+_FIRST_PAUSE = 0.05  # seconds; each pause is up to twice as long as the last: 0.75 s in all
+_MAX_CONNECTIONS = 64
+_READ_BYTES = 1 << 20
+# Replies of a server that is about to be, or is no longer, the primary that we look for.
+_PASSING = (ReadOnlyError, ClusterDownError, TryAgainError)
+_PASSING_CODES = ("NOREPLICAS", "BUSY", "UNBLOCKED")
+_log = logging.getLogger(__name__)
+
+
+class NotNow(Exception):
+    """This attempt failed in a way that another one, perhaps at another server, may not."""
+
+
+@dataclass(frozen=True)
+class _Server:
+    pool: redis.ConnectionPool
+    state: ServerState
+
+
+class Primary:
+    """Thread-safe. Made: a primary was found and is fit to keep adapters."""
+
+    def __init__(self, url: RedisUrl) -> None:
+        """Raises StoreUnavailable; UnsafeStore when the server may lose what it acknowledged."""
+        self._url = url
+        self._server: _Server | None = None
+        self._lock = threading.Lock()
+        self.run()
+
+    def run(self, *commands: Command, durable: bool = False) -> list[Any]:
+        """The replies to `commands`, made in order on one connection; tried again as a whole when need be.
+
+        So they must be such that doing them twice does no harm. `durable`: they are on disk, and at as many
+        replicas as the url asks for, when this returns. Raises StoreUnavailable.
+        """
+        give_up = time.monotonic() + self._url.timeout
+        for attempt in range(ATTEMPTS):
+            server = None
+            try:
+                server = self._find()
+                return self._attempt(server, commands, durable)
+            except (NotNow, RedisError, OSError) as error:
+                if isinstance(error, AuthenticationError):
+                    _log.error("%s refused the login: %s", self._url, error)
+                    raise StoreUnavailable("the store's Redis refused the login") from None
+                _log.warning("%s, attempt %d of %d: %s", self._url, attempt + 1, ATTEMPTS, error)
+                self._forget(server)
+            if attempt + 1 == ATTEMPTS or time.monotonic() > give_up:
+                break
+            time.sleep(_FIRST_PAUSE * 2**attempt * random.uniform(0.5, 1))
+        raise StoreUnavailable("the store's Redis cannot be reached now")
+
+    @contextlib.contextmanager
+    def subscribed(self, channel: str) -> Iterator[Any]:
+        """A connection of its own that hears `channel`, closed at the end.
+
+        Raises NotNow, RedisError, OSError, StoreUnavailable.
+        """
+        connection: Any = _connection_pool(self._find().state.node, self._url).make_connection()
+        try:
+            connection.connect()
+            connection.send_command("SUBSCRIBE", channel)
+            connection.read_response()
+            yield connection
+        finally:
+            connection.disconnect()
+
+    def close(self) -> None:
+        self._forget(self._server)
+
+    # ---- one attempt
+
+    def _attempt(self, server: _Server, commands: Sequence[Command], durable: bool) -> list[Any]:
+        role, *replies = exchange(server.pool, [("ROLE",), *commands, *self._settling(server, durable)])
+        for command, reply in zip((("ROLE",), *commands), (role, *replies), strict=False):
+            _raise_error(command, reply)
+        if role[0] != b"master":
+            raise NotNow(f"{server.state.node} is no longer the primary")
+        if durable:
+            self._check_settled(server, replies)
+        return replies[: len(commands)]
+
+    def _settling(self, server: _Server, durable: bool) -> list[Command]:
+        """Waits, on the connection of the writes, until they are safe."""
+        wait = int(self._url.timeout * 800)  # milliseconds, less than until the socket's own timeout
+        if durable and server.state.has_append_only_file:
+            return [("WAITAOF", 1, self._url.replicas, wait)]
+        if durable and self._url.replicas:
+            return [("WAIT", self._url.replicas, wait)]
+        return []
+
+    def _check_settled(self, server: _Server, replies: Sequence[Any]) -> None:
+        if not self._settling(server, True):
+            return
+        reply = replies[-1]
+        if isinstance(reply, ResponseError):  # the append-only file was turned off, or this is a replica now
+            raise NotNow(str(reply))
+        local, replicas = reply if isinstance(reply, list) else (1, reply)
+        if local < 1 or replicas < self._url.replicas:
+            raise StoreUnavailable(
+                "the store's Redis did not confirm in time that the change is safe; it may have been made"
+            )
+
+    # ---- which server
+
+    def _find(self) -> _Server:
+        with self._lock:
+            if self._server is None:
+                self._server = self._discover()
+            return self._server
+
+    def _forget(self, server: _Server | None) -> None:
+        """Unless somebody has found another one meanwhile. Exchanges under way end or fail by themselves."""
+        with self._lock:
+            if server is not None and self._server is server:
+                self._server = None
+                server.pool.disconnect(inuse_connections=False)
+
+    def _discover(self) -> _Server:
+        """Asks the url's nodes; a replica tells whom it follows."""
+        nodes, asked, failures = list(self._url.nodes), set[Node](), list[str]()
+        while nodes:
+            node = nodes.pop(0)
+            if node in asked:
+                continue
+            asked.add(node)
+            pool = _connection_pool(node, self._url)
+            try:
+                [role] = exchange(pool, [("ROLE",)])
+                _raise_error(("ROLE",), role)
+                if role[0] == b"master":
+                    [info] = exchange(pool, [("INFO",)])
+                    _raise_error(("INFO",), info)
+                    return _Server(pool, read_state(node, info, self._url))
+                failures.append(f"{node} is no primary")
+                if role[0] == b"slave":
+                    nodes.append(Node(role[1].decode(), int(role[2])))
+            except AuthenticationError:
+                raise
+            except (NotNow, RedisError, OSError) as error:
+                failures.append(f"{node}: {error}")
+        raise NotNow("; ".join(failures))
+
+
+def exchange(pool: redis.ConnectionPool, commands: Sequence[Command]) -> list[Any]:
+    """One reply for each command, errors that the server answered among them. Raises RedisError, OSError."""
+    connection: Any = pool.get_connection()
+    try:
+        connection.send_packed_command(connection.pack_commands(commands))
+        replies = [_read(connection) for _ in commands]
+    except BaseException:  # whatever it is, unread replies may be under way
+        connection.disconnect()
+        raise
+    finally:
+        pool.release(connection)
+    return replies
+
+
+def _read(connection: Any) -> Any:
+    try:
+        # Not to be closed by redis-py for a reply that merely says no: the next replies are still to be read.
+        return connection.read_response(disconnect_on_error=False)
+    except ResponseError as error:
+        return error
+
+
+def _raise_error(command: Command, reply: Any) -> None:
+    if not isinstance(reply, ResponseError):
+        return
+    text = str(reply)
+    if isinstance(reply, _PASSING) or text.startswith(_PASSING_CODES):
+        raise NotNow(text)
+    _log.error("Redis refused %s: %s", command[0], text)
+    if isinstance(reply, OutOfMemoryError):
+        raise StoreUnavailable("the store's Redis is full: delete adapters, or raise its maxmemory")
+    if isinstance(reply, AskError):
+        raise StoreUnavailable("the store's Redis is a part of a cluster, and the key is in another part")
+    raise StoreUnavailable(f"the store's Redis refused {command[0]!r}: {text}")
+
+
+def _connection_pool(node: Node, url: RedisUrl) -> redis.ConnectionPool:
+    options: dict[str, Any] = {
+        "host": node.host,
+        "port": node.port,
+        "db": url.db,
+        "username": url.username,
+        "password": url.password,
+        "socket_timeout": url.timeout,
+        "socket_connect_timeout": min(url.timeout, 3.0),
+        "socket_read_size": _READ_BYTES,
+        "protocol": 2,
+        "decode_responses": False,
+    }
+    if url.tls:
+        options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": url.ca_file}
+        options |= {"ssl_certfile": url.cert_file, "ssl_keyfile": url.key_file}
+    return redis.ConnectionPool(max_connections=_MAX_CONNECTIONS, **options)

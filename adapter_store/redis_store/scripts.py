@@ -1,0 +1,69 @@
+"""The changes of metadata. Each script runs whole or not at all, and only on keys of the tag {meta}.
+
+They are small, so a server that is full runs them, too: a delete is what it needs. It refuses chunks.
+"""
+
+# Replaces one record, and what follows from it, once for each operation.
+#   KEYS  1 record  2 names  3 changes  4 operation  5 blob  6 users  7 pending
+#   ARGV  1 the record as the caller read it ("": none)   2 the new one ("": remove)
+#         3 member of names   4 member of users   5 "add" | "remove" | "keep": the version of blob and users
+#         6 claim of the upload to publish ("": the content is stored)   7 manifest   8 index
+#         9 channel   10 seconds for which the operation is remembered
+#   Returns "done" | "stale": the record is another one by now | "lost": upload or content is gone.
+COMMIT = """#!lua flags=allow-oom
+if redis.call('EXISTS', KEYS[4]) == 1 then return 'done' end
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'stale' end
+if ARGV[5] == 'add' then
+  if ARGV[6] == '' then
+    if redis.call('EXISTS', KEYS[5]) == 0 then return 'lost' end
+  else
+    if redis.call('ZREM', KEYS[7], ARGV[6]) == 0 then return 'lost' end
+    local old = redis.call('HGET', KEYS[5], 'claim')
+    if old then redis.call('ZADD', KEYS[7], 0, old) end
+    redis.call('HSET', KEYS[5], 'claim', ARGV[6], 'manifest', ARGV[7], 'index', ARGV[8])
+  end
+  redis.call('SADD', KEYS[6], ARGV[4])
+elseif ARGV[5] == 'remove' then
+  redis.call('SREM', KEYS[6], ARGV[4])
+  if redis.call('SCARD', KEYS[6]) == 0 then
+    local old = redis.call('HGET', KEYS[5], 'claim')
+    if old then redis.call('ZADD', KEYS[7], 0, old) end
+    redis.call('DEL', KEYS[5])
+  end
+end
+if ARGV[2] == '' then
+  redis.call('DEL', KEYS[1])
+  redis.call('ZREM', KEYS[2], ARGV[3])
+else
+  redis.call('SET', KEYS[1], ARGV[2])
+  redis.call('ZADD', KEYS[2], 0, ARGV[3])
+end
+-- A counter that was flushed goes on from the clock: nobody takes it for one that he has seen.
+if redis.call('EXISTS', KEYS[3]) == 0 then
+  local now = redis.call('TIME')
+  redis.call('SET', KEYS[3], now[1] .. string.format('%06d', now[2]))
+end
+local changes = redis.call('INCR', KEYS[3])
+redis.call('SET', KEYS[4], '1', 'EX', ARGV[10])
+redis.call('PUBLISH', ARGV[9], changes)
+return 'done'
+"""
+
+# Says that an upload is under way. One that is published stays so: a repetition may arrive late.
+#   KEYS  1 pending  2 blob      ARGV  1 claim   2 seconds until it counts as dead      Returns nothing.
+CLAIM = """#!lua flags=allow-oom
+if redis.call('HGET', KEYS[2], 'claim') ~= ARGV[1] then
+  redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[2], ARGV[1])
+end
+"""
+
+# Takes dead uploads out of reach of COMMIT, so that their chunks can be removed.
+#   KEYS  1 pending  2 doomed      ARGV  1 most claims to move      Returns all doomed claims.
+DOOM = """#!lua flags=allow-oom
+local now = redis.call('TIME')[1]
+for _, claim in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
+  redis.call('ZREM', KEYS[1], claim)
+  redis.call('SADD', KEYS[2], claim)
+end
+return redis.call('SMEMBERS', KEYS[2])
+"""

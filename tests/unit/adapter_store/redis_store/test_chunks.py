@@ -1,0 +1,91 @@
+"""Bytes of any kind and any size, in and out."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapter_store import AdapterNotFound, ModelSpec, Ref
+from adapter_store.redis_store.index import CHUNK_BYTES
+from adapter_store.redis_store.keys import Keys
+from adapter_store.redis_store.metadata import Metadata
+from adapter_store.redis_store.primary import Primary
+from adapter_store.redis_store.read import Reader
+from adapter_store.redis_store.upload import Uploader
+from adapter_store.redis_store.url import RedisUrl
+from tests.support.adapters import lora_pair, raw_adapter
+from tests.support.redis_server import RedisServer
+from tests.support.stores import RedisMedium
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(range(256)),
+        "Grüße, 世界".encode(),
+        b"\r\n$5\r\nhello\r\n",
+        bytes(CHUNK_BYTES),
+        bytes(range(256)) * (CHUNK_BYTES // 256) + b"x",
+        b"\xff" * (2 * CHUNK_BYTES),
+    ],
+    ids=["empty", "all bytes", "utf-8", "protocol", "one chunk", "one more byte", "two chunks"],
+)
+def test_files_come_back_byte_for_byte(redis_server: RedisServer, tmp_path: Path, content: bytes) -> None:
+    primary, keys = Primary(RedisUrl.parse(redis_server.url)), Keys("bytes")
+    metadata = Metadata(primary, keys)
+    (tmp_path / "in").write_bytes(content)
+    files = {"before": tmp_path / "in", "file": tmp_path / "in", "after": tmp_path / "in"}
+    index = Uploader(primary, keys, metadata).upload("sha256:" + "0" * 64, files)
+    with (tmp_path / "out").open("wb") as target:
+        Reader(primary, keys, metadata).copy(index, index.file("file"), target)
+    assert (tmp_path / "out").read_bytes() == content
+    metadata.abandon(index.claim)
+    metadata.sweep()
+
+
+def big_adapter(folder: Path, megabytes: int) -> Path:
+    rank = megabytes * 1_000_000 // (4 * 128)
+    return raw_adapter(folder, lora_pair(Q_PROJ, 64, 64, rank=rank), r=rank, lora_alpha=rank)
+
+
+@pytest.mark.parametrize("megabytes", [20, 300])
+def test_big_adapters_come_back_while_small_reads_go_on(
+    redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec, tmp_path: Path, megabytes: int
+) -> None:
+    store = redis_medium.open()
+    small = store.put(adapters[0], "acme", "small", spec)
+    folder = big_adapter(tmp_path / "big", megabytes)
+    done, reads = threading.Event(), [0]
+
+    def read() -> None:
+        reader = redis_medium.open()
+        while not done.wait(0.02):
+            assert reader.resolve(Ref("acme", "small", alias="latest")) == small
+            with reader.open(small.digest) as weights:
+                assert len(weights) == 1
+            reads[0] += 1
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        big = store.put(folder, "acme", "big", spec)
+        with store.open(big.digest) as weights:
+            pair = lora_pair(Q_PROJ, 64, 64, rank=weights["layers.0.q_proj"].rank)
+            stored = torch.from_numpy(weights["layers.0.q_proj"].lora_a.copy())
+            assert torch.equal(stored, pair[f"base_model.model.{Q_PROJ}.lora_A.weight"])
+    finally:
+        done.set()
+        thread.join()
+    assert reads[0] > 0
+    with redis_medium.server.client() as client:
+        for key in redis_medium.all_keys():
+            if ":{sha256:" in key:
+                assert client.strlen(key) <= CHUNK_BYTES
+    store.delete(Ref("acme", "big", alias="latest"))
+    with pytest.raises(AdapterNotFound):
+        store.open(big.digest)
+    assert redis_medium.digests() == {small.digest}

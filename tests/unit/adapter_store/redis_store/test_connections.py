@@ -1,0 +1,193 @@
+"""Nobody ever gets the reply to somebody else's question, whatever interrupts whom."""
+
+import dataclasses
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from adapter_store import DataLoss, ModelSpec, Ref, StoreUnavailable, Version
+from adapter_store.redis_store.keys import seal, unseal
+from adapter_store.redis_store.store import RedisStore
+from adapter_store.redis_store.url import RedisUrl
+from tests.support.proxy import Proxy
+from tests.support.stores import RedisMedium
+
+ROUNDS = 200
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises in the middle of a call, as Ctrl-C does."""
+
+
+@pytest.fixture
+def versions(redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec) -> list[Version]:
+    store = redis_medium.open()
+    return [store.put(folder, "acme", f"n{i}", spec) for i, folder in enumerate(adapters[:2])]
+
+
+def behind(proxy: Proxy, medium: RedisMedium, timeout: float = 10) -> RedisStore:
+    url = RedisUrl.parse(f"redis://127.0.0.1:{proxy.port}?namespace={medium.namespace}")
+    return RedisStore(dataclasses.replace(url, timeout=timeout))
+
+
+def read(store: RedisStore, version: Version, kind: int) -> None:
+    """One of several ways to ask for a version; right, or an error."""
+    ref = Ref("acme", version.name, alias="latest")
+    if kind == 0:
+        assert store.resolve(ref).manifest == version.manifest
+    elif kind == 1:
+        with store.open(version.digest) as weights:
+            assert weights.manifest == version.manifest
+    elif kind == 2:
+        assert [v.name for v in store.list("acme", name=version.name)] == [version.name]
+    else:
+        changed = store.set_protected("acme", version.name, version.digest, not store.resolve(ref).protected)
+        assert changed.manifest == version.manifest
+
+
+@pytest.fixture
+def interrupter() -> Iterator[None]:
+    def raise_(*_: object) -> None:
+        raise Interrupted
+
+    old = signal.signal(signal.SIGUSR1, raise_)
+    yield
+    signal.signal(signal.SIGUSR1, old)
+
+
+def test_calls_that_are_interrupted_at_any_moment(
+    redis_medium: RedisMedium, versions: list[Version], interrupter: None
+) -> None:
+    chance = random.Random(1)
+    interrupted = 0
+    with Proxy(redis_medium.server.port, delay=lambda: 0.004) as proxy:
+        store = behind(proxy, redis_medium)
+        for number in range(ROUNDS):
+            first, second = versions if number % 2 else versions[::-1]
+            timer = threading.Timer(chance.uniform(0, 0.012), os.kill, (os.getpid(), signal.SIGUSR1))
+            try:
+                timer.start()
+                read(store, first, number % 4)
+                time.sleep(1)  # the signal comes even when the call was faster
+            except Interrupted:
+                interrupted += 1
+            timer.join()
+            read(store, second, (number // 4) % 4)
+    assert interrupted == ROUNDS
+
+
+def test_calls_that_run_into_a_timeout(redis_medium: RedisMedium, versions: list[Version]) -> None:
+    chance = random.Random(2)
+    outcomes = {"right": 0, "unavailable": 0}
+
+    def stall() -> float:
+        return 0.25 if chance.random() < 0.25 else 0.0
+
+    with Proxy(redis_medium.server.port, delay=stall) as proxy, ThreadPoolExecutor(8) as pool:
+        store = None
+        while store is None:
+            try:
+                store = behind(proxy, redis_medium, timeout=0.1)
+            except StoreUnavailable:
+                continue
+
+        def ask(number: int) -> str:
+            try:
+                read(store, versions[number % 2], number % 3)
+            except StoreUnavailable:
+                return "unavailable"
+            return "right"
+
+        for outcome in pool.map(ask, range(ROUNDS)):
+            outcomes[outcome] += 1
+    assert outcomes["right"] > 0
+
+
+def test_connections_that_are_cut_under_way(redis_medium: RedisMedium, versions: list[Version]) -> None:
+    done = threading.Event()
+    with Proxy(redis_medium.server.port) as proxy, ThreadPoolExecutor(5) as pool:
+        store = behind(proxy, redis_medium)
+
+        def cut() -> None:
+            while not done.wait(0.02):
+                proxy.cut()
+
+        def ask(index: int) -> None:
+            for number in range(ROUNDS // 8):
+                try:
+                    read(store, versions[(index + number) % 2], number % 3)
+                except StoreUnavailable:
+                    continue
+
+        cutting = pool.submit(cut)
+        asking = [pool.submit(ask, index) for index in range(4)]
+        for each in asking:
+            each.result()
+        done.set()
+        cutting.result()
+
+
+def test_a_lost_reply_does_not_make_a_change_twice(
+    redis_medium: RedisMedium, versions: list[Version]
+) -> None:
+    """The change is made, its reply is not heard, it is sent again: still one move of the alias."""
+    first = versions[0]
+    drop = threading.Event()
+
+    def lose() -> float:
+        if drop.is_set():
+            drop.clear()
+            proxy.cut()
+        return 0.0
+
+    with Proxy(redis_medium.server.port, delay=lose) as proxy:
+        store = behind(proxy, redis_medium)
+        commit = store._metadata.commit
+
+        def losing(*arguments: object, **options: object) -> object:
+            drop.set()
+            return commit(*arguments, **options)  # type: ignore[arg-type]
+
+        store._metadata.commit = losing  # type: ignore[method-assign, assignment]
+        for generation in range(1, 10):
+            alias = store.set_alias("acme", first.name, "prod", first.digest, expected_generation=0)
+            assert not drop.is_set()
+            assert alias.generation == generation
+            store.delete_alias("acme", first.name, "prod")
+
+
+def test_values_are_bound_to_their_keys(redis_medium: RedisMedium, versions: list[Version]) -> None:
+    keys, store = redis_medium.keys, redis_medium.open()
+    with redis_medium.server.client() as client:
+        client.copy(keys.record("acme", "n0"), keys.record("acme", "n1"), replace=True)
+        client.copy(keys.blob(versions[0].digest), keys.blob(versions[1].digest), replace=True)
+    with pytest.raises(DataLoss):
+        store.resolve(Ref("acme", "n1", alias="latest"))
+    with pytest.raises(DataLoss):
+        store.open(versions[1].digest)
+    store.open(versions[0].digest).close()
+
+
+def test_chunks_are_bound_to_their_keys(redis_medium: RedisMedium, versions: list[Version]) -> None:
+    store = redis_medium.open()
+    a, b = (redis_medium.index(version.digest) for version in versions)
+    keys = [redis_medium.keys.chunk(index.digest, index.upload, 0) for index in (a, b)]
+    with redis_medium.server.client() as client:
+        client.copy(keys[0], keys[1], replace=True)
+    with pytest.raises(DataLoss):
+        store.open(b.digest)
+
+
+@pytest.mark.parametrize("body", ["", "é\n\0", "{}"])
+def test_seals(body: str) -> None:
+    assert unseal("key", seal("key", body)) == body
+    for value in (seal("other", body), seal("key", body) + b"x", b"", seal("key", body)[1:]):
+        with pytest.raises(DataLoss):
+            unseal("key", value)

@@ -1,0 +1,200 @@
+"""A killed uploader leaves nothing that shows and nothing that stays; a killed server keeps its word."""
+
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adapter_store import AdapterNotFound, ModelSpec, Ref, StoreUnavailable
+from adapter_store.redis_store.index import Claim
+from adapter_store.redis_store.store import RedisStore
+from tests.support.crashes import run_until_step
+from tests.support.redis_server import RedisServer
+from tests.support.stores import RedisMedium
+
+STEPS = ("sendall", "recv")  # before a command is sent, and before its reply is read
+LATEST = Ref.parse("acme/x", "")
+
+
+def chunk_keys(medium: RedisMedium) -> set[str]:
+    return {key for key in medium.all_keys() if ":{sha256:" in key}
+
+
+def check_garbage(medium: RedisMedium) -> None:
+    """Each chunk is a published one's, expires by itself, or belongs to a claim that will fall due."""
+    published = {
+        chunk for digest in medium.digests() for chunk in _chunks(medium, medium.index(digest).claim)
+    }
+    assert published <= chunk_keys(medium)
+    with medium.server.client() as client:
+        claims = client.zrange(medium.keys.pending, 0, -1) + list(client.smembers(medium.keys.doomed))
+        claimed = {chunk for text in claims for chunk in _chunks(medium, Claim.parse(text.decode()))}
+        for key in published:
+            assert client.ttl(key) == -1 and key not in claimed
+        for key in chunk_keys(medium) - published:
+            assert client.ttl(key) > 0 or key in claimed
+
+
+def pass_time(medium: RedisMedium) -> None:
+    """As much as dead uploads are given: what expires is gone, and claims are due."""
+    with medium.server.client() as client:
+        for key in chunk_keys(medium):
+            if client.ttl(key) > 0:
+                client.delete(key)
+        for claim in client.zrange(medium.keys.pending, 0, -1):
+            client.zadd(medium.keys.pending, {claim: 0})
+
+
+def _chunks(medium: RedisMedium, claim: Claim) -> set[str]:
+    return {medium.keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)}
+
+
+def state(store: RedisStore) -> tuple[list[str], list[tuple[str, str, int]]]:
+    versions = [version.digest for version in store.list("acme")]
+    return versions, [(alias.alias, alias.digest, alias.generation) for alias in store.aliases("acme")]
+
+
+Action = Callable[[RedisStore], object]
+
+
+def crash_everywhere(server: RedisServer, prepare: Action, action: Action) -> None:
+    def fresh() -> RedisMedium:
+        medium = RedisMedium(server, f"crash-{uuid.uuid4().hex}")
+        prepare(medium.open())
+        return medium
+
+    before = state(fresh().open())
+    medium = fresh()
+    total = run_until_step(lambda: action(medium.open()), -1, STEPS)
+    after = state(medium.open())
+    assert total > 10 and before != after
+    for step in range(total):
+        medium = fresh()
+        assert run_until_step(lambda medium=medium: action(medium.open()), step, STEPS) == -1
+        check_garbage(medium)
+        pass_time(medium)
+        store = medium.open()
+        assert state(store) in (before, after)
+        for version in store.list("acme"):
+            store.verify(Ref("acme", "x", digest=version.digest))
+        check_garbage(medium)
+        assert len(chunk_keys(medium)) == 3 * len(medium.digests())
+        action(store)  # once more, as its user would
+        assert state(store) == after
+
+
+def test_an_uploader_killed_anywhere(
+    redis_server: RedisServer, adapters: list[Path], spec: ModelSpec
+) -> None:
+    crash_everywhere(
+        redis_server,
+        lambda store: store.put(adapters[0], "acme", "x", spec),
+        lambda store: store.put(adapters[1], "acme", "x", spec),
+    )
+
+
+def test_a_delete_killed_anywhere(redis_server: RedisServer, adapters: list[Path], spec: ModelSpec) -> None:
+    def delete(store: RedisStore) -> None:
+        try:
+            store.delete(LATEST)
+        except AdapterNotFound:
+            assert store.list("acme") == []
+
+    crash_everywhere(redis_server, lambda store: store.put(adapters[0], "acme", "x", spec), delete)
+
+
+def test_an_upload_that_was_swept_is_not_published(
+    redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec
+) -> None:
+    """Its process slept for an hour between the last chunk and the end."""
+    store = redis_medium.open()
+    commit = store._metadata.commit
+
+    def late(*arguments: object, **options: object) -> object:
+        pass_time(redis_medium)
+        redis_medium.open()  # sweeps
+        return commit(*arguments, **options)  # type: ignore[arg-type]
+
+    store._metadata.commit = late  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreUnavailable, match="too long"):
+        store.put(adapters[0], "acme", "x", spec)
+    assert redis_medium.leftovers() == []
+
+
+@pytest.mark.parametrize("fsync", ["always", "everysec"])
+def test_a_killed_server_has_what_it_acknowledged(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec, fsync: str
+) -> None:
+    with RedisServer(tmp_path / "redis", "--appendfsync", fsync) as server:
+        store = RedisMedium(server, "crash").open()
+        acknowledged: dict[str, str] = {}
+        rounds, lock = threading.Semaphore(0), threading.Lock()
+        stop = threading.Event()
+
+        def push() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                name = f"n{number}"
+                try:
+                    digest = store.put(adapters[number % 3], "acme", name, spec).digest
+                except StoreUnavailable:
+                    continue
+                with lock:
+                    acknowledged[name] = digest
+                rounds.release()
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        for _ in range(4):
+            assert rounds.acquire(timeout=60)
+            server.kill()
+            with lock:
+                expected = dict(acknowledged)
+            server.start()
+            fresh = RedisMedium(server, "crash").open()
+            for name, digest in expected.items():
+                assert fresh.verify(Ref("acme", name, alias="latest")).digest == digest
+        stop.set()
+        pusher.join()
+
+
+def test_after_a_flush_everything_is_not_found_and_can_be_pushed_again(
+    own_server: RedisServer, adapters: list[Path], spec: ModelSpec
+) -> None:
+    store = RedisMedium(own_server, "flushed").open()
+    version = store.put(adapters[0], "acme", "x", spec)
+    with own_server.client() as client:
+        client.flushall()
+    for read in (lambda: store.resolve(LATEST), lambda: store.open(version.digest)):
+        with pytest.raises(AdapterNotFound):
+            read()
+    assert store.list("acme") == []
+    assert store.put(adapters[0], "acme", "x", spec).digest == version.digest
+    store.verify(LATEST)
+
+
+def test_a_server_that_is_away_is_unavailable_and_comes_back(
+    own_server: RedisServer, adapters: list[Path], spec: ModelSpec
+) -> None:
+    store = RedisMedium(own_server, "away").open()
+    version = store.put(adapters[0], "acme", "x", spec)
+    own_server.kill()
+    actions: list[Callable[[], object]] = [
+        lambda: store.resolve(LATEST),
+        lambda: store.open(version.digest),
+        lambda: store.put(adapters[1], "acme", "x", spec),
+        lambda: store.set_alias("acme", "x", "prod", version.digest),
+        lambda: store.list("acme"),
+        lambda: RedisMedium(own_server, "away").open(),
+    ]
+    for action in actions:
+        with pytest.raises(StoreUnavailable) as error:
+            action()
+        assert str(own_server.port) not in str(error.value)
+    own_server.start()
+    assert store.resolve(LATEST) == version
+    with store.open(version.digest) as weights:
+        assert len(weights) == 1
