@@ -1,4 +1,4 @@
-"""Where the processes of an executor read adapters: the store of the settings, behind this machine's cache."""
+"""Where an executor reads adapters: the store of the settings, behind the cache of this machine."""
 
 from pathlib import Path
 
