@@ -51,8 +51,7 @@ class ParallelGroup:
         return out.view(x.shape[1:])
 
     def share(self, count: int) -> range:
-        """This rank's `count / size` of `count` equal things, in order. ValueError when they do not
-        divide."""
+        """This rank's `count / size` of `count` equal things, in order. ValueError if they do not divide."""
         if count % self.size:
             raise ValueError(f"{count} cannot be cut over {self.size} ranks")
         each = count // self.size

@@ -45,8 +45,7 @@ class ShareResult:
 
 
 class OtherRanks(Protocol):
-    """They run every step that this rank runs: `step` tells them its sequences, and spans this rank's
-    part."""
+    """They run every step that this rank runs: `step` tells them its sequences, and spans ours."""
 
     def step(self, sequences: tuple[SequenceRows, ...]) -> AbstractContextManager[None]: ...
     def close(self) -> None: ...

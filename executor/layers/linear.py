@@ -109,8 +109,7 @@ class ColumnParallelLinear(LinearBase):
 
 
 class MergedColumnParallelLinear(LinearBase):
-    """Several column-parallel layers over one input, stacked: gate and up as gate_up. Each is cut by
-    itself."""
+    """Several column-parallel layers over one input, stacked: gate and up as gate_up. Each is cut alone."""
 
     def __init__(
         self,

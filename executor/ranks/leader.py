@@ -50,8 +50,7 @@ class Ranks:
         threading.Thread(target=self._watch, name="rank-watch", daemon=True).start()
 
     def wait_ready(self) -> int:
-        """Until all have loaded their shares; returns the bytes of a slot on all of them. StartError,
-        RankLost."""
+        """Until all have loaded their shares; returns the bytes of a slot on all. StartError, RankLost."""
         return sum(self._expect(control, Ready).nbytes_per_slot for control in self._controls)
 
     def wait_hello(self) -> None:
@@ -114,8 +113,7 @@ class Ranks:
 
 
 def start_ranks(config: ExecutorConfig, lost: Callable[[Exception], None]) -> tuple[Ranks, ParallelGroup]:
-    """The processes of all other ranks, and the group that they and this process form. StartError,
-    RankLost."""
+    """The processes of all other ranks, and the group they form with this one. StartError, RankLost."""
     context = get_context("spawn")
     others = range(1, config.tensor_parallel_size)
     controls = [context.Pipe() for _ in others]

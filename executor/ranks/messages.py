@@ -32,8 +32,7 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """On a lane: read an adapter and keep this rank's image of it under `ticket`. Answered by Done or
-    Failed."""
+    """On a lane: read an adapter and keep its image under `ticket`. Answered by Done or Failed."""
 
     ticket: int
     digest: str

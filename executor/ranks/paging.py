@@ -69,8 +69,7 @@ class SpreadAdapters:
         return SpreadImage(own, ticket, own.nbytes + total_bytes(answers))
 
     def load(self, slot: int, image: SpreadImage) -> None:
-        """Copy on every rank; returns when all copies are complete. When one fails, the slot is empty on
-        all."""
+        """Copy on every rank; returns when all copies are complete. When one fails, all empty the slot."""
         self._ranks.tell(CopyIntoSlot(slot, image.ticket))
         try:
             self._arena.load(slot, image.own)

@@ -24,8 +24,7 @@ Factors = Tensor | Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One module of a layer: its place in a slot, and the first column of this rank's output that it adds
-    to."""
+    """One module of a layer: its place in a slot, and where it begins in this rank's output."""
 
     slot_slice: SlotSlice
     column_start: int = 0

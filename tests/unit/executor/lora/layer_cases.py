@@ -136,8 +136,7 @@ CASES = {
 
 @dataclass
 class Rig:
-    """A layer with its wrapper, beside the whole base layer; remembers what each slot was given, as
-    trained."""
+    """A layer with its wrapper, beside the whole base layer; remembers what each slot was given."""
 
     layer: lora.BaseLayerWithLoRA
     whole: nn.Module

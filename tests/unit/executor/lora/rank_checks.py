@@ -39,8 +39,7 @@ def _compare(rig: Rig, runs: list[Run]) -> Tensor:
 
 
 def mixed_ranks(group: ParallelGroup, sharding: Sharding) -> None:
-    """All ranks and base rows in one step, in some order; other steps after it; slots that were never
-    filled."""
+    """All ranks and base rows in one step, in some order; other steps after; slots never filled."""
     rig = _rig(group, sharding, len(RANKS) + 1)
     parts = len(rig.layer.module_names)
     for slot, rank in enumerate(RANKS):
