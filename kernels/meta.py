@@ -1,21 +1,32 @@
-"""One step's description for the LoRA kernels: which rows belong to which slot.
+"""One step's description for the LoRA kernels: which rows belong to which slot, and how the work is cut.
 
 Built from runs, `(slot, rows)` per sequence in row order, never by sorting tokens. Slot -1 means no adapter.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.errors import KernelArgumentError
+from kernels.launch_plan import (
+    MAX_SINGLE_ROWS,
+    MAX_SLICES,
+    ROWS_PER_ITEM,
+    ROWS_PER_TILE,
+    SPARE_ITEMS,
+    LaunchPlan,
+    most_pieces,
+)
+from kernels.staging import Staging
+from kernels.work_list import Run, StepWork, describe
 
-Run = tuple[int, int]
-_Ints = npt.NDArray[np.int64]
+# A rank hint for slots whose rank nobody told: it steers speed only.
+_USUAL_RANK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,6 @@ class LoRAGroup:
     rows: slice | Tensor
 
 
-@dataclass(slots=True)
 class LoRAKernelMeta:
     """Fixed buffers, refilled once a step by `prepare_tensors`; views of one int32 buffer on the device.
 
@@ -50,108 +60,123 @@ class LoRAKernelMeta:
         lora_ids                          [0, 2, -1, -1]                 int32 [max_loras], active, then -1
         num_tokens_per_lora               [2, 4, 0, 0]                   int32 [max_loras], beside lora_ids
         lora_token_start_loc              [0, 2, 6, 6, 6]                int32 [max_loras + 1], half-open
-        num_active_loras 2, num_rows 7, no_lora_flag_cpu False           host values
+        items                             [[0, 0, 2, -1], [2, 2, 4, -1], [-1, 0, 0, 0] ..]
+                                          int32 [n, 4]: slot, first place, rows, part (-1: all of it)
+        tiles                             as items, up to 64 rows each; empty in small steps
+        num_active_loras 2, num_rows 7, no_lora_flag_cpu False, plan     host values
 
-    Launches sized for max_loras skip the entries whose lora_id is -1, so a captured graph replays any step.
+    Programs beyond the lists' ends find slot -1 and do nothing, so a captured graph replays any step that
+    was prepared with its plan. `slot_ranks` is the host's idea of each slot's highest rank: it steers speed
+    (tile height, high ranks first), never the result. `finished_splits` counts inside a shrink launch and is
+    zero between launches, so launches that share a meta must not overlap.
     """
 
-    max_loras: int
-    max_num_tokens: int
-    token_lora_mapping: Tensor
-    token_indices_sorted_by_lora_ids: Tensor
-    num_tokens_per_lora: Tensor
-    lora_token_start_loc: Tensor
-    lora_ids: Tensor
-    _device_buffer: Tensor
-    _host_buffer: Tensor
-    _host_views: list[npt.NDArray[np.int32]]
-    num_rows: int = 0
-    num_active_loras: int = 0
-    no_lora_flag_cpu: bool = True
-    groups: tuple[LoRAGroup, ...] = field(default=())
+    def __init__(self, max_loras: int, max_num_tokens: int, staging: Staging, first: int = 0) -> None:
+        self.max_loras = max_loras
+        self.max_num_tokens = max_num_tokens
+        self.staging = staging
+        sizes = _sizes(max_loras, max_num_tokens)
+        ends = list(accumulate(sizes, initial=first))
+        self._part = slice(first, ends[-1])
+        self._idle = _idle_step(sizes)
+        self._bounds = [slice(start, end) for start, end in pairwise(ends)]
+        parts = [staging.part(start, size) for start, size in zip(ends, sizes, strict=False)]
+        self.items, self.tiles = parts[0].view(-1, 4), parts[1].view(-1, 4)
+        self.num_tokens_per_lora, self.lora_token_start_loc, self.lora_ids = parts[2:5]
+        self.token_lora_mapping, self.token_indices_sorted_by_lora_ids = parts[5:7]
+        self.slot_ranks = np.full(max_loras, _USUAL_RANK, dtype=np.int32)
+        self.finished_splits = torch.zeros(
+            len(self.items) * MAX_SLICES, dtype=torch.int32, device=staging.device_buffer.device
+        )
+        # What the launchers have compiled for this meta, by what it was compiled for.
+        self.launches: dict[Hashable, Any] = {}
+        self.num_rows = 0
+        self._groups: tuple[LoRAGroup, ...] | None = None
 
     @classmethod
     def make(cls, max_loras: int, max_num_tokens: int, device: torch.device | str) -> "LoRAKernelMeta":
-        if max_loras < 1 or max_num_tokens < 1:
-            raise ValueError(f"max_loras {max_loras} and max_num_tokens {max_num_tokens} must be at least 1")
-        sizes = [max_num_tokens, max_num_tokens, max_loras, max_loras + 1, max_loras]
-        host = torch.zeros(sum(sizes), dtype=torch.int32)
-        # On the CPU the host buffer is the device buffer: nothing is copied.
-        buffer = host.to(device)
-        host_views = [part.numpy() for part in _parts(host, sizes)]
-        mapping, indices, per_lora, starts, ids = _parts(buffer, sizes)
-        meta = cls(
-            max_loras, max_num_tokens, mapping, indices, per_lora, starts, ids, buffer, host, host_views
-        )
-        meta.prepare_tensors(())
+        (meta,) = make_metas(1, max_loras, max_num_tokens, device)
         return meta
 
-    def prepare_tensors(self, runs: Iterable[Run]) -> None:
+    def prepare_tensors(self, runs: Iterable[Run], plan: LaunchPlan | None = None) -> None:
         """Describe a step anew; nothing of the last one stays. One host-to-device copy, no sync back.
 
-        Raises KernelArgumentError, with the last step's description untouched, for a slot outside
-        [-1, max_loras), a negative count, or more rows than `max_num_tokens`.
+        With a plan the work is cut to fit it, as the replay of a graph captured under it needs. Raises
+        KernelArgumentError, with the last step's description untouched, for a slot outside [-1, max_loras),
+        a negative count, more rows than `max_num_tokens`, or a plan that is too small for the step.
         """
-        slots, counts = self._checked(runs)
-        rows = int(counts.sum())
-        mapping, indices, per_lora, starts, ids = self._host_views
-        mapping[:rows] = np.repeat(slots, counts)
-        mapping[rows:] = -1
-        indices[:rows] = _sorted_rows(slots, counts, rows)
-        indices[rows:] = 0
-        totals = np.bincount(slots[slots >= 0], weights=counts[slots >= 0], minlength=self.max_loras)
-        active = np.flatnonzero(totals)
-        per_lora[:] = 0
-        per_lora[: active.size] = totals[active]
-        starts[0] = 0
-        np.cumsum(per_lora, out=starts[1:])
-        ids[:] = -1
-        ids[: active.size] = active
-        self.num_rows, self.num_active_loras = rows, active.size
-        self.no_lora_flag_cpu = active.size == 0
-        self.groups = tuple(_groups(indices, active.tolist(), per_lora.tolist()))
-        if self._device_buffer is not self._host_buffer:
-            # From pageable memory: it has been read when this returns, so the next step may refill it.
-            self._device_buffer.copy_(self._host_buffer)
+        work = self.describe(runs, plan)
+        self.fill(self.staging.begin(), work)
+        self.staging.send()
 
-    def _checked(self, runs: Iterable[Run]) -> tuple[_Ints, _Ints]:
-        pairs = np.fromiter(chain.from_iterable(runs), dtype=np.int64).reshape(-1, 2)
-        slots, counts = pairs[:, 0], pairs[:, 1]
-        if pairs.size:
-            if slots.min() < -1 or slots.max() >= self.max_loras:
-                raise KernelArgumentError("runs", f"name a slot outside [-1, {self.max_loras})")
-            if counts.min() < 0:
-                raise KernelArgumentError("runs", "hold a negative number of rows")
-        if counts.sum() > self.max_num_tokens:
-            raise KernelArgumentError("runs", f"hold {counts.sum()} rows, the buffers {self.max_num_tokens}")
-        return slots, counts
+    def describe(self, runs: Iterable[Run], plan: LaunchPlan | None = None) -> StepWork:
+        """The step as arrays; changes nothing. Raises as `prepare_tensors` does."""
+        return describe(runs, self.max_loras, self.max_num_tokens, self.slot_ranks, plan)
+
+    def fill(self, host: npt.NDArray[np.int32], work: StepWork) -> None:
+        """Write a described step into the host buffer of a shared Staging, which the caller then sends."""
+        host[self._part] = self._idle
+        items, tiles, per_lora, starts, ids, mapping, order = (host[bounds] for bounds in self._bounds)
+        rows, active = len(work.slots), len(work.active)
+        items[: work.items.size] = work.items.reshape(-1)
+        tiles[: work.tiles.size] = work.tiles.reshape(-1)
+        per_lora[:active] = work.counts
+        per_lora.cumsum(out=starts[1:])
+        ids[:active] = work.active
+        mapping[:rows] = work.slots
+        order[:rows] = work.order
+        self.plan, self.num_rows, self.num_active_loras = work.plan, rows, active
+        self.no_lora_flag_cpu = active == 0
+        self._work, self._groups = work, None
+
+    @property
+    def groups(self) -> tuple[LoRAGroup, ...]:
+        """The step slot by slot, for operations that loop on the host. Made when first asked for."""
+        if self._groups is None:
+            self._groups = tuple(_groups(self._work))
+        return self._groups
 
 
-def _parts(buffer: Tensor, sizes: list[int]) -> list[Tensor]:
-    ends = accumulate(sizes)
-    return [buffer[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+def make_metas(
+    number: int, max_loras: int, max_num_tokens: int, device: torch.device | str
+) -> list[LoRAKernelMeta]:
+    """Metas over one Staging: filled together, they need one copy a step. All describe an empty step."""
+    if max_loras < 1 or max_num_tokens < 1:
+        raise ValueError(f"max_loras {max_loras} and max_num_tokens {max_num_tokens} must be at least 1")
+    size = sum(_sizes(max_loras, max_num_tokens))
+    staging = Staging(number * size, device)
+    metas = [LoRAKernelMeta(max_loras, max_num_tokens, staging, i * size) for i in range(number)]
+    for meta in metas:
+        meta.prepare_tensors(())
+    return metas
 
 
-def _sorted_rows(slots: _Ints, counts: _Ints, rows: int) -> _Ints:
-    """Row numbers by ascending slot, base rows last, otherwise in row order. Sorts runs, not rows."""
-    # As unsigned, -1 is the largest value.
-    order = np.argsort(slots.astype(np.uint64), kind="stable")
-    row_starts = np.cumsum(counts) - counts
-    place_starts = np.cumsum(counts[order]) - counts[order]
-    return np.repeat(row_starts[order] - place_starts, counts[order]) + np.arange(rows)
+def _sizes(max_loras: int, max_num_tokens: int) -> list[int]:
+    """Elements of items, tiles, num_tokens_per_lora, lora_token_start_loc, lora_ids, mapping, order; the
+    first two start at multiples of 4, so an entry is one aligned 16-byte load."""
+    single = min(max_num_tokens, MAX_SINGLE_ROWS)
+    items = max(single, most_pieces(max_num_tokens, max_loras, ROWS_PER_ITEM)) + SPARE_ITEMS
+    tiles = most_pieces(max_num_tokens, max_loras, ROWS_PER_TILE)
+    used = [4 * items, 4 * tiles, max_loras, max_loras + 1, max_loras, max_num_tokens]
+    padding = -(sum(used) + max_num_tokens) % 4
+    return [*used, max_num_tokens + padding]
 
 
-def _groups(indices: npt.NDArray[np.int32], slots: list[int], counts: list[int]) -> Iterable[LoRAGroup]:
+def _idle_step(sizes: list[int]) -> npt.NDArray[np.int32]:
+    """What the fields hold beyond a step's entries."""
+    items, tiles, per_lora, starts, ids, mapping, order = sizes
+    lists = np.tile(np.array([-1, 0, 0, 0], dtype=np.int32), (items + tiles) // 4)
+    fields = [(0, per_lora + starts), (-1, ids + mapping), (0, order)]
+    return np.concatenate([lists, *(np.full(size, value, dtype=np.int32) for value, size in fields)])
+
+
+def _groups(work: StepWork) -> Iterator[LoRAGroup]:
     start = 0
-    for slot, count in zip(slots, counts, strict=False):
-        rows = indices[start : start + count]
+    for slot, count in zip(work.active.tolist(), work.counts.tolist(), strict=True):
+        rows = work.order[start : start + count]
         first, last = int(rows[0]), int(rows[-1])
         # Rows of a group ascend, so their span tells whether they are neighbours.
         neighbours = last - first + 1 == count
-        yield LoRAGroup(
-            slot,
-            start,
-            count,
-            slice(first, last + 1) if neighbours else torch.from_numpy(rows.astype(np.int64)),
-        )
+        selected = slice(first, last + 1) if neighbours else torch.from_numpy(rows.astype(np.int64))
+        yield LoRAGroup(slot, start, count, selected)
         start += count

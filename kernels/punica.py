@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.launch_plan import LaunchPlan
+from kernels.meta import LoRAMapping, make_metas
 from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
@@ -24,14 +25,30 @@ class PunicaWrapperBase(ABC):
     def __init__(self, max_loras: int, max_num_tokens: int, device: torch.device | str) -> None:
         self.max_loras = max_loras
         self.device = torch.device(device)
-        self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
         # Prompt log-probabilities can send every row of a step to the head.
-        self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+        self.token_mapping_meta, self.prompt_mapping_meta = make_metas(2, max_loras, max_num_tokens, device)
 
-    def update_metadata(self, mapping: LoRAMapping) -> None:
-        """Describe the next step: once a step, before the model runs. Raises KernelArgumentError."""
-        self.token_mapping_meta.prepare_tensors(mapping.index_mapping)
-        self.prompt_mapping_meta.prepare_tensors(mapping.prompt_mapping)
+    def update_metadata(
+        self, mapping: LoRAMapping, plan: LaunchPlan | None = None, prompt_plan: LaunchPlan | None = None
+    ) -> None:
+        """Describe the next step: once a step, before the model runs. One host-to-device copy, no sync.
+
+        The plans are those of a captured graph that is to be replayed; without one the step is cut as suits
+        it. Raises KernelArgumentError, with the last step's description untouched.
+        """
+        tokens, prompt = self.token_mapping_meta, self.prompt_mapping_meta
+        work = tokens.describe(mapping.index_mapping, plan)
+        same = plan == prompt_plan and mapping.prompt_mapping == mapping.index_mapping
+        prompt_work = work if same else prompt.describe(mapping.prompt_mapping, prompt_plan)
+        host = tokens.staging.begin()
+        tokens.fill(host, work)
+        prompt.fill(host, prompt_work)
+        tokens.staging.send()
+
+    def set_slot_rank(self, slot: int, rank: int) -> None:
+        """Tell a slot's highest rank, when an adapter enters it. It steers speed only, never the result."""
+        self.token_mapping_meta.slot_ranks[slot] = rank
+        self.prompt_mapping_meta.slot_ranks[slot] = rank
 
     @abstractmethod
     def add_shrink(

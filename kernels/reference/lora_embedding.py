@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_hidden, check_rows, check_same_device, check_stack, check_table
+from kernels.checks import check_embedding
 from kernels.meta import LoRAKernelMeta
 
 
@@ -22,15 +22,7 @@ def lora_embedding(
 
     lora_expand adds the result to the embedding's output. Raises KernelArgumentError.
     """
-    check_rows(token_ids, "token_ids", meta)
-    integral = token_ids.dim() == 1 and token_ids.dtype in (torch.int32, torch.int64)
-    check(integral, "token_ids", "must be int32 or int64 [rows]")
-    check(lora_a.dim() == 3, "lora_a", "must be [max_loras, max_rank, vocab]")
-    check_stack((lora_a,), "lora_a", lora_a.shape[1], meta)
-    check_hidden(h, 1, lora_a.shape[1], meta)
-    check_table(ranks, "ranks", torch.int32, 1, meta)
-    check_table(scales, "scales", torch.float32, 1, meta)
-    check_same_device(token_ids.device, h=h, lora_a=lora_a, ranks=ranks, scales=scales)
+    check_embedding(h, token_ids, lora_a, ranks, scales, meta)
     if meta.no_lora_flag_cpu:
         return
     rank_row, scale_row = ranks[0].tolist(), scales[0].tolist()

@@ -1,11 +1,12 @@
 """Expand: rank space back into the output columns of each slice."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_hidden, check_rows, check_same_device, check_stack, check_table
+from kernels.checks import check_expand
 from kernels.meta import LoRAKernelMeta
 
 
@@ -18,6 +19,7 @@ def lora_expand(
     meta: LoRAKernelMeta,
     *,
     add_inputs: bool = True,
+    output_scale: Tensor | None = None,
 ) -> None:
     """Semantics: y[row(p), start_s:start_s + out_s] += h[s, p, :r] @ lora_b[s][slot, :r], r = ranks[s, slot].
 
@@ -29,22 +31,31 @@ def lora_expand(
     ranks          int32 [slices, max_loras]; 0: the slot has no such module
     column_starts  first column of each slice in y
     add_inputs     False overwrites an adapter row's slice instead of adding (with zeros where r is 0)
+    output_scale   float32 [max_loras, sum of out_s]: the sum is multiplied by it, where r is not 0
 
     The sum with y is formed in float32 and rounded once to y's dtype. Raises KernelArgumentError.
     """
-    max_rank = _check(y, h, lora_b, ranks, column_starts, meta)
+    check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)
+    columns_before = list(accumulate((weight.shape[2] for weight in lora_b), initial=0))
     if meta.no_lora_flag_cpu:
         return
     rank_table = ranks.tolist()
     for group in meta.groups:
         for s, (weight, start) in enumerate(zip(lora_b, column_starts, strict=True)):
-            rank = min(rank_table[s][group.slot], max_rank)
+            rank = min(rank_table[s][group.slot], weight.shape[1])
             columns = slice(start, start + weight.shape[2])
             if not add_inputs:
                 y[group.rows, columns] = 0
             if rank > 0:
                 part = h[s, group.start : group.start + group.count, :rank]
-                _add_product(y, group.rows, columns, part, weight[group.slot, :rank].float())
+                product = part, weight[group.slot, :rank].float()
+                if output_scale is None:
+                    _add_product(y, group.rows, columns, *product)
+                else:
+                    factor = output_scale[group.slot, columns_before[s] : columns_before[s + 1]]
+                    y[group.rows, columns] = ((y[group.rows, columns] + part @ product[1]) * factor).to(
+                        y.dtype
+                    )
 
 
 def _add_product(y: Tensor, rows: slice | Tensor, columns: slice, h: Tensor, weight: Tensor) -> None:
@@ -54,27 +65,3 @@ def _add_product(y: Tensor, rows: slice | Tensor, columns: slice, h: Tensor, wei
         y[rows, columns].addmm_(h, weight)  # one pass over y instead of two
     else:
         y[rows, columns] += h @ weight
-
-
-def _check(
-    y: Tensor, h: Tensor, lora_b: Sequence[Tensor], ranks: Tensor, starts: Sequence[int], meta: LoRAKernelMeta
-) -> int:
-    check_rows(y, "y", meta)
-    check(y.dim() == 2 and y.is_floating_point(), "y", "must be a floating [rows, columns]")
-    check(len(lora_b) > 0 and lora_b[0].dim() == 3, "lora_b", "must hold slices [max_loras, max_rank, out]")
-    max_rank = lora_b[0].shape[1]
-    check_stack(lora_b, "lora_b", max_rank, meta)
-    check(
-        len(starts) == len(lora_b), "column_starts", f"names {len(starts)} slices, lora_b holds {len(lora_b)}"
-    )
-    for start, weight in zip(starts, lora_b, strict=True):
-        ends = start + weight.shape[2]
-        check(
-            start >= 0 and ends <= y.shape[1],
-            "column_starts",
-            f"{start}..{ends} exceed y's {y.shape[1]} columns",
-        )
-    check_hidden(h, len(lora_b), max_rank, meta)
-    check_table(ranks, "ranks", torch.int32, len(lora_b), meta)
-    check_same_device(y.device, h=h, lora_b=lora_b[0], ranks=ranks)
-    return max_rank

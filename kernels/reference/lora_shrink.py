@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_hidden, check_rows, check_same_device, check_stack, check_table
+from kernels.checks import check_shrink
 from kernels.meta import LoRAKernelMeta
 
 
@@ -24,33 +24,14 @@ def lora_shrink(
 
     Products are summed in float32 and the scale applied to the float32 sum. Raises KernelArgumentError.
     """
-    max_rank = _check(h, x, lora_a, ranks, scales, meta)
+    check_shrink(h, x, lora_a, ranks, scales, meta)
     if meta.no_lora_flag_cpu:
         return
     rank_table, scale_table = ranks.tolist(), scales.tolist()
     for group in meta.groups:
         rows = x[group.rows].float()
         for s, weight in enumerate(lora_a):
-            rank = min(rank_table[s][group.slot], max_rank)
+            rank = min(rank_table[s][group.slot], weight.shape[1])
             if rank > 0:
                 out = h[s, group.start : group.start + group.count, :rank]
                 torch.mul(rows @ weight[group.slot, :rank].float().T, scale_table[s][group.slot], out=out)
-
-
-def _check(
-    h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
-) -> int:
-    check_rows(x, "x", meta)
-    check(x.dim() == 2 and x.is_floating_point(), "x", "must be a floating [rows, in]")
-    check(len(lora_a) > 0 and lora_a[0].dim() == 3, "lora_a", "must hold slices [max_loras, max_rank, in]")
-    max_rank = lora_a[0].shape[1]
-    check_stack(lora_a, "lora_a", max_rank, meta)
-    for index, weight in enumerate(lora_a):
-        check(
-            weight.shape[2] == x.shape[1], f"lora_a[{index}]", f"has width {weight.shape[2]}, x {x.shape[1]}"
-        )
-    check_hidden(h, len(lora_a), max_rank, meta)
-    check_table(ranks, "ranks", torch.int32, len(lora_a), meta)
-    check_table(scales, "scales", torch.float32, len(lora_a), meta)
-    check_same_device(x.device, h=h, lora_a=lora_a[0], ranks=ranks, scales=scales)
-    return max_rank

@@ -6,16 +6,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Triton's interpreter multiplies bfloat16 wrongly: that dtype is for the GPU.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+
 
 @dataclass(frozen=True)
 class Stack:
     """Per slice: A [slots, max_rank, in] and B [slots, max_rank, out_s], views of one NaN-filled arena."""
 
+    arena: Tensor
     lora_a: list[Tensor]
     lora_b: list[Tensor]
     ranks: Tensor
     scales: Tensor
     column_starts: list[int]
+
+    def to(self, device: str) -> "Stack":
+        """The same on another device: still views of one arena with NaN where nothing may be read."""
+        arena = self.arena.to(device)
+        views = [
+            [arena.as_strided(w.shape, w.stride(), w.storage_offset()) for w in weights]
+            for weights in (self.lora_a, self.lora_b)
+        ]
+        return Stack(arena, *views, self.ranks.to(device), self.scales.to(device), self.column_starts)
 
     def delta(self, row: Tensor, slot: int, columns: int) -> Tensor:
         """float64 [columns]: what the slot adds to one row's output; slot -1 adds nothing."""
@@ -50,7 +64,7 @@ def make_stack(
         starts.append(column + 3)
         offset, column = offset + max_rank * (in_features + width), column + 3 + width
     scales = torch.rand(len(widths), slots) + 0.5
-    return Stack(lora_a, lora_b, torch.tensor(ranks, dtype=torch.int32), scales, starts)
+    return Stack(arena, lora_a, lora_b, torch.tensor(ranks, dtype=torch.int32), scales, starts)
 
 
 def row_slots(runs: Sequence[tuple[int, int]]) -> list[int]:

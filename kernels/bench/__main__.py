@@ -1,0 +1,66 @@
+"""python -m kernels.bench OP --json FILE [--peer DIR] [--peer-tuned DIR], or: plot FILE --png FILE."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kernels.bench import host_cost, lora_linear, mixed_ranks
+from kernels.bench.plot import plot
+from kernels.bench.table import table
+
+OPS = ("lora_linear", "mixed_ranks", "host_cost")
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if args.op == "plot":
+        plot(json.loads(args.json.read_text()), args.png)
+        return
+    about, rows = _about(args.revision), list[dict[str, Any]]()
+    for row in _run(args):
+        rows.append(row)
+        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    sys.stdout.write(table(rows))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
+    parser.add_argument("op", choices=[*OPS, "plot"])
+    parser.add_argument("--json", type=Path, required=True, help="where results go, or (plot) come from")
+    parser.add_argument("--png", type=Path, help="where the plot goes")
+    parser.add_argument("--revision", help="what is measured, where the folder is no git checkout")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
+    parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
+    parser.add_argument("--peer-tuned", type=Path, help="folder of its tuned kernel configurations (rank 16)")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    if args.op == "mixed_ranks":
+        return mixed_ranks.run()
+    if args.op == "host_cost":
+        return host_cost.run()
+    options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)
+    return lora_linear.run(options)
+
+
+def _about(revision: str | None) -> dict[str, str]:
+    import torch
+    import triton
+
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "git": revision or head.stdout.strip(),
+        "command": " ".join(["python -m kernels.bench", *sys.argv[1:]]),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Host time of a step: describing it, and one eager add_lora_linear with all checks."""
+
+import random
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet
+from kernels.meta import LoRAMapping
+from kernels.punica_gpu import PunicaWrapperGPU
+
+
+def run() -> list[dict[str, Any]]:
+    """Rows (op, case, us of a call on its own, us of one of 20 that follow each other)."""
+    slots = [index % MAX_LORAS for index in range(256)]
+    random.Random(0).shuffle(slots)
+    decode = tuple((slot, 1) for slot in slots)
+    prefill = tuple((slot, 128) for slot in range(MAX_LORAS))
+    last_rows = tuple((slot, 1) for slot in range(MAX_LORAS))
+    punica = PunicaWrapperGPU(MAX_LORAS, 8192, "cuda")
+    rows = [
+        _row(
+            "update_metadata, 256 shuffled rows",
+            _update(punica, LoRAMapping(decode, decode[:-1] + decode[-1:])),
+        ),
+        _row("update_metadata, 8192 rows in 64 runs", _update(punica, LoRAMapping(prefill, last_rows))),
+    ]
+    for layer in LAYERS[1:3]:
+        rows.append(_row(f"add_lora_linear, {layer.name}, 64 rows", _linear(punica, layer)))
+    return rows
+
+
+def _row(case: str, call: Callable[[], None]) -> dict[str, Any]:
+    return {"op": "host_cost", "case": case, "host_us": _host_us(call, 1), "one_of_20_us": _host_us(call, 20)}
+
+
+def _update(punica: PunicaWrapperGPU, mapping: LoRAMapping) -> Callable[[], None]:
+    return lambda: punica.update_metadata(mapping)
+
+
+def _linear(punica: PunicaWrapperGPU, layer: Layer) -> Callable[[], None]:
+    punica.update_metadata(LoRAMapping(tuple((slot, 1) for slot in range(MAX_LORAS)), ()))
+    weights = WeightSet.random(layer, 16)
+    slices = len(layer.slices)
+    ranks = torch.full((slices, MAX_LORAS), 16, dtype=torch.int32, device="cuda")
+    scales = torch.ones(slices, MAX_LORAS, device="cuda")
+    x = torch.randn(64, layer.width, device="cuda", dtype=torch.bfloat16)
+    y = torch.zeros(64, layer.columns, device="cuda", dtype=torch.bfloat16)
+    starts = [sum(layer.slices[:index]) for index in range(slices)]
+    return lambda: punica.add_lora_linear(y, x, weights.lora_a, weights.lora_b, ranks, scales, starts)
+
+
+def _host_us(call: Callable[[], None], calls: int, rounds: int = 50) -> float:
+    """Median over rounds that each begin with an idle device."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) * 1e6 / calls)
+    return median(times)

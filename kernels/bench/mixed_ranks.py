@@ -1,0 +1,56 @@
+"""What one high rank costs the others: 63 tokens of rank 8 and one of rank 256, against 64 of rank 8."""
+
+from typing import Any
+
+from torch import Tensor
+
+from kernels.bench.inputs import (
+    LAYERS,
+    MAX_LORAS,
+    Case,
+    Layer,
+    WeightSet,
+    base_weights,
+    make_case,
+    weight_sets,
+)
+from kernels.bench.lora_linear import ours
+from kernels.bench.timing import time_calls
+from kernels.work_list import Run
+
+HIGH, LOW, TOKENS = 256, 8, 64
+
+
+def run() -> list[dict[str, Any]]:
+    """Rows (op, layer, case, ours_us). Slots hold up to rank 256, but for `small_slots` up to 8."""
+    rows = []
+    for layer in LAYERS:
+        bases = base_weights(layer)
+        for max_rank in (LOW, HIGH):
+            weights = weight_sets(layer, max_rank)
+            for name, runs, high in _cases(max_rank):
+                case = _case(layer, runs, high, weights, bases)
+                (us,) = time_calls([(ours(case), 16 * len(weights))], rounds=25)
+                rows.append({"op": "mixed_ranks", "layer": layer.name, "case": name, "ours_us": us})
+    return rows
+
+
+def _cases(max_rank: int) -> list[tuple[str, list[Run], bool]]:
+    distinct = [(slot, 1) for slot in range(TOKENS)]
+    if max_rank == LOW:
+        return [("distinct_low_small_slots", distinct, False)]
+    shared = [(0, TOKENS - 1), (TOKENS - 1, 1)]
+    return [
+        ("distinct_low", distinct, False),
+        ("distinct_one_high", distinct, True),
+        ("shared_low", shared, False),
+        ("shared_one_high", shared, True),
+    ]
+
+
+def _case(layer: Layer, runs: list[Run], high: bool, weights: list[WeightSet], bases: list[Tensor]) -> Case:
+    ranks = [LOW] * (MAX_LORAS - 1) + [HIGH if high else LOW]
+    case = make_case(layer, TOKENS, MAX_LORAS, ranks, weights, bases)
+    for meta in case.metas:
+        meta.prepare_tensors(runs)
+    return case

@@ -1,0 +1,238 @@
+"""Expand on the GPU: rank space back into output columns. The truth is kernels/reference/lora_expand.py."""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.checks import check, check_expand, check_hidden_block, check_launchable, check_rows
+from kernels.device import (
+    has_dependent_launch,
+    let_next_kernel_start,
+    load_item,
+    load_rows,
+    of_slice,
+    wait_for_former_kernel,
+)
+from kernels.launch import Launch, row_signature, signature
+from kernels.launch_plan import MAX_SLICES, PARTS
+from kernels.meta import LoRAKernelMeta
+from kernels.tuning import ExpandConfig, expand_config
+
+# A part's tile: 128 bytes of 2-byte columns, so whole cache lines, and ranks enough to need few turns.
+_NARROW = 64
+_PART_RANKS = 128
+
+
+@triton.jit
+def _load_b(b, b_stride, r, n, rank, width):
+    valid = (r < rank)[:, None] & (n < width)[None, :]
+    return tl.load(b + r[:, None] * b_stride + n[None, :], mask=valid, other=0.0)
+
+
+@triton.jit
+def _load_h(
+    h, s, start, count, r, rank, num_rows,
+    SLICES: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The sum of shrink's splits, in their order: [ranks] for one-row items, else [ROWS, ranks]."""
+    base = h + (s.to(tl.int64) * num_rows + start) * MAX_RANK
+    split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
+    if ROWS == 1:
+        places = base + r
+        valid = r < rank
+    else:
+        place = tl.arange(0, ROWS)
+        places = base + place[:, None] * MAX_RANK + r[None, :]
+        valid = (place < count)[:, None] & (r < rank)[None, :]
+    total = tl.load(places, mask=valid, other=0.0)
+    for i in tl.static_range(1, SPLIT):
+        total += tl.load(places + i * split_stride, mask=valid, other=0.0)
+    return total
+
+
+@triton.jit
+def _add_product(acc, h, b, ROWS: tl.constexpr):
+    """acc += h @ b; acc is [columns] for one-row items, else [ROWS, columns]."""
+    if ROWS == 1:
+        return acc + tl.sum(h[:, None] * b.to(tl.float32), 0)
+    else:
+        return tl.dot(h.to(b.dtype), b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _expand_tile(
+    y, h, b, output_scale, order, start, count, s, first, width, column_start, rank, num_rows,
+    y_stride, b_stride,
+    SLICES: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
+    HAS_OUTPUT_SCALE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Columns [first, first + BLOCK_N) of one slice for one item's rows. B is on its way before the wait."""
+    n = first + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, BLOCK_RANK)
+    b_tile = _load_b(b, b_stride, r, n, rank, width)
+    rows = load_rows(order, start, count, ROWS)
+    # Rank 0 adds nothing and has no output scale: the product stays zero.
+    scaled_width = tl.where(rank > 0, width, 0)
+    wait_for_former_kernel(PDL)
+    if ROWS == 1:
+        acc = tl.zeros([BLOCK_N], dtype=tl.float32)
+        places = y + rows * y_stride + column_start + n
+        valid = n < width
+        factors = output_scale + n
+        scaled = n < scaled_width
+    else:
+        acc = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
+        places = y + (rows * y_stride)[:, None] + (column_start + n)[None, :]
+        valid = (tl.arange(0, ROWS) < count)[:, None] & (n < width)[None, :]
+        factors = output_scale + n[None, :]
+        scaled = (n < scaled_width)[None, :]
+    h_tile = _load_h(h, s, start, count, r, rank, num_rows, SLICES, SPLIT, MAX_RANK, ROWS)
+    if ADD_INPUTS:
+        before = tl.load(places, mask=valid, other=0.0)
+    acc = _add_product(acc, h_tile, b_tile, ROWS)
+    for block in range(BLOCK_RANK, rank, BLOCK_RANK):
+        h_tile = _load_h(h, s, start, count, block + r, rank, num_rows, SLICES, SPLIT, MAX_RANK, ROWS)
+        acc = _add_product(acc, h_tile, _load_b(b, b_stride, block + r, n, rank, width), ROWS)
+    if ADD_INPUTS:
+        acc += before.to(tl.float32)
+    if HAS_OUTPUT_SCALE:
+        acc *= tl.load(factors, mask=scaled, other=0.0)
+    tl.store(places, acc.to(y.dtype.element_ty), mask=valid)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def expand_kernel(
+    y, h, b0, b1, b2, ranks, output_scale, work, order,
+    num_rows, y_stride, slot_stride, b_stride0, b_stride1, b_stride2, scale_stride,
+    WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
+    START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
+    SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, NARROW: tl.constexpr, PART_RANKS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
+    HAS_OUTPUT_SCALE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (column tile, entry); the tiles of all slices follow each other.
+
+    A part of a high-rank item takes NARROW of the tile's columns and PART_RANKS at once; spare parts idle.
+    """
+    let_next_kernel_start(PDL)
+    tile, entry = tl.program_id(0), tl.program_id(1)
+    slot, start, count, part = load_item(work, entry, num_rows, MAX_LORAS)
+    TILES0: tl.constexpr = (WIDTH0 + BLOCK_N - 1) // BLOCK_N
+    TILES1: tl.constexpr = TILES0 + (WIDTH1 + BLOCK_N - 1) // BLOCK_N
+    s = (tile >= TILES0).to(tl.int32) + (tile >= TILES1).to(tl.int32)
+    first = (tile - of_slice(s, 0, TILES0, TILES1, 3)) * BLOCK_N
+    width = of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
+    rank = tl.load(ranks + s * MAX_LORAS + slot, mask=count > 0, other=0)
+    rank = tl.minimum(rank, MAX_RANK)
+    skip = (count == 0) | ((rank <= 0) & ADD_INPUTS)
+    if PARTS > 1:
+        skip = skip | (first + part * NARROW >= width) | (part * NARROW >= BLOCK_N)
+    if skip:
+        wait_for_former_kernel(PDL)
+        return
+
+    b = of_slice(s, b0, b1, b2, SLICES) + slot.to(tl.int64) * slot_stride
+    b_stride = of_slice(s, b_stride0, b_stride1, b_stride2, SLICES)
+    column_start = of_slice(s, START0, START1, START2, SLICES)
+    factors = output_scale + slot.to(tl.int64) * scale_stride + of_slice(s, 0, WIDTH0, WIDTH0 + WIDTH1, 3)
+    if PARTS > 1:
+        if part >= 0:
+            end = tl.minimum(first + (part + 1) * NARROW, width)
+            _expand_tile(
+                y, h, b, factors, order, start, count, s, first + part * NARROW, end, column_start, rank,
+                num_rows, y_stride, b_stride, SLICES, SPLIT, MAX_RANK, ROWS, PART_RANKS, NARROW, ADD_INPUTS,
+                HAS_OUTPUT_SCALE, PDL,
+            )  # fmt: skip
+            return
+    _expand_tile(
+        y, h, b, factors, order, start, count, s, first, width, column_start, rank, num_rows, y_stride,
+        b_stride, SLICES, SPLIT, MAX_RANK, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, HAS_OUTPUT_SCALE, PDL,
+    )  # fmt: skip
+
+
+def lora_expand(
+    y: Tensor,
+    h: Tensor,
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    column_starts: Sequence[int],
+    meta: LoRAKernelMeta,
+    *,
+    add_inputs: bool = True,
+    output_scale: Tensor | None = None,
+    config: ExpandConfig | None = None,
+) -> None:
+    """Semantics: y[row(p), start_s:start_s + out_s] += h[s, p, :r] @ lora_b[s][slot, :r], r = ranks[s, slot].
+
+    p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot.
+
+    y              floating [rows, columns], changed in place; base rows and other columns are untouched
+    h              float32 [slices, rows, max_rank] or [splits, slices, rows, max_rank], whose sum counts
+    lora_b         up to 3 rank-major slices [max_loras, max_rank, out_s] of one arena; a row >= r is never
+                   read
+    ranks          int32 [slices, max_loras], contiguous; 0: the slot has no such module
+    column_starts  first column of each slice in y
+    add_inputs     False overwrites an adapter row's slice instead of adding (with zeros where r is 0)
+    output_scale   float32 [max_loras, sum of out_s]: the sum is multiplied by it, where r is not 0
+    config         block sizes. None: the tuned ones for this step
+
+    On sm_90 weights, ranks, scales and metadata are read while the kernel before may still run
+    (`let_next_kernel_start` says who must not write them).
+    One-row items use h in float32, others in lora_b's dtype; sums are float32, rounded once to y's dtype.
+    Raises KernelArgumentError.
+    """
+    slices = len(lora_b)
+    check(slices > 0, "lora_b", "holds no slice")
+    config = config or expand_config(meta.plan, lora_b[0].element_size())
+    splits = h.shape[0] if h.dim() == 4 else 1
+    tables = (ranks,) if output_scale is None else (ranks, output_scale)
+    form = (config, splits, meta.plan.parts, add_inputs, tuple(column_starts))
+    key = ("expand", form, row_signature(y), signature(*lora_b, *tables))
+    launch = meta.launches.get(key)
+    if launch is None:
+        check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)
+        check_launchable("lora_b", lora_b, y=y, ranks=ranks)
+        launch = meta.launches[key] = _launch(
+            config, splits, add_inputs, column_starts, lora_b, meta, *tables
+        )
+    check_rows(y, "y", meta)
+    check_hidden_block(h, lora_b[0], slices, meta)
+    if meta.plan.items == 0:
+        return
+    first, second, third = lora_b[0], lora_b[min(1, slices - 1)], lora_b[slices - 1]
+    tiles = sum(-(-weight.shape[2] // config.block_n) for weight in lora_b)
+    scale, scale_stride = (ranks, 0) if output_scale is None else (output_scale, output_scale.stride(0))
+    launch(
+        (tiles, meta.plan.items), y, h, first, second, third, ranks, scale, meta.items,
+        meta.token_indices_sorted_by_lora_ids, meta.num_rows, y.stride(0), first.stride(0), first.stride(1),
+        second.stride(1), third.stride(1), scale_stride,
+    )  # fmt: skip
+
+
+def _launch(
+    config: ExpandConfig,
+    splits: int,
+    add_inputs: bool,
+    column_starts: Sequence[int],
+    lora_b: Sequence[Tensor],
+    meta: LoRAKernelMeta,
+    ranks: Tensor,
+    output_scale: Tensor | None = None,
+) -> Launch:
+    missing = [0] * (MAX_SLICES - len(lora_b))
+    widths, starts = [weight.shape[2] for weight in lora_b] + missing, [*column_starts, *missing]
+    pdl = has_dependent_launch(ranks.device)
+    constants = {
+        **{f"WIDTH{s}": width for s, width in enumerate(widths)},
+        **{f"START{s}": start for s, start in enumerate(starts)},
+        "SLICES": len(lora_b), "MAX_LORAS": meta.max_loras, "MAX_RANK": lora_b[0].shape[1], "SPLIT": splits,
+        "PARTS": PARTS if meta.plan.parts else 1, "NARROW": min(_NARROW, config.block_n),
+        "PART_RANKS": _PART_RANKS, "ROWS": config.rows, "BLOCK_RANK": config.block_rank,
+        "BLOCK_N": config.block_n, "ADD_INPUTS": add_inputs, "HAS_OUTPUT_SCALE": output_scale is not None,
+        "PDL": pdl,
+    }  # fmt: skip
+    return Launch(expand_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})

@@ -1,0 +1,75 @@
+"""The Triton form of the step's LoRA work. Needs triton; kernels/punica.py holds the contract."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.lora_embedding import lora_embedding
+from kernels.lora_expand import lora_expand
+from kernels.lora_shrink import lora_shrink
+from kernels.meta import LoRAKernelMeta
+from kernels.punica import PunicaWrapperBase
+from kernels.tuning import shrink_config
+
+
+class PunicaWrapperGPU(PunicaWrapperBase):
+    """The Triton kernels: two launches a layer, whose cost follows the rows and ranks that are there."""
+
+    def add_shrink(
+        self, h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor
+    ) -> None:
+        lora_shrink(h, x, lora_a, ranks, scales, self.token_mapping_meta)
+
+    def add_expand(
+        self,
+        y: Tensor,
+        h: Tensor,
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        column_starts: Sequence[int],
+        *,
+        add_inputs: bool = True,
+    ) -> None:
+        lora_expand(y, h, lora_b, ranks, column_starts, self.token_mapping_meta, add_inputs=add_inputs)
+
+    def add_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+    ) -> None:
+        add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
+
+    def add_lora_embedding(
+        self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
+    ) -> None:
+        h = torch.empty((1, len(token_ids), lora_a.shape[1]), dtype=torch.float32, device=y.device)
+        lora_embedding(h, token_ids, lora_a, ranks, scales, self.token_mapping_meta)
+        lora_expand(y, h, (lora_b,), ranks, (0,), self.token_mapping_meta)
+
+    def add_lora_logits(
+        self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
+    ) -> None:
+        add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+
+
+def add_pair(
+    y: Tensor,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    scales: Tensor,
+    column_starts: Sequence[int],
+    meta: LoRAKernelMeta,
+) -> None:
+    config = shrink_config(meta.plan, len(lora_a), x.shape[-1], x.element_size())
+    shape = (len(lora_a), x.shape[0], lora_a[0].shape[1])
+    h = torch.empty(shape if config.final else (config.split, *shape), dtype=torch.float32, device=x.device)
+    lora_shrink(h, x, lora_a, ranks, scales, meta, config)
+    lora_expand(y, h, lora_b, ranks, column_starts, meta)

@@ -1,0 +1,42 @@
+"""One int32 device buffer that the host refills once a step with one copy."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+class Staging:
+    """A device buffer and its host side. On the CPU both are the same memory.
+
+    On a GPU two pinned buffers take turns, so the copy is asynchronous and the host never waits for the step
+    that runs now, only (in `begin`) for the copy of the step before it.
+    """
+
+    def __init__(self, size: int, device: torch.device | str) -> None:
+        self.device_buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        on_gpu = self.device_buffer.is_cuda
+        self._hosts = (
+            [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+            if on_gpu
+            else [self.device_buffer]
+        )
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if on_gpu else []  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def begin(self) -> npt.NDArray[np.int32]:
+        """The host buffer to fill now. What it holds is older than the last step's: write every field."""
+        self._turn = (self._turn + 1) % len(self._hosts)
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        return self._arrays[self._turn]
+
+    def send(self) -> None:
+        """Copy what was filled to the device, in the current stream's order."""
+        if self._copied:
+            self.device_buffer.copy_(self._hosts[self._turn], non_blocking=True)
+            self._copied[self._turn].record()
+
+    def part(self, start: int, size: int) -> Tensor:
+        return self.device_buffer[start : start + size]

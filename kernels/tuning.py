@@ -1,0 +1,142 @@
+"""Block sizes of the kernels, by the form of the step and the layer's sizes.
+
+Measured on one H100 80GB HBM3 (triton 3.6, bfloat16, CUDA graphs) with the layers of Llama-3.1-8B; every
+figure is us of one layer's shrink and expand. (tokens, adapters) names a point.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
+
+# Above this many inputs (down_proj) K gets more programs.
+_WIDE = 8192
+# From here on an entry list alone fills the card's 132 multiprocessors a few times.
+_MANY_ENTRIES = 32
+# Bytes that one program can have on an H100.
+_SHARED_MEMORY = 227 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkConfig:
+    """rows: 1, 16 or 64, the height of an entry; fused: one program computes all slices (64-row tiles).
+
+    final: the last program of an entry adds up the splits; else expand does.
+    """
+
+    rows: int
+    block_rank: int
+    block_k: int
+    split: int
+    final: bool
+    num_warps: int
+    num_stages: int
+
+    @property
+    def fused(self) -> bool:
+        return self.rows == ROWS_PER_TILE
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandConfig:
+    rows: int
+    block_rank: int
+    block_n: int
+    num_warps: int
+
+
+@lru_cache(maxsize=1024)
+def shrink_config(
+    plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
+) -> ShrinkConfig:
+    """For a layer of `slices` slices over `width` inputs. final: h must hold the sum, not the splits."""
+    if plan.tiles:
+        return _shrink_tiles(plan, slices, width, element_size)
+    if plan.rows_per_item == 1:
+        return _shrink_single(plan, width, final)
+    return _shrink_shared(plan, slices, width, element_size)
+
+
+def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
+    if plan.block_rank >= 64:
+        # qkv, rank 64: 54.4 at (64, 64), 6.9 at (1, 1); 1024 inputs a program 57.6 and 7.8.
+        block_k, num_warps = 256, 2
+    elif plan.block_rank == 32:
+        block_k, num_warps = 1024, 8
+    elif width > _WIDE:
+        # down: 16.6 at (64, 64) and 4.7 at (8, 8); 2048 inputs a program 18 and 4.9.
+        block_k, num_warps = 1024, 4
+    elif plan.block_rank == 8 and plan.items >= _MANY_ENTRIES:
+        # o: 5.3 at (64, 64) with 1024 inputs a program, 5.8 with 2048.
+        block_k, num_warps = 1024, 4
+    else:
+        # Two splits of 2048: qkv 14.9 at (64, 64) with 8 warps, 15.6 with 4; 3.7 and 3.8 at (8, 8).
+        block_k, num_warps = 2048, 8 if plan.items >= _MANY_ENTRIES else 4
+    split = -(-width // block_k)
+    # Few splits are added up by expand: qkv 14.9 at (64, 64), 15.6 where shrink finishes h.
+    return ShrinkConfig(1, plan.block_rank, block_k, split, final or split > 4, num_warps, 2)
+
+
+def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    if plan.items >= _MANY_ENTRIES:
+        # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
+        block_k, split, stages = {1: 512, 2: 256}.get(slices, 128), 4, 3
+    elif width > _WIDE:
+        # down: 5.7 at (64, 1), 6.8 at (64, 8); 8 splits 6.5 and 7.7.
+        block_k, split, stages = 512, 16, 3
+    elif slices > 2:
+        # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7.
+        block_k, split, stages = 512, 4, 3
+    else:
+        # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6.
+        block_k, split, stages = 512, 8, 2
+    block_k = _fitting(block_k, ROWS_PER_ITEM + block_rank, element_size, stages)
+    return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), True, 4, stages)
+
+
+def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    columns = block_rank * (4 if slices == 3 else slices)
+    block_k = _fitting(128, ROWS_PER_TILE + columns, element_size, stages=4)
+    # K=4096: 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120); down twice as many.
+    split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE else 1)
+    return ShrinkConfig(
+        ROWS_PER_TILE, block_rank, block_k, _fit(split, width, block_k), True, 8 if columns > 128 else 4, 4
+    )
+
+
+def _fitting(block_k: int, lines: int, element_size: int, stages: int) -> int:
+    """The largest step of K whose stages, and the step before them, fit a multiprocessor's shared memory."""
+    while block_k * lines * element_size * (stages + 1) > _SHARED_MEMORY:
+        block_k //= 2
+    return block_k
+
+
+def _fit(split: int, width: int, block_k: int) -> int:
+    return max(1, min(split, -(-width // block_k)))
+
+
+@lru_cache(maxsize=1024)
+def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
+    if plan.rows_per_item == 1:
+        # 256 columns a warp. Rank 64: 32 ranks at once 53.8 at (64, 64), 64 at once 9.8 at (8, 8) (qkv).
+        most_ranks = 32 if plan.items >= _MANY_ENTRIES else 64
+        return ExpandConfig(1, min(plan.block_rank, most_ranks), 512, 2)
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    block_n, num_warps = _shared_columns(plan)
+    return ExpandConfig(ROWS_PER_ITEM, block_rank, block_n if element_size == 2 else 64, num_warps)
+
+
+def _shared_columns(plan: LaunchPlan) -> tuple[int, int]:
+    if plan.block_rank >= 64:
+        # qkv: 244 at (8192, 8) with 8 warps, 263 with 4; 13.1 at (64, 8) with 4, 14.7 with 256 columns.
+        return 512, 8 if plan.tiles else 4
+    if plan.parts:
+        # Few wide tiles: half of a high-rank item's parts find columns in them, in narrow ones an eighth.
+        return 512, 4
+    if plan.tiles or plan.items >= _MANY_ENTRIES:
+        # gate_up: 373 at (8192, 8), 385 with 512 or 128 columns; 49.2 at (256, 64), 53.0 with 128.
+        return 256, 4
+    # gate_up: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.
+    return 128, 4

@@ -1,0 +1,66 @@
+"""Compile every kernel for cards that are not here: python compile_ahead.py ARCH; prints a line a kernel."""
+
+import sys
+from collections.abc import Iterator
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.launch_plan import PARTS
+from kernels.lora_embedding import embedding_kernel
+from kernels.lora_expand import expand_kernel
+from kernels.lora_shrink import shrink_kernel
+
+POINTERS = {
+    "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
+    "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
+    "offset1": "i64", "offset2": "i64",
+}  # fmt: skip
+COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
+SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
+EXPAND = {
+    **COMMON, "WIDTH0": 4096, "WIDTH1": 1024, "WIDTH2": 1024, "START0": 0, "START1": 4096, "START2": 5120,
+    "SLICES": 3, "HAS_OUTPUT_SCALE": False, "ADD_INPUTS": True, "NARROW": 64, "PART_RANKS": 128,
+}  # fmt: skip
+
+
+def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
+    """(name, kernel, constants, warps): each body of each kernel."""
+    one_row = {"FUSED": 1, "ROWS": 1, "BLOCK_RANK": 8, "BLOCK_K": 1024, "SPLIT": 4, "FINALISE": False}
+    shared = {"FUSED": 1, "ROWS": 16, "BLOCK_RANK": 16, "BLOCK_K": 256, "SPLIT": 16, "FINALISE": True}
+    tiles = {"FUSED": 4, "ROWS": 64, "BLOCK_RANK": 16, "BLOCK_K": 128, "SPLIT": 2, "FINALISE": True}
+    for name, body in (("one row", one_row), ("shared", shared), ("tiles", tiles)):
+        yield f"shrink {name}", shrink_kernel, {**SHRINK, **body}, 4
+    one_row = {"ROWS": 1, "SPLIT": 4, "BLOCK_RANK": 16, "BLOCK_N": 1024}
+    shared = {"ROWS": 16, "SPLIT": 1, "BLOCK_RANK": 16, "BLOCK_N": 128}
+    overwrite = {**shared, "ADD_INPUTS": False, "HAS_OUTPUT_SCALE": True}
+    for name, body in (("one row", one_row), ("shared", shared), ("overwrite, scaled", overwrite)):
+        yield f"expand {name}", expand_kernel, {**EXPAND, **body}, 4
+    gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
+    yield "embedding", embedding_kernel, gather, 2
+
+
+def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
+    constants = {**constants, "PDL": arch >= 90}
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        strides = name.endswith("stride") or name.startswith("b_stride")
+        integer = "i32" if strides or name in ("num_rows", "vocab") else f"*{element}"
+        signature[name] = POINTERS.get(name, integer)
+        if name not in ("num_rows", "vocab"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": warps, "launch_pdl": arch >= 90}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+if __name__ == "__main__":
+    for name, kernel, constants, warps in cases():
+        # float32 takes another path through the dot; one body shows it.
+        for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
+            compiled = compile_case(kernel, constants, warps, int(sys.argv[1]), element)
+            sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}\n")

@@ -1,0 +1,25 @@
+"""Every kernel compiles for the cards that are served, also where there is none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("arch", ["80", "90"])
+def test_every_kernel_compiles(arch: str, tmp_path: Path) -> None:
+    # A process of its own: this one's kernels may be interpreted.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, str(Path(__file__).with_name("compile_ahead.py")), arch]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 9

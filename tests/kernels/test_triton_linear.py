@@ -1,0 +1,160 @@
+"""The Triton pair against float64, row by row: in Triton's interpreter, or on the GPU where there is one."""
+
+import pytest
+import torch
+
+from kernels.launch_plan import PARTS, LaunchPlan
+from kernels.meta import LoRAMapping
+from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.work_list import Run
+from tests.kernels.stack import DEVICE, DTYPES, Stack, make_stack, row_slots
+
+RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 48, 64]
+STEPS: dict[str, list[Run]] = {
+    "one token": [(7, 1)],
+    "distinct": [(slot, 1) for slot in range(10)],
+    "distinct shuffled, base between": [(3, 1), (-1, 1), (9, 1), (0, 1), (-1, 2), (7, 1), (1, 1)],
+    "identical": [(4, 33)],
+    "zipf": [(slot, 40 // (slot + 1)) for slot in range(10)],
+    "skewed": [(0, 40), *((slot, 1) for slot in range(1, 10))],
+    "ABAB": [(0, 1), (1, 7), (0, 16), (1, 33)],
+    "A-B-A": [(2, 16), (-1, 7), (3, 1), (-1, 1), (2, 33)],
+    "no adapter": [(-1, 9)],
+    "zero rows": [],
+}
+# Of the largest output: one rounding of y, and of h where it enters a matrix product.
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+def make_wrapper(stack: Stack, max_rows: int = 600) -> PunicaWrapperGPU:
+    punica = PunicaWrapperGPU(stack.ranks.shape[1], max_rows, DEVICE)
+    for slot, rank in enumerate(stack.ranks.amax(0).tolist()):
+        punica.set_slot_rank(slot, rank)
+    return punica
+
+
+def step(punica: PunicaWrapperGPU, runs: list[Run], plan: LaunchPlan | None = None) -> None:
+    punica.update_metadata(LoRAMapping(tuple(runs), tuple(runs)), plan, plan)
+
+
+def check_linear(stack: Stack, runs: list[Run], punica: PunicaWrapperGPU, columns: int = 70) -> torch.Tensor:
+    """Compares, and returns what was computed."""
+    dtype, slots = stack.arena.dtype, row_slots(runs)
+    x, y = (
+        torch.randn(len(slots), stack.lora_a[0].shape[2]).to(dtype),
+        torch.randn(len(slots), columns).to(dtype),
+    )
+    there, moved = stack.to(DEVICE), y.clone().to(DEVICE)
+    punica.add_lora_linear(
+        moved, x.to(DEVICE), there.lora_a, there.lora_b, there.ranks, there.scales, stack.column_starts
+    )
+    got = moved.cpu()
+    for row, slot in enumerate(slots):
+        expected = y[row].double() + stack.delta(x[row], slot, columns)
+        bound = TOLERANCE[dtype] * (1 + expected.abs().max().item())
+        torch.testing.assert_close(got[row].double(), expected, rtol=0, atol=bound)
+        assert slot >= 0 or torch.equal(got[row], y[row])
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("runs", STEPS.values(), ids=STEPS.keys())
+def test_equals_the_row_by_row_answer_for_mixed_ranks(runs: list[Run], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    stack = make_stack([RANKS, RANKS[::-1], [0, 64] * 5], 300, [40, 8, 9], max_rank=64, dtype=dtype)
+    punica = make_wrapper(stack)
+    step(punica, runs)
+    check_linear(stack, runs, punica)
+
+
+def test_prefill_tiles_of_all_slices() -> None:
+    torch.manual_seed(0)
+    stack = make_stack([[3, 16], [16, 1], [0, 9]], 130, [40, 8, 9], max_rank=16)
+    punica, runs = make_wrapper(stack), [(1, 300), (-1, 20), (0, 230)]
+    step(punica, runs)
+    assert punica.token_mapping_meta.plan.tiles == 9
+    check_linear(stack, runs, punica)
+
+
+@pytest.mark.parametrize(
+    "others", [[(slot, 1) for slot in range(5)], [(1, 21), (0, 2)]], ids=["distinct", "shared"]
+)
+def test_one_high_rank_among_low_ones_is_cut_into_parts(others: list[Run]) -> None:
+    torch.manual_seed(0)
+    ranks = [8, 7, 8, 3, 8, 200]
+    stack = make_stack([ranks, ranks], 70, [1100, 30], max_rank=256)
+    punica, runs = make_wrapper(stack), [*others, (5, 1)]
+    step(punica, runs)
+    entries = punica.token_mapping_meta.items.tolist()
+    assert [(slot, part) for slot, _, _, part in entries[:PARTS]] == [(5, part) for part in range(PARTS)]
+    assert entries[PARTS][3] == -1
+    check_linear(stack, runs, punica, columns=1140)
+
+
+def test_without_rank_hints_every_rank_is_still_right() -> None:
+    torch.manual_seed(0)
+    stack = make_stack([[256, 1, 100]], 40, [50], max_rank=256)
+    punica = PunicaWrapperGPU(3, 64, DEVICE)
+    for runs in ([(0, 1), (1, 1), (2, 1)], [(0, 17), (2, 3)]):
+        step(punica, runs)
+        check_linear(stack, runs, punica)
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["whole", "parts"])
+@pytest.mark.parametrize("rows_per_item", [1, 16])
+def test_one_plan_serves_steps_with_other_adapters_counts_and_ranks(rows_per_item: int, parts: bool) -> None:
+    torch.manual_seed(0)
+    stack = make_stack([RANKS, RANKS[::-1]], 40, [32, 9], max_rank=64)
+    punica = make_wrapper(stack)
+    plan = LaunchPlan.for_graph(12, 10, rows_per_item=rows_per_item, block_rank=8, parts=parts)
+    for runs in ([(0, 12)], [(slot, 1) for slot in range(10)], [(-1, 12)], [], [(9, 1), (-1, 1), (9, 10)]):
+        step(punica, runs, plan)
+        assert punica.token_mapping_meta.plan == plan
+        check_linear(stack, runs, punica)
+
+
+def test_repeated_runs_are_bit_identical() -> None:
+    stack = make_stack([[9, 16]], 700, [60], max_rank=16)
+    punica, runs = make_wrapper(stack), [(0, 20), (1, 17)]
+    step(punica, runs)
+    results = []
+    for _ in range(3):
+        torch.manual_seed(1)
+        results.append(check_linear(stack, runs, punica))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    assert not punica.token_mapping_meta.finished_splits.any()
+
+
+def test_slot_and_row_products_beyond_32_bits() -> None:
+    """Every stride is below 2^31, slot x stride and row x stride are not. Untouched pages cost no memory."""
+    torch.manual_seed(0)
+    slots, rows, stride, width = 4, 4, 2**31 // 3 + 8, 32
+    assert stride < 2**31 < (slots - 1) * stride
+    arena = torch.empty(slots * stride, dtype=torch.float16, device=DEVICE)
+    views = [arena.as_strided((slots, 4, width), (stride, width, 1), offset) for offset in (0, 4 * width)]
+    x = torch.empty(rows * stride, dtype=torch.float16, device=DEVICE).as_strided((rows, width), (stride, 1))
+    y = torch.empty(rows * stride, dtype=torch.float16, device=DEVICE).as_strided((rows, width), (stride, 1))
+    for tensor in (*(view[3] for view in views), x[3], y[3]):
+        tensor.copy_(torch.randn(tensor.shape))
+    before, a, b = y[3].double(), views[0][3].double(), views[1][3].double()
+    ranks = torch.tensor([[0, 0, 0, 4]], dtype=torch.int32, device=DEVICE)
+    punica = PunicaWrapperGPU(slots, rows, DEVICE)
+    for runs in ([(-1, 3), (3, 1)], [(0, 1), (1, 2), (3, 1)]):
+        y[3] = before.half()
+        step(punica, runs)
+        punica.add_lora_linear(y, x, [views[0]], [views[1]], ranks, torch.ones(1, slots, device=DEVICE), [0])
+        expected = before + (a @ x[3].double()) @ b
+        torch.testing.assert_close(y[3].double(), expected, rtol=2e-3, atol=2e-2)
+
+
+def test_slots_out_of_range_in_the_device_buffers_are_ignored() -> None:
+    stack = make_stack([[4, 4]], 40, [32], max_rank=4)
+    punica = make_wrapper(stack)
+    step(punica, [(0, 2), (1, 1)])
+    punica.token_mapping_meta.items[0, 0] = 10**6
+    punica.token_mapping_meta.items[1, 0] = -7
+    there = stack.to(DEVICE)
+    x, y = torch.ones(3, 40, device=DEVICE), torch.ones(3, 35, device=DEVICE)
+    punica.add_lora_linear(y, x, there.lora_a, there.lora_b, there.ranks, there.scales, [3])
+    assert torch.equal(y[0], torch.ones(35, device=DEVICE))
