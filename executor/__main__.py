@@ -5,13 +5,13 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapter_store import AdapterStoreError, CachedStore, WeightsSource, open_store
-from executor.config import ExecutorConfig, load_config
-from executor.errors import ConfigError, ExecutorError
+from adapter_store import AdapterStoreError
+from executor.config import load_config
+from executor.errors import ConfigError, ExecutorError, RankLost
 from executor.lora.errors import LoRAError
+from executor.store import open_source
 
 if TYPE_CHECKING:
     from executor.app import ExecutorApp
@@ -26,7 +26,7 @@ START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
 def main() -> int:
     try:
         config = load_config(sys.argv[1:])
-        store = _open_store(config)
+        store = open_source(config)
     except (ConfigError, AdapterStoreError) as error:
         return _complain(error)
     # Threads of one operation spin while they wait for each other, and starve whatever else the machine runs:
@@ -39,17 +39,15 @@ def main() -> int:
     setup_logging(config.log_format, config.log_level)
     try:
         asyncio.run(_serve(ExecutorApp(config, store)))
+    except RankLost as error:
+        logger.error("the executor ends: %s", error, exc_info=error.__cause__)
+        return 1
     except START_ERRORS as error:
         return _complain(error)
     except Exception:
         logger.exception("the executor ends")
         return 1
     return 0
-
-
-def _open_store(config: ExecutorConfig) -> WeightsSource:
-    store = open_store(config.store, allow_volatile=config.allow_volatile)
-    return CachedStore(store, Path(config.cache_dir), config.cache_bytes) if config.cache_dir else store
 
 
 async def _serve(app: "ExecutorApp") -> None:

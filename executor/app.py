@@ -43,7 +43,9 @@ class ExecutorApp:
         self._config = config
         self._registry = registry
         self._engine = EngineThread(
-            build=lambda wake: build_engine(config, store, metrics=metrics, wake=wake),
+            build=lambda wake: build_engine(
+                config, store, metrics=metrics, wake=wake, lost=lambda error: self._later(self._on_end, error)
+            ),
             on_ready=lambda info: self._later(self._on_ready, info),
             on_events=lambda events: self._later(self.hub.take, events),
             on_end=lambda error: self._later(self._on_end, error),
@@ -157,7 +159,7 @@ class ExecutorApp:
 
     def _on_end(self, error: Exception | None) -> None:
         self.ready.clear()
-        self.hub.end_streams()
+        self.hub.end_streams(engine_lost=error is not None)
         self._finish(error)
 
     def _finish(self, error: Exception | None) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.distributed import SINGLE, ParallelGroup
+from executor.layers.linear import kv_head_share
 from executor.model_config import ModelConfig
 
 # Up to this KV length sequences share one padded call whatever their lengths; beyond it, those whose lengths
@@ -43,8 +45,11 @@ class KVCache:
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device | str,
+        group: ParallelGroup = SINGLE,
     ) -> Self:
-        shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        """For this rank's KV heads."""
+        kv_heads = len(kv_head_share(config.num_kv_heads, group))
+        shape = (2, num_blocks, block_size, kv_heads, config.head_dim)
         layers = tuple(
             LayerCache(torch.zeros(shape, dtype=dtype, device=device), window) for window in config.windows
         )

@@ -3,30 +3,32 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry
 
 from adapter_store import ModelSpec, WeightsSource
-from executor.attention import KVCache
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
 from executor.config import ExecutorConfig
+from executor.distributed import SINGLE
 from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.lora.arena import SlotArena
-from executor.lora.config import LoRAConfig
 from executor.lora.image import SlotImage, build_slot_image
-from executor.lora.replace import attach_lora
 from executor.metrics import Metrics
-from executor.model_runner import ModelRunner
-from executor.models import CausalLM, load_model
-from executor.paging import Pager
+from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
+from executor.models import check_splits, read_config
+from executor.paging import Arena, Pager
+from executor.ranks.leader import start_ranks
+from executor.ranks.paging import SpreadAdapters
 from executor.sequence import StopLimits
+from executor.shard import Shard, build_shard
 from executor.slots import SlotTable
-from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
 logger = logging.getLogger(__name__)
 
@@ -37,37 +39,33 @@ def build_engine(
     *,
     metrics: Metrics | None = None,
     wake: Callable[[], None] = lambda: None,
+    lost: Callable[[Exception], None] = lambda error: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
-    """Load the model and everything around it. `wake` is called on other threads when `step` has news to see.
+    """Load the model and everything around it, on this process and those of the other ranks. `wake` is called
+    on other threads when `step` has news to see, `lost` with a RankLost when a rank has ended.
 
-    Raises InvalidModel, UnsupportedModel, BadCheckpoint, LoRAError, StartError.
+    Raises InvalidModel, UnsupportedModel, BadCheckpoint, LoRAError, StartError, RankLost.
     """
-    if config.torch_threads:
-        torch.set_num_threads(config.torch_threads)
     metrics = metrics or Metrics(CollectorRegistry())
-    path, dtype = Path(config.model), getattr(torch, config.dtype)
-    spec = ModelSpec.from_folder(path)
-    model = load_model(path, dtype, config.device)
-    punica = PunicaWrapperCPU(config.max_loras, config.max_batched_tokens, config.device)
-    arena = _attach(model, config, dtype, punica)
-    kv_cache = KVCache.allocate(config.num_kv_blocks, config.block_size, model.config, dtype, config.device)
-    limits = StopLimits(frozenset(model.config.eos_token_ids), _max_model_len(config, spec))
+    path = Path(config.model)
+    spec, model_config = ModelSpec.from_folder(path), read_config(path)
+    check_splits(model_config, config.tensor_parallel_size)
+    limits = StopLimits(frozenset(model_config.eos_token_ids), _max_model_len(config, spec))
     slots = SlotTable(config.max_loras)
-    batcher = Batcher(
-        BlockPool(config.num_kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
-        slots,
-        max_batched_tokens=config.max_batched_tokens,
-        max_seats=config.max_seats,
-        aging_s=config.adapter_aging,
-    )
+    others, shard, adapters = _on_ranks(config, store, lost)
+    try:
+        pager = _pager(config, adapters, slots, metrics, wake)
+    except StartError:
+        others.close()
+        raise
     info = _info(config, spec, limits)
     logger.info("model %s is loaded: %s", spec.name, info)
     return Engine(
         info=info,
-        runner=ModelRunner(model, kv_cache, punica, limits),
-        batcher=batcher,
-        pager=_pager(config, store, arena, slots, metrics, wake),
+        runner=ModelRunner(shard.model, shard.kv_cache, shard.punica, limits, others),
+        batcher=_batcher(config, slots),
+        pager=pager,
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
@@ -75,40 +73,70 @@ def build_engine(
     )
 
 
-def _attach(
-    model: CausalLM, config: ExecutorConfig, dtype: torch.dtype, punica: PunicaWrapperBase
-) -> SlotArena:
-    lora = LoRAConfig(config.max_loras, config.max_lora_rank, frozenset(config.lora_modules), dtype)
-    return attach_lora(model, lora, punica)
+@dataclass(frozen=True, slots=True)
+class _Adapters:
+    """What a pager needs, for one rank or for all: its parts agree on a kind of image."""
+
+    load: Callable[[str], Any]
+    arena: Arena[Any]
+    forget: Callable[[Any], None] = lambda image: None
+
+
+def _on_ranks(
+    config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exception], None]
+) -> tuple[OtherRanks, Shard, _Adapters]:
+    if config.tensor_parallel_size == 1:
+        shard = build_shard(config, SINGLE)
+        return NoOtherRanks(), shard, _Adapters(partial(_load, store, shard.arena), shard.arena)
+    ranks, group = start_ranks(config, lost)
+    try:
+        shard = build_shard(config, group)
+        nbytes = shard.arena.nbytes_per_slot + ranks.wait_ready()
+    except BaseException:
+        ranks.close()
+        raise
+    spread = SpreadAdapters(ranks, shard.arena, nbytes, partial(_load, store, shard.arena))
+    return ranks, shard, _Adapters(spread.load_image, spread, spread.forget)
+
+
+def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
+    with store.open(digest) as weights:
+        return build_slot_image(weights, arena.layout)
+
+
+def _batcher(config: ExecutorConfig, slots: SlotTable) -> Batcher:
+    return Batcher(
+        BlockPool(config.num_kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
+        slots,
+        max_batched_tokens=config.max_batched_tokens,
+        max_seats=config.max_seats,
+        aging_s=config.adapter_aging,
+    )
 
 
 def _pager(
     config: ExecutorConfig,
-    store: WeightsSource,
-    arena: SlotArena,
+    adapters: _Adapters,
     slots: SlotTable,
     metrics: Metrics,
     wake: Callable[[], None],
-) -> Pager[SlotImage]:
-    if config.host_memory_bytes < arena.nbytes_per_slot:
+) -> Pager[Any]:
+    nbytes_per_slot = adapters.arena.nbytes_per_slot
+    if config.host_memory_bytes < nbytes_per_slot:
         raise StartError(
             f"--host-memory-bytes {config.host_memory_bytes} holds no adapter: one takes up to "
-            f"{arena.nbytes_per_slot} bytes at --max-lora-rank {config.max_lora_rank}"
+            f"{nbytes_per_slot} bytes at --max-lora-rank {config.max_lora_rank}"
         )
-
-    def load(digest: str) -> SlotImage:
-        with store.open(digest) as weights:
-            return build_slot_image(weights, arena.layout)
-
     return Pager(
-        load,
-        arena,
+        adapters.load,
+        adapters.arena,
         slots,
         host_bytes=config.host_memory_bytes,
         loader_threads=config.loader_threads,
         load_timeout_s=config.load_timeout,
         wake=wake,
         load_ended=metrics.load_ended,
+        forget=adapters.forget,
         paged_in=metrics.paged_in,
     )
 

@@ -43,7 +43,13 @@ class ExecutorConfig:
     )
     device: str = _setting("cpu", "Where the model runs; this version knows cpu.")
     dtype: str = _setting("float32", "Of the model and the slots: float32, bfloat16 or float16.")
-    torch_threads: int = _setting(0, "CPU threads for one operation; 0 leaves it to torch.")
+    tensor_parallel_size: int = _setting(
+        1, "Ranks that share the model, each a process with a device of its own."
+    )
+    fully_sharded_loras: bool = _setting(
+        False, "Cut both factors of an adapter over the ranks: smaller slots, more exchange; true or false."
+    )
+    torch_threads: int = _setting(0, "CPU threads for one operation on each rank; 0 leaves it to torch.")
     max_loras: int = _setting(8, "Slots: adapters that can be in one step.")
     max_lora_rank: int = _setting(64, "Highest rank a slot holds; every slot takes memory for it.")
     lora_modules: tuple[str, ...] = _setting(
@@ -61,7 +67,9 @@ class ExecutorConfig:
     max_model_len: int = _setting(
         0, "Longest prompt plus answer; 0 is what the model and the KV blocks allow."
     )
-    host_memory_bytes: int = _setting(4 << 30, "Bytes of host memory for adapters on their way to a slot.")
+    host_memory_bytes: int = _setting(
+        4 << 30, "Bytes of host memory for adapters on their way to a slot, over all ranks."
+    )
     loader_threads: int = _setting(2, "Threads that read adapters from the store.")
     load_timeout: float = _setting(
         60.0, "Seconds after which a load from the store is given up as retryable."
@@ -103,8 +111,9 @@ class ExecutorConfig:
 
 
 _POSITIVE = (
-    "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens", "num_kv_blocks", "block_size",
-    "cache_bytes", "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages", "outbox_timeout",
+    "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens", "num_kv_blocks",
+    "block_size", "cache_bytes", "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages",
+    "outbox_timeout",
     "step_timeout", "drain_timeout",
 )  # fmt: skip
 

@@ -3,11 +3,11 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from executor.batcher import Batcher, StepPlan
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
-from executor.lora.image import SlotImage
 from executor.metrics import Metrics
 from executor.model_runner import ModelRunner, ShareResult
 from executor.paging import Pager
@@ -30,7 +30,7 @@ class Engine:
         info: EngineInfo,
         runner: ModelRunner,
         batcher: Batcher,
-        pager: Pager[SlotImage],
+        pager: Pager[Any],
         limits: StopLimits,
         vocab_size: int,
         metrics: Metrics,
@@ -118,8 +118,9 @@ class Engine:
         return self._emit(ran=False)
 
     def close(self) -> None:
-        """Stop the loader threads."""
+        """Stop the loader threads and end the other ranks."""
         self.pager.close()
+        self._runner.close()
 
     def check(self) -> None:
         """Raise RuntimeError unless all books balance: blocks, slots, seats, adapter users."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from executor.engine import Engine
+from executor.errors import RankLost
 from executor.events import EngineInfo, StepEvents
 
 Command = Callable[[Engine], None]
@@ -106,6 +107,8 @@ class EngineThread:
     def _beat(self, engine: Engine) -> StepEvents:
         try:
             events = engine.step()
+        except RankLost:
+            raise
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= MAX_FAILED_STEPS:

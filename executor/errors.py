@@ -5,6 +5,7 @@ ExecutorError
 ├── BadCheckpoint        a file of the model folder is missing, damaged or does not fit; names file and tensor
 ├── ConfigError          a setting is unknown or out of range; names it
 ├── StartError           a port or folder that the settings name cannot be used
+├── RankLost             a rank of this executor ended or left the others; only a restart helps
 ├── AdapterLoadTimeout   the store takes too long
 └── InvalidDispatch      a scheduler sent something that cannot run; names the field
 """
@@ -28,6 +29,10 @@ class ConfigError(ExecutorError):
 
 class StartError(ExecutorError):
     """Settings that are well formed, but name something that is taken, missing or too small."""
+
+
+class RankLost(ExecutorError):
+    """The ranks are no longer at the same place of the same step: whatever runs, fails."""
 
 
 class AdapterLoadTimeout(ExecutorError):

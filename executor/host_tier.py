@@ -1,6 +1,6 @@
 """Adapters in host memory, ready to be copied into a slot: bounded bytes, least recently used out first."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -13,7 +13,10 @@ ImageT = TypeVar("ImageT", bound=Image)
 
 
 class HostTier(Generic[ImageT]):
-    def __init__(self, max_bytes: int) -> None:
+    """`forget` is told every image that leaves."""
+
+    def __init__(self, max_bytes: int, forget: Callable[[ImageT], None] = lambda image: None) -> None:
+        self._forget = forget
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._images: dict[str, ImageT] = {}  # ordered: the least recently used first
@@ -49,6 +52,7 @@ class HostTier(Generic[ImageT]):
         image = self._images.pop(digest, None)
         if image is not None:
             self.num_bytes -= image.nbytes
+            self._forget(image)
 
     def check(self) -> None:
         """Raise RuntimeError unless the bytes add up and stay in the bound."""

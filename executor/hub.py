@@ -36,6 +36,7 @@ class Stream:
     live: dict[str, str] = field(default_factory=dict)
     received: int = 0
     cut_off: bool = False  # for not reading
+    engine_lost: bool = False  # its end is a failure
 
 
 class Hub:
@@ -172,9 +173,10 @@ class Hub:
             self._cancel(stream, list(stream.live))
         self.end_streams()
 
-    def end_streams(self) -> None:
+    def end_streams(self, *, engine_lost: bool = False) -> None:
         """As soon as what is in their outboxes is written."""
         for stream in self.streams.values():
+            stream.engine_lost = engine_lost
             stream.outbox.close()
 
     def _dispatch(self, stream: Stream, messages: Iterable[executor_pb2.Dispatch]) -> None:

@@ -1,7 +1,9 @@
 """The tensor side of a step: rows from a plan, the forward pass, and what is drawn from its logits."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,10 +44,33 @@ class ShareResult:
     failure: str | None = None
 
 
+class OtherRanks(Protocol):
+    """They run every step that this rank runs: `step` tells them its sequences, and spans ours."""
+
+    def step(self, sequences: tuple[SequenceRows, ...]) -> AbstractContextManager[None]: ...
+    def close(self) -> None: ...
+
+
+class NoOtherRanks:
+    def step(self, sequences: tuple[SequenceRows, ...]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        pass
+
+
 class ModelRunner:
+    """`others` may raise RankLost in `forward`."""
+
     def __init__(
-        self, model: CausalLM, kv_cache: KVCache, punica: PunicaWrapperBase, limits: StopLimits
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        punica: PunicaWrapperBase,
+        limits: StopLimits,
+        others: OtherRanks,
     ) -> None:
+        self._others = others
         self._model = model
         self._kv_cache = kv_cache
         self._punica = punica
@@ -60,8 +85,13 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, step: BuiltStep) -> Tensor:
         """Logits [wanted rows, vocab] float32, in the order of the shares; the rows' KV is in the cache."""
-        hidden = self._model(step.token_ids, step.context)
-        return self._model.compute_logits(hidden, step.context)
+        with self._others.step(step.context.sequences):
+            hidden = self._model(step.token_ids, step.context)
+            return self._model.compute_logits(hidden, step.context)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._others.close()
 
     @torch.inference_mode()
     def sample(self, step: BuiltStep, logits: Tensor) -> list[ShareResult]:

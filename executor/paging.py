@@ -56,12 +56,14 @@ class Pager(Generic[ImageT]):
         wake: Callable[[], None],
         load_ended: Callable[[str, float], None],
         paged_in: Callable[[str], None],
+        forget: Callable[[ImageT], None] = lambda image: None,
     ) -> None:
         if host_bytes < arena.nbytes_per_slot:
             raise ValueError(
                 f"{host_bytes} bytes of host memory hold no adapter of {arena.nbytes_per_slot} bytes"
             )
-        self.host: HostTier[ImageT] = HostTier(host_bytes)
+        self.host: HostTier[ImageT] = HostTier(host_bytes, forget)
+        self._forget = forget  # told every loaded image that this pager gives up
         self._arena = arena
         self._slots = slots
         self._loader = Loader(load, loader_threads, wake)
@@ -197,12 +199,19 @@ class Pager(Generic[ImageT]):
             return self._fail(digest, outcome.error, outcome.seconds, now)
         self._load_ended("ok", outcome.seconds)
         self._backoffs.clear(digest)
+        if outcome.result is not None:
+            self._take(digest, outcome.result)
+        return []
+
+    def _take(self, digest: str, image: ImageT) -> None:
         if digest in self._dropped and not self._users[digest]:
             self._dropped.discard(digest)
-        elif outcome.result is not None and digest not in self.host:
-            # No room for one that nobody waits for: its load was for nothing, and is repeated when wanted.
-            self._changed |= self.host.put(digest, outcome.result, self._keep)
-        return []
+        elif digest not in self.host and self.host.put(digest, image, self._keep):
+            self._changed = True
+            return
+        # Nobody wants it any more, or there is no room for one that nobody waits for: its load was for
+        # nothing.
+        self._forget(image)
 
     def _fail(self, digest: str, error: Exception, seconds: float, now: float) -> list[LoadFailure]:
         rejection = rejection_of(error)

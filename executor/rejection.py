@@ -8,7 +8,7 @@ import grpc
 
 import adapter_store.errors as store
 import executor.lora.errors as lora
-from executor.errors import AdapterLoadTimeout, InvalidDispatch
+from executor.errors import AdapterLoadTimeout, ExecutorError, InvalidDispatch
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,14 @@ class Rejection:
     message: str
     retryable: bool
     code: grpc.StatusCode
+
+
+class RejectedByRank(ExecutorError):
+    """Another rank's failure, as it was told there."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
 
 
 def no_seats(max_seats: int) -> Rejection:
@@ -37,7 +45,10 @@ def invalid_logits(problem: str) -> Rejection:
 
 
 def rejection_of(error: Exception) -> Rejection:
-    """First match of the table. Anything else is a bug: its text stays in the log, under the id told."""
+    """As another rank told it, or the first match of the table. Anything else is a bug: its text stays in the
+    log, under the id told."""
+    if isinstance(error, RejectedByRank):
+        return error.rejection
     for kind, reason, retryable, code in _TABLE:
         if isinstance(error, kind):
             return Rejection(reason, str(error), retryable, code)

@@ -63,6 +63,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             writer.cancel()
         if stream.cut_off:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "events are not read fast enough")
+        if stream.engine_lost:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine has ended")
 
     async def _ready(self, context: grpc.aio.ServicerContext) -> EngineInfo:
         while (info := self._hub.info) is None:

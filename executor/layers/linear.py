@@ -1,68 +1,204 @@
-"""Linear layers, named by how tensor parallelism splits them. With one device each holds the whole matrix."""
+"""Linear layers, named by how tensor parallelism splits them. With one rank each holds the whole matrix."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from executor.distributed import SINGLE, ParallelGroup
+
 
 class LinearBase(nn.Module):
-    """y[row] = weight @ x[row] + bias.
+    """y[row] = weight @ x[row] + bias, of which each rank of `group` holds a part.
 
-    `weight` is [output_size, input_size], `bias` [output_size] or None. `output_sizes` are the widths of the
-    parts that are stacked in the output, in order; they add up to output_size. A plain layer has one part.
+    Of the whole layer: `input_size`, `output_size`, `output_sizes` (widths of the parts that are stacked in
+    the output, in order; a plain layer has one), `tensor_parts` (how many parts each tensor of a checkpoint
+    covers). Of this rank: `input_range` (its columns of the weight), `output_ranges` (its rows of each part),
+    `output_partition_sizes` (their widths, stacked in this rank's output), `weight`
+    [output_size_per_partition, input_size_per_partition], and `bias` beside its rows, or None.
+
+    Raises ValueError when the ranks cannot share it.
     """
 
-    def __init__(self, input_size: int, output_sizes: Sequence[int], bias: bool) -> None:
+    def __init__(
+        self,
+        output_sizes: Sequence[int],
+        bias: bool,
+        group: ParallelGroup,
+        *,
+        input_size: int,
+        input_range: range,
+        output_ranges: Sequence[range],
+        tensor_parts: Sequence[int] = (),
+    ) -> None:
         super().__init__()
+        self.group = group
         self.input_size = input_size
         self.output_sizes = tuple(output_sizes)
         self.output_size = sum(output_sizes)
-        self.weight = nn.Parameter(torch.empty(self.output_size, input_size), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(self.output_size), requires_grad=False) if bias else None
+        self.tensor_parts = tuple(tensor_parts) or (1,) * len(self.output_sizes)
+        if sum(self.tensor_parts) != len(self.output_sizes):
+            raise ValueError(
+                f"tensor_parts {self.tensor_parts} do not add up to {len(self.output_sizes)} parts"
+            )
+        self.input_range = input_range
+        self.input_size_per_partition = len(input_range)
+        self.output_ranges = tuple(output_ranges)
+        self.output_partition_sizes = tuple(len(rows) for rows in output_ranges)
+        self.output_size_per_partition = sum(self.output_partition_sizes)
+        shape = (self.output_size_per_partition, self.input_size_per_partition)
+        self.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(shape[0]), requires_grad=False) if bias else None
+
+    def parts_behind(self, tensors: int) -> tuple[range, ...] | None:
+        """The parts that each of `tensors` stacked tensors covers: one over all of them, one a part, or as
+        `tensor_parts` says. None for any other number."""
+        if tensors == 1:
+            return (range(len(self.output_sizes)),)
+        covers = (1,) * tensors if tensors == len(self.output_sizes) else self.tensor_parts
+        if tensors != len(covers):
+            return None
+        return tuple(range(start, stop) for start, stop in pairwise(accumulate(covers, initial=0)))
+
+    def rows_in_tensor(self, parts: range) -> tuple[range, ...]:
+        """This rank's rows of a whole tensor in which these parts are stacked, as they lie in its output."""
+        rows, offset = [], 0
+        for number in parts:
+            own = self.output_ranges[number]
+            rows.append(range(offset + own.start, offset + own.stop))
+            offset += self.output_sizes[number]
+        return tuple(rows)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [rows, input_size_per_partition] -> [rows, output_size_per_partition]."""
         return F.linear(x, self.weight, self.bias)
 
 
 class ReplicatedLinear(LinearBase):
-    """Whole on every device."""
+    """Whole on every rank."""
 
-    def __init__(self, input_size: int, output_size: int, bias: bool = False) -> None:
-        super().__init__(input_size, (output_size,), bias)
+    def __init__(
+        self, input_size: int, output_size: int, bias: bool = False, group: ParallelGroup = SINGLE
+    ) -> None:
+        super().__init__(
+            (output_size,),
+            bias,
+            group,
+            input_size=input_size,
+            input_range=range(input_size),
+            output_ranges=(range(output_size),),
+        )
 
 
 class ColumnParallelLinear(LinearBase):
-    """Split by output columns."""
+    """Split by output columns: each rank's output is its part, and nothing is exchanged."""
 
-    def __init__(self, input_size: int, output_size: int, bias: bool = False) -> None:
-        super().__init__(input_size, (output_size,), bias)
+    def __init__(
+        self, input_size: int, output_size: int, bias: bool = False, group: ParallelGroup = SINGLE
+    ) -> None:
+        super().__init__(
+            (output_size,),
+            bias,
+            group,
+            input_size=input_size,
+            input_range=range(input_size),
+            output_ranges=(group.share(output_size),),
+        )
 
 
 class MergedColumnParallelLinear(LinearBase):
-    """Several column-parallel layers over one input, stacked: gate and up as gate_up."""
+    """Several column-parallel layers over one input, stacked: gate and up as gate_up. Each is cut alone."""
 
-    def __init__(self, input_size: int, output_sizes: Sequence[int], bias: bool = False) -> None:
-        super().__init__(input_size, output_sizes, bias)
+    def __init__(
+        self,
+        input_size: int,
+        output_sizes: Sequence[int],
+        bias: bool = False,
+        group: ParallelGroup = SINGLE,
+        tensor_parts: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            output_sizes,
+            bias,
+            group,
+            input_size=input_size,
+            input_range=range(input_size),
+            output_ranges=[group.share(size) for size in output_sizes],
+            tensor_parts=tensor_parts,
+        )
 
 
 class QKVParallelLinear(LinearBase):
-    """q, k and v stacked: `num_heads` query heads, then `num_kv_heads` key heads and as many value heads."""
+    """q, k and v stacked: `num_heads` query heads, then `num_kv_heads` key heads and as many value heads.
+
+    Cut by heads. With fewer KV heads than ranks, neighbours hold the same one: the one that their query heads
+    read. `num_heads_per_partition` and `num_kv_heads_per_partition` are this rank's numbers.
+    """
 
     def __init__(
-        self, hidden_size: int, head_size: int, num_heads: int, num_kv_heads: int, bias: bool = False
+        self,
+        hidden_size: int,
+        head_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        bias: bool = False,
+        group: ParallelGroup = SINGLE,
     ) -> None:
-        output_sizes = (num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size)
-        super().__init__(hidden_size, output_sizes, bias)
+        q_heads, kv_heads = group.share(num_heads), kv_head_share(num_kv_heads, group)
+        super().__init__(
+            (num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size),
+            bias,
+            group,
+            input_size=hidden_size,
+            input_range=range(hidden_size),
+            output_ranges=[_rows_of(heads, head_size) for heads in (q_heads, kv_heads, kv_heads)],
+        )
         self.hidden_size = hidden_size
         self.head_size = head_size
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
+        self.num_heads_per_partition = len(q_heads)
+        self.num_kv_heads_per_partition = len(kv_heads)
 
 
 class RowParallelLinear(LinearBase):
-    """Split by input columns; the parts' outputs are summed."""
+    """Split by input columns: each rank's input is its part, and the ranks' partial outputs are summed."""
 
-    def __init__(self, input_size: int, output_size: int, bias: bool = False) -> None:
-        super().__init__(input_size, (output_size,), bias)
+    def __init__(
+        self, input_size: int, output_size: int, bias: bool = False, group: ParallelGroup = SINGLE
+    ) -> None:
+        super().__init__(
+            (output_size,),
+            bias,
+            group,
+            input_size=input_size,
+            input_range=group.share(input_size),
+            output_ranges=(range(output_size),),
+        )
+
+    def partial(self, x: Tensor) -> Tensor:
+        """This rank's term of the sum; the bias is in rank 0's."""
+        return F.linear(x, self.weight, self.bias if self.group.rank == 0 else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, input_size_per_partition] -> [rows, output_size], on every rank the same."""
+        return self.group.all_reduce(self.partial(x))
+
+
+def kv_head_share(num_kv_heads: int, group: ParallelGroup) -> range:
+    """This rank's KV heads: its share, or, with more ranks than heads, the one it has in common with others.
+
+    ValueError unless one of the two numbers divides the other.
+    """
+    if num_kv_heads >= group.size:
+        return group.share(num_kv_heads)
+    if group.size % num_kv_heads:
+        raise ValueError(f"{num_kv_heads} KV heads cannot be cut over {group.size} ranks")
+    head = group.rank // (group.size // num_kv_heads)
+    return range(head, head + 1)
+
+
+def _rows_of(heads: range, head_size: int) -> range:
+    return range(heads.start * head_size, heads.stop * head_size)

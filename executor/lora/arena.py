@@ -14,10 +14,11 @@ from executor.lora.layout import SlotLayout
 class StackedWeights:
     """One layer's views, a slice per served part.
 
-    lora_a  slices [max_loras, max_rank, in]
-    lora_b  slices [max_loras, max_rank, out], rank-major
-    ranks   int32 [slices, max_loras], 0: the slot has no such module
-    scales  float32 [slices, max_loras]
+    lora_a        slices [max_loras, max_rank, in]; fewer rows where they are dealt over ranks
+    lora_b        slices [max_loras, max_rank, out], rank-major
+    ranks         int32 [slices, max_loras], 0: the slot has no such module
+    scales        float32 [slices, max_loras]
+    shrink_ranks  as ranks, of the rows of lora_a: the same tensor unless they are dealt over ranks
 
     Rows at and beyond a slot's rank hold leftovers and are never read.
     """
@@ -26,6 +27,7 @@ class StackedWeights:
     lora_b: tuple[Tensor, ...]
     ranks: Tensor
     scales: Tensor
+    shrink_ranks: Tensor
 
 
 class SlotArena:
@@ -40,6 +42,8 @@ class SlotArena:
         self.storage = torch.empty(max_loras, layout.slot_elements, dtype=layout.dtype, device=device)
         self.ranks = torch.zeros(len(layout.slices), max_loras, dtype=torch.int32, device=device)
         self.scales = torch.zeros(len(layout.slices), max_loras, dtype=torch.float32, device=device)
+        dealt = any(part.cut.shards > 1 for part in layout.slices)
+        self.shrink_ranks = torch.zeros_like(self.ranks) if dealt else self.ranks
 
     @property
     def nbytes_per_slot(self) -> int:
@@ -56,6 +60,7 @@ class SlotArena:
             lora_b=tuple(self._view(n, "b") for n in numbers),
             ranks=self.ranks[first : first + len(numbers)],
             scales=self.scales[first : first + len(numbers)],
+            shrink_ranks=self.shrink_ranks[first : first + len(numbers)],
         )
 
     def load(self, slot: int, image: SlotImage) -> None:
@@ -67,16 +72,17 @@ class SlotArena:
             raise ValueError("the image was built for another slot layout")
         self.clear(slot)
         stripe = self.storage[slot]
-        for part, piece, place in zip(
-            self.layout.slices, self.layout.pack(image.ranks)[0], self.layout.stripe, strict=True
-        ):
-            for source, target, width in (
-                (piece.a_offset, place.a_offset, part.in_features),
-                (piece.b_offset, place.b_offset, part.out_features),
+        for piece, place in zip(self.layout.pack(image.ranks)[0], self.layout.stripe, strict=True):
+            for source, target, elements in (
+                (piece.a_offset, place.a_offset, piece.a_elements),
+                (piece.b_offset, place.b_offset, piece.b_elements),
             ):
-                elements = piece.rank * width
                 stripe[target : target + elements].copy_(image.data[source : source + elements])
+        shrink_ranks = [
+            part.cut.a_rows(rank) for part, rank in zip(self.layout.slices, image.ranks, strict=True)
+        ]
         self.ranks[:, slot] = torch.tensor(image.ranks, dtype=torch.int32)
+        self.shrink_ranks[:, slot] = torch.tensor(shrink_ranks, dtype=torch.int32)
         self.scales[:, slot] = torch.tensor(image.scales, dtype=torch.float32)
 
     def clear(self, slot: int) -> None:
@@ -84,13 +90,15 @@ class SlotArena:
         if not 0 <= slot < self.max_loras:
             raise ValueError(f"slot {slot} is outside [0, {self.max_loras})")
         self.ranks[:, slot] = 0
+        self.shrink_ranks[:, slot] = 0
         self.scales[:, slot] = 0.0
 
     def _view(self, number: int, half: str) -> Tensor:
         part, place = self.layout.slices[number], self.layout.stripe[number]
-        offset, width = (
-            (place.a_offset, part.in_features) if half == "a" else (place.b_offset, part.out_features)
-        )
+        if half == "a":
+            rows, width, offset = part.cut.a_rows(self.layout.max_rank), part.a_width, place.a_offset
+        else:
+            rows, width, offset = self.layout.max_rank, part.b_width, place.b_offset
         return self.storage.as_strided(
-            (self.max_loras, self.layout.max_rank, width), (self.layout.slot_elements, width, 1), offset
+            (self.max_loras, rows, width), (self.layout.slot_elements, width, 1), offset
         )

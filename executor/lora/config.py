@@ -11,13 +11,16 @@ class LoRAConfig:
     """What the slots hold: it fixes their number and size before the first adapter comes.
 
     `modules` are module kinds ("q_proj", "embed_tokens", "lm_head"); an adapter with another kind, or with
-    more rank than `max_lora_rank`, is refused. Raises ValueError naming the field.
+    more rank than `max_lora_rank`, is refused. `fully_sharded_loras` cuts, over the ranks of a
+    tensor-parallel group, also the factor that each of them would hold whole. Raises ValueError naming the
+    field.
     """
 
     max_loras: int
     max_lora_rank: int
     modules: frozenset[str] = DENSE_PROJECTIONS
     dtype: torch.dtype = torch.float32
+    fully_sharded_loras: bool = False
 
     def __post_init__(self) -> None:
         if self.max_loras < 1:

@@ -6,8 +6,12 @@ ExecutorError
     ├── RankTooLarge           a module's rank is above what a slot holds
     ├── ModuleShapeMismatch    a tensor does not have the base layer's shape
     ├── NonFiniteWeights       a tensor is not finite in the slots' dtype
-    └── ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
+    ├── ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
+    └── LayerRefused           no class with LoRA can stand for a layer; says which rule it breaks
 """
+
+from collections.abc import Sequence
+from enum import Enum
 
 from executor.errors import ExecutorError
 
@@ -44,3 +48,15 @@ class ModuleNotInModel(LoRAError):
     def __init__(self, kinds: list[str]) -> None:
         super().__init__(f"the model has no layer to put LoRA on for: {', '.join(kinds)} (--lora-modules)")
         self.kinds = kinds
+
+
+class Refusal(Enum):
+    LAYER_TYPE = "there is no class with LoRA for this type of layer"
+    MODULE_COUNT = "so many modules do not match the parts of the layer"
+    OUTPUT_SIZE = "the ranks do not divide its output, as --fully-sharded-loras needs"
+
+
+class LayerRefused(LoRAError):
+    def __init__(self, layer: str, modules: Sequence[str], refusal: Refusal) -> None:
+        super().__init__(f"no LoRA for {layer} with modules {', '.join(modules)}: {refusal.value}")
+        self.layer, self.modules, self.refusal = layer, tuple(modules), refusal

@@ -1,4 +1,5 @@
-"""An adapter as a slot takes it: cast once, packed at its own ranks, kept by the host tier."""
+"""An adapter as a slot takes it: cut for this rank and cast, once; packed at its own ranks; kept by the host
+tier."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from adapter_store import LoRAModule
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, NonFiniteWeights, RankTooLarge
-from executor.lora.layout import SlotLayout
+from executor.lora.layout import Piece, SlotLayout, SlotSlice
 
 _Array = npt.NDArray[np.generic]
 _NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
@@ -37,9 +38,10 @@ class SlotImage:
 
 
 def build_slot_image(weights: Mapping[str, LoRAModule], layout: SlotLayout) -> SlotImage:
-    """Cast and pack an adapter. It holds no reference to `weights`, which may be closed afterwards.
+    """Cut, cast and pack an adapter. It holds no reference to `weights`, which may be closed afterwards.
 
-    Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights.
+    Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights: the
+    last one on the ranks that hold the value, the others on all.
     """
     for module in weights.values():
         _check_fits(module, layout)
@@ -47,10 +49,9 @@ def build_slot_image(weights: Mapping[str, LoRAModule], layout: SlotLayout) -> S
     ranks = tuple(module.rank if module else 0 for module in by_slice)
     pieces, elements = layout.pack(ranks)
     data = np.zeros(elements, _NUMPY_DTYPES[layout.dtype])
-    for served, piece in zip(by_slice, pieces, strict=True):
+    for part, served, piece in zip(layout.slices, by_slice, pieces, strict=True):
         if served:
-            _cast_into(data, piece.a_offset, served.lora_a, f"{served.name}.lora_a")
-            _cast_into(data, piece.b_offset, served.lora_b, f"{served.name}.lora_b")
+            _fill(data, part, served, piece)
     scales = tuple(float(module.scale) if module else 0.0 for module in by_slice)
     return SlotImage(layout.slot_layout, _as_tensor(data, layout.dtype), ranks, scales)
 
@@ -70,13 +71,24 @@ def _check_fits(module: LoRAModule, layout: SlotLayout) -> None:
             raise ModuleShapeMismatch(f"{module.name}.{half}", array.shape, (module.rank, width))
 
 
-def _cast_into(data: _Array, offset: int, source: _Array, tensor: str) -> None:
-    target = data[offset : offset + source.size].reshape(source.shape)
+def _fill(data: _Array, part: SlotSlice, module: LoRAModule, piece: Piece) -> None:
+    a = data[piece.a_offset : piece.a_offset + piece.a_elements].reshape(-1, part.a_width)
+    share = part.cut.of_a(module.lora_a)
+    _cast_into(a[: len(share)], share, f"{module.name}.lora_a")
+    b = data[piece.b_offset : piece.b_offset + piece.b_elements].reshape(module.rank, part.b_width)
+    start = 0
+    for columns in part.cut.of_b(module.lora_b):
+        stop = start + columns.shape[1]
+        _cast_into(b[:, start:stop], columns, f"{module.name}.lora_b")
+        start = stop
+
+
+def _cast_into(target: _Array, source: _Array, tensor: str) -> None:
     # Overflow shows as inf below, with the tensor's name; numpy's own warning has none.
     with np.errstate(all="ignore"):
         np.copyto(target, source, casting="unsafe")
     if not np.isfinite(target).all():
-        raise NonFiniteWeights(tensor, str(source.dtype), str(data.dtype))
+        raise NonFiniteWeights(tensor, str(source.dtype), str(target.dtype))
 
 
 def _as_tensor(data: _Array, dtype: torch.dtype) -> Tensor:

@@ -2,14 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
 
 import torch
 
-FORMAT_VERSION = 1
+from executor.distributed import SINGLE, ParallelGroup
+from executor.lora.config import LoRAConfig
+from executor.lora.cut import Cut
+
+FORMAT_VERSION = 2
 # Every piece starts on a multiple of this many elements: 128 bytes of a 2-byte dtype, so that 16-byte loads
 # and whole cache lines fit whatever the widths are.
 ALIGNMENT = 64
@@ -17,25 +21,39 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class SlotSlice:
-    """One module's place: A [rank, in_features], then B rank-major [rank, out_features]."""
+    """One module's place on one rank: its cut of A [rank, in_features], then of B rank-major [rank,
+    out_features].
+
+    The two sizes are the whole module's.
+    """
 
     module: str
     in_features: int
     out_features: int
+    cut: Cut = field(default=Cut())
+
+    @property
+    def a_width(self) -> int:
+        return self.cut.a_width(self.in_features)
+
+    @property
+    def b_width(self) -> int:
+        return self.cut.b_width(self.out_features)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A slice's offsets, in elements from the start of the buffer, for `rank` rows of A and of B."""
+    """Where a slice lies for some rank, in elements from the start of the buffer; each half is contiguous."""
 
-    rank: int
     a_offset: int
+    a_elements: int
     b_offset: int
+    b_elements: int
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The order of the slices, and with it every offset.
+    """The order of the slices, and with it every offset, on one rank of a tensor-parallel group.
 
     A stripe (a slot in the arena) is packed at full rank, so that each slice keeps its place whatever the
     adapter; an image is packed at the adapter's own ranks. Both by the same rule: in each piece, rank r is a
@@ -46,6 +64,16 @@ class SlotLayout:
     slices: tuple[SlotSlice, ...]
     max_rank: int
     dtype: torch.dtype
+    tp_rank: int = 0
+    tp_size: int = 1
+    fully_sharded: bool = False
+
+    @classmethod
+    def on_rank(
+        cls, slices: Iterable[SlotSlice], config: LoRAConfig, group: ParallelGroup = SINGLE
+    ) -> "SlotLayout":
+        sharded = config.fully_sharded_loras
+        return cls(tuple(slices), config.max_lora_rank, config.dtype, group.rank, group.size, sharded)
 
     def __post_init__(self) -> None:
         if len(self.index) != len(self.slices):
@@ -70,17 +98,19 @@ class SlotLayout:
 
         It leaves out the base model: no byte of a plain LoRA image depends on the base's weights.
         """
-        parts = [[part.module, part.in_features, part.out_features] for part in self.slices]
-        text = json.dumps([FORMAT_VERSION, ALIGNMENT, str(self.dtype), self.max_rank, parts])
+        parts = [[part.module, part.in_features, part.out_features, part.cut.key()] for part in self.slices]
+        ranks = [self.tp_rank, self.tp_size, self.fully_sharded]
+        text = json.dumps([FORMAT_VERSION, ALIGNMENT, str(self.dtype), self.max_rank, ranks, parts])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def pack(self, ranks: Sequence[int]) -> tuple[tuple[Piece, ...], int]:
         """Every slice's offsets at the given ranks (one a slice, 0: no room), and the elements needed."""
         pieces, cursor = [], 0
         for part, rank in zip(self.slices, ranks, strict=True):
-            b_offset = _aligned(cursor + rank * part.in_features)
-            pieces.append(Piece(rank, cursor, b_offset))
-            cursor = _aligned(b_offset + rank * part.out_features)
+            a_elements, b_elements = part.cut.a_rows(rank) * part.a_width, rank * part.b_width
+            b_offset = _aligned(cursor + a_elements)
+            pieces.append(Piece(cursor, a_elements, b_offset, b_elements))
+            cursor = _aligned(b_offset + b_elements)
         return tuple(pieces), cursor
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from executor.attention import attend
+from executor.distributed import SINGLE, ParallelGroup
 from executor.forward import ForwardContext
 from executor.layers import (
     LogitsProcessor,
@@ -26,16 +27,16 @@ from executor.model_config import ModelConfig
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, layer_index: int) -> None:
+    def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_dim
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.split_sizes = [q_size, kv_size, kv_size]
         self.qkv_proj = QKVParallelLinear(
-            config.hidden_size, config.head_dim, config.num_heads, config.num_kv_heads, config.qkv_bias
+            config.hidden_size, config.head_dim, config.num_heads, config.num_kv_heads, config.qkv_bias, group
         )
-        self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias)
+        self.split_sizes = list(self.qkv_proj.output_partition_sizes)
+        q_size = config.num_heads * config.head_dim
+        self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias, group)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -53,12 +54,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
         super().__init__()
         hidden, wide = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(hidden, (wide, wide), config.mlp_bias)
+        self.gate_up_proj = MergedColumnParallelLinear(hidden, (wide, wide), config.mlp_bias, group)
         self.act_fn = SiluAndMul()
-        self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias)
+        self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias, group)
 
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
@@ -66,12 +67,12 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, layer_index: int) -> None:
+    def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer_index)
+        self.self_attn = Attention(config, layer_index, group)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, group)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, ctx)
@@ -80,10 +81,10 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
+        self.layers = nn.ModuleList(DecoderLayer(config, i, group) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
 
@@ -98,21 +99,23 @@ class Decoder(nn.Module):
 
 class CausalLM(nn.Module):
     """A decoder with its head. Parameters take torch's default dtype and device at construction, are
-    uninitialised, and need no gradient."""
+    uninitialised, and need no gradient. Each rank of `group` has its part, and all run every step together;
+    ValueError when they cannot share this model."""
 
     packed_modules_mapping: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.group = group
+        self.model = Decoder(config, group)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group)
         if config.tied_head:
             self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor()
+        self.logits_processor = LogitsProcessor(config.vocab_size, group)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids [rows] -> hidden [rows, hidden_size]; writes the rows' keys and values into the cache."""

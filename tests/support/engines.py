@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from adapter_store import AdapterStore
+from adapter_store import WeightsSource
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine import Engine
@@ -100,8 +100,8 @@ class Driver:
 
 
 def make_driver(
-    model: str, store: AdapterStore, *, clock: Callable[[], float] = time.monotonic, **settings: Any
+    model: str, adapters: WeightsSource, *, clock: Callable[[], float] = time.monotonic, **settings: Any
 ) -> Driver:
     registry = CollectorRegistry()
     config = ExecutorConfig(model=model, **(SMALL | settings))
-    return Driver(build_engine(config, store, metrics=Metrics(registry), clock=clock), registry)
+    return Driver(build_engine(config, adapters, metrics=Metrics(registry), clock=clock), registry)

@@ -4,25 +4,41 @@ from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from executor.lora.layers.column_parallel_linear import (
     ColumnParallelLinearWithLoRA,
+    ColumnParallelLinearWithShardedLoRA,
+    MergedColumnParallelLinearVariableSliceWithLoRA,
+    MergedColumnParallelLinearVariableSliceWithShardedLoRA,
     MergedColumnParallelLinearWithLoRA,
+    MergedColumnParallelLinearWithShardedLoRA,
     MergedQKVParallelLinearWithLoRA,
+    MergedQKVParallelLinearWithShardedLoRA,
     QKVParallelLinearWithLoRA,
+    QKVParallelLinearWithShardedLoRA,
 )
 from executor.lora.layers.logits_processor import LogitsProcessorWithLoRA
 from executor.lora.layers.replicated_linear import ReplicatedLinearWithLoRA
-from executor.lora.layers.row_parallel_linear import RowParallelLinearWithLoRA
+from executor.lora.layers.row_parallel_linear import (
+    RowParallelLinearWithLoRA,
+    RowParallelLinearWithShardedLoRA,
+)
 from executor.lora.layers.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
 
 __all__ = [
     "BaseLayerWithLoRA",
     "BaseLinearLayerWithLoRA",
     "ColumnParallelLinearWithLoRA",
+    "ColumnParallelLinearWithShardedLoRA",
     "LayerPart",
     "LogitsProcessorWithLoRA",
+    "MergedColumnParallelLinearVariableSliceWithLoRA",
+    "MergedColumnParallelLinearVariableSliceWithShardedLoRA",
     "MergedColumnParallelLinearWithLoRA",
+    "MergedColumnParallelLinearWithShardedLoRA",
     "MergedQKVParallelLinearWithLoRA",
+    "MergedQKVParallelLinearWithShardedLoRA",
     "QKVParallelLinearWithLoRA",
+    "QKVParallelLinearWithShardedLoRA",
     "ReplicatedLinearWithLoRA",
     "RowParallelLinearWithLoRA",
+    "RowParallelLinearWithShardedLoRA",
     "VocabParallelEmbeddingWithLoRA",
 ]

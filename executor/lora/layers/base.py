@@ -3,14 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.layers import LinearBase
+from executor.distributed import ParallelGroup
 from executor.lora.arena import SlotArena, StackedWeights
 from executor.lora.config import LoRAConfig
+from executor.lora.cut import Cut
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
 from executor.lora.layout import SlotLayout, SlotSlice
 from executor.model_config import ModelConfig
@@ -22,20 +24,22 @@ Factors = Tensor | Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One module of a layer: its factors' sizes and its first column in the layer's output."""
+    """One module of a layer: its place in a slot, and where it begins in this rank's output."""
 
-    module: str
-    in_features: int
-    out_features: int
+    slot_slice: SlotSlice
     column_start: int = 0
+
+    @property
+    def module(self) -> str:
+        return self.slot_slice.module
 
     @property
     def kind(self) -> str:
         return self.module.rpartition(".")[2]
 
     @property
-    def slot_slice(self) -> SlotSlice:
-        return SlotSlice(self.module, self.in_features, self.out_features)
+    def cut(self) -> Cut:
+        return self.slot_slice.cut
 
 
 class BaseLayerWithLoRA(nn.Module, ABC):
@@ -46,16 +50,19 @@ class BaseLayerWithLoRA(nn.Module, ABC):
     """
 
     source_types: ClassVar[tuple[type[nn.Module], ...]]
-    # One module a stacked part of the base layer, instead of one over its whole output.
-    one_module_per_part: ClassVar[bool] = False
+    # Of a pair of classes, the one for `fully_sharded_loras`; None: this class serves both.
+    fully_sharded: ClassVar[bool | None] = None
 
+    group: ParallelGroup
     punica_wrapper: PunicaWrapperBase
     stacked: StackedWeights
 
     def __init__(self, base_layer: nn.Module, module_names: Sequence[str]) -> None:
         super().__init__()
         self.base_layer = base_layer
+        self.group = _group_of(base_layer)
         self.module_names = tuple(module_names)
+        self.all_parts: tuple[LayerPart, ...] = ()
         self.served: tuple[LayerPart, ...] = ()
 
     @abstractmethod
@@ -73,12 +80,17 @@ class BaseLayerWithLoRA(nn.Module, ABC):
         """Whether this class fits a base layer behind which the modules of `packed_modules_list` lie.
 
         The type must be exact (a subclass may compute something else), and so must the number of modules.
+        With one rank nothing is cut, so that `fully_sharded_loras` changes nothing there.
         """
-        if type(source_layer) not in cls.source_types:
+        if type(source_layer) not in cls.source_types or not cls.fits(source_layer, len(packed_modules_list)):
             return False
-        if cls.one_module_per_part and isinstance(source_layer, LinearBase):
-            return 1 < len(packed_modules_list) == len(source_layer.output_sizes)
-        return len(packed_modules_list) == 1
+        sharded = lora_config.fully_sharded_loras and _group_of(source_layer).size > 1
+        return cls.fully_sharded in (None, sharded)
+
+    @classmethod
+    def fits(cls, source_layer: nn.Module, modules: int) -> bool:
+        """Whether this class can put so many modules on a layer of its `source_types`."""
+        return modules == 1
 
     def served_parts(
         self, lora_config: LoRAConfig, model_config: ModelConfig | None = None
@@ -96,12 +108,13 @@ class BaseLayerWithLoRA(nn.Module, ABC):
     ) -> None:
         """Take views of `arena`, in whose layout this layer's served parts are neighbours; without one, of
         an arena for this layer alone. ValueError when no part is served or the arena has other slots."""
+        self.all_parts = self.parts(model_config)
         self.served = self.served_parts(lora_config, model_config)
         if not self.served:
             raise ValueError(f"none of {', '.join(self.module_names)} is served")
         if arena is None:
-            slices = tuple(part.slot_slice for part in self.served)
-            layout = SlotLayout(slices, lora_config.max_lora_rank, lora_config.dtype)
+            slices = [part.slot_slice for part in self.served]
+            layout = SlotLayout.on_rank(slices, lora_config, self.group)
             arena = SlotArena(layout, max_loras, self.weight_device())
         if arena.max_loras != max_loras:
             raise ValueError(f"the arena has {arena.max_loras} slots, max_loras is {max_loras}")
@@ -112,7 +125,7 @@ class BaseLayerWithLoRA(nn.Module, ABC):
 
     @property
     def lora_a_stacked(self) -> tuple[Tensor, ...]:
-        """[max_loras, max_rank, in], one a served part."""
+        """[max_loras, max_rank, in], one a served part; of this rank, as all stacked weights."""
         return self.stacked.lora_a
 
     @property
@@ -128,69 +141,95 @@ class BaseLayerWithLoRA(nn.Module, ABC):
     ) -> None:
         """Put one adapter's factors into slot `index`; whatever was there is gone, also parts not given now.
 
-        lora_a [r, in] and lora_b [out, r] as trained; a packed layer takes one a part, None for a part that
-        the adapter lacks. `scaling` is one value or one a part. All is checked before the slot changes:
-        ValueError, ModuleNotServed, RankTooLarge, ModuleShapeMismatch.
+        lora_a [r, in] and lora_b [out, r] as trained, whole on every rank; a packed layer takes one a part,
+        None for a part that the adapter lacks. `scaling` is one value or one a part. All is checked before
+        the slot changes: ValueError, ModuleNotServed, RankTooLarge, ModuleShapeMismatch.
         """
-        chosen = self._checked_factors(self.slice_lora_a(lora_a), self.slice_lora_b(lora_b))
+        lefts, rights = self._checked_factors(lora_a, lora_b)
         scales = [scaling] * len(self.module_names) if isinstance(scaling, float | int) else list(scaling)
         if len(scales) != len(self.module_names):
             raise ValueError(f"scaling has {len(scales)} values for {len(self.module_names)} parts")
         self.reset_lora(index)
-        by_name = dict(zip(self.module_names, scales, strict=True))
-        for number, part in enumerate(self.served):
-            if part.module in chosen:
-                a, b = chosen[part.module]
-                rank = a.shape[0]
-                self.stacked.lora_a[number][index, :rank].copy_(a)
-                self.stacked.lora_b[number][index, :rank].copy_(b.T)
-                self.stacked.scales[number, index] = by_name[part.module]
-                self.stacked.ranks[number, index] = rank
+        numbers = {part.module: number for number, part in enumerate(self.served)}
+        cut_lefts, cut_rights = self.slice_lora_a(lefts), self.slice_lora_b(rights)
+        for module, whole, a, b, scale in zip(
+            self.module_names, lefts, cut_lefts, cut_rights, scales, strict=True
+        ):
+            if whole is not None and a is not None and b is not None:
+                self._write(numbers[module], index, whole.shape[0], a, b, scale)
+
+    def _write(self, number: int, index: int, rank: int, a: Tensor, b: Tensor, scale: float) -> None:
+        stacked = self.stacked
+        stacked.lora_a[number][index, : len(a)].copy_(a)
+        stacked.lora_b[number][index, :rank].copy_(b.T)
+        stacked.scales[number, index] = scale
+        stacked.ranks[number, index] = rank
+        stacked.shrink_ranks[number, index] = len(a)
 
     def reset_lora(self, index: int) -> None:
         """Empty slot `index` for this layer: rank 0 hides its weights. ValueError when it is out of range."""
         if not 0 <= index < self.stacked.ranks.shape[1]:
             raise ValueError(f"index {index} is outside [0, {self.stacked.ranks.shape[1]})")
         self.stacked.ranks[:, index] = 0
+        self.stacked.shrink_ranks[:, index] = 0
         self.stacked.scales[:, index] = 0.0
 
-    def slice_lora_a(self, lora_a: Factors) -> Factors:
-        """This device's share of A: with one device, all of it."""
-        return lora_a
+    def slice_lora_a(self, lora_a: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """This rank's share of A, one tensor a module: its columns, and its ceil(r / shards) rows."""
+        return [
+            None if a is None else _padded(part.cut.of_a(a), part.cut.a_rows(len(a)))
+            for part, a in zip(self.all_parts, lora_a, strict=True)
+        ]
 
-    def slice_lora_b(self, lora_b: Factors) -> Factors:
-        """This device's share of B: with one device, all of it."""
-        return lora_b
+    def slice_lora_b(self, lora_b: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """This rank's share of B [out, r], one tensor a module: its rows, as they lie in its output."""
+        return [
+            None if b is None else torch.cat(part.cut.of_b(b.T), dim=1).T
+            for part, b in zip(self.all_parts, lora_b, strict=True)
+        ]
 
-    def _checked_factors(self, lora_a: Factors, lora_b: Factors) -> dict[str, tuple[Tensor, Tensor]]:
-        lefts, rights = _one_a_part(lora_a), _one_a_part(lora_b)
+    def one_a_module(
+        self, lora_a: Factors, lora_b: Factors
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """The factors as lists, one entry a module name."""
+        return _listed(lora_a), _listed(lora_b)
+
+    def _checked_factors(
+        self, lora_a: Factors, lora_b: Factors
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        lefts, rights = self.one_a_module(lora_a, lora_b)
         if not len(lefts) == len(rights) == len(self.module_names):
             raise ValueError(
                 f"lora_a has {len(lefts)} and lora_b {len(rights)} tensors for {len(self.module_names)} parts"
             )
-        served = {part.module: part for part in self.served}
-        chosen = {}
-        for module, a, b in zip(self.module_names, lefts, rights, strict=True):
+        for part, a, b in zip(self.all_parts, lefts, rights, strict=True):
             if a is None and b is None:
                 continue
             if a is None or b is None:
-                raise ValueError(f"module {module} has only one of lora_a and lora_b")
-            if module not in served:
-                raise ModuleNotServed(module)
-            _check_shapes(served[module], a, b, self.stacked.lora_a[0].shape[1])
-            chosen[module] = a, b
-        return chosen
+                raise ValueError(f"module {part.module} has only one of lora_a and lora_b")
+            if part not in self.served:
+                raise ModuleNotServed(part.module)
+            _check_shapes(part.slot_slice, a, b, self.stacked.lora_b[0].shape[1])
+        return lefts, rights
 
 
-def _one_a_part(factors: Factors) -> list[Tensor | None]:
+def _group_of(base_layer: nn.Module) -> ParallelGroup:
+    return cast(ParallelGroup, base_layer.group)
+
+
+def _listed(factors: Factors) -> list[Tensor | None]:
     return [factors] if isinstance(factors, Tensor) else list(factors)
 
 
-def _check_shapes(part: LayerPart, a: Tensor, b: Tensor, max_rank: int) -> None:
+def _padded(a: Tensor, rows: int) -> Tensor:
+    return F.pad(a, (0, 0, 0, rows - len(a)))
+
+
+def _check_shapes(whole: SlotSlice, a: Tensor, b: Tensor, max_rank: int) -> None:
     rank = a.shape[0]
     if rank > max_rank:
-        raise RankTooLarge(part.module, rank, max_rank)
-    if a.shape != (rank, part.in_features):
-        raise ModuleShapeMismatch(f"{part.module}.lora_a", tuple(a.shape), (rank, part.in_features))
-    if b.shape != (part.out_features, rank):
-        raise ModuleShapeMismatch(f"{part.module}.lora_b", tuple(b.shape), (part.out_features, rank))
+        raise RankTooLarge(whole.module, rank, max_rank)
+    if a.shape != (rank, whole.in_features):
+        raise ModuleShapeMismatch(f"{whole.module}.lora_a", tuple(a.shape), (rank, whole.in_features))
+    if b.shape != (whole.out_features, rank):
+        raise ModuleShapeMismatch(f"{whole.module}.lora_b", tuple(b.shape), (whole.out_features, rank))

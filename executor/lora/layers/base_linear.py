@@ -4,7 +4,9 @@ from itertools import accumulate
 from torch import Tensor
 
 from executor.layers import LinearBase
+from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
+from executor.lora.layout import SlotSlice
 from executor.model_config import ModelConfig
 
 
@@ -16,21 +18,36 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
     def __init__(self, base_layer: LinearBase, module_names: Sequence[str]) -> None:
         super().__init__(base_layer, module_names)
 
-    def output_widths(self) -> tuple[int, ...]:
-        """Widths of the parts in the base layer's output. One module over stacked parts spans them all."""
-        return (self.base_layer.output_size,) if len(self.module_names) == 1 else self.base_layer.output_sizes
-
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
-        widths = self.output_widths()
-        starts = accumulate(widths, initial=0)
+        layer = self.base_layer
+        covered = layer.parts_behind(len(self.module_names))
+        if covered is None:
+            raise ValueError(f"{len(self.module_names)} modules over {len(layer.output_sizes)} parts")
+        starts = list(accumulate(layer.output_partition_sizes, initial=0))
         return tuple(
-            LayerPart(name, self.base_layer.input_size, width, start)
-            for name, width, start in zip(self.module_names, widths, starts, strict=False)
+            LayerPart(
+                SlotSlice(
+                    name,
+                    layer.input_size,
+                    sum(layer.output_sizes[numbers.start : numbers.stop]),
+                    self.cut(numbers),
+                ),
+                starts[numbers.start],
+            )
+            for name, numbers in zip(self.module_names, covered, strict=True)
         )
 
+    def cut(self, numbers: range) -> Cut:
+        """What this rank holds of a module over these parts of the base layer: as the base layer itself."""
+        return Cut(self.base_layer.input_range, self.base_layer.rows_in_tensor(numbers))
+
     def forward(self, x: Tensor) -> Tensor:
-        """x [rows, in] -> y [rows, out]; the rows are the step's."""
+        """x [rows, in] -> y [rows, out], as in the base layer; the rows are the step's."""
         y: Tensor = self.base_layer(x)
+        self.add_delta(y, x)
+        return y
+
+    def add_delta(self, y: Tensor, x: Tensor) -> None:
         stacked = self.stacked
         self.punica_wrapper.add_lora_linear(
             y,
@@ -41,4 +58,3 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
             stacked.scales,
             [part.column_start for part in self.served],
         )
-        return y

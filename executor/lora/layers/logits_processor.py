@@ -3,14 +3,17 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from executor.layers import LogitsProcessor, ParallelLMHead
+from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
+from executor.lora.layout import SlotSlice
 from executor.model_config import ModelConfig
 
 
 class LogitsProcessorWithLoRA(BaseLayerWithLoRA):
     """logits[row] = head @ x[row] + (scale * A[:r] @ x[row]) @ B[:r], for the rows that reach the head.
 
-    It wraps the logits, not the head's weight: a tied embedding sees none of it.
+    It wraps the logits, not the head's weight: a tied embedding sees none of it. A is whole on every rank, B
+    is cut by token, as the head is.
     """
 
     base_layer: LogitsProcessor
@@ -21,17 +24,18 @@ class LogitsProcessorWithLoRA(BaseLayerWithLoRA):
     source_types = (LogitsProcessor,)
 
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
-        """The base layer has no weight, so the sizes come from `model_config` (ValueError without one)."""
+        """The base layer has no weight, so hidden_size comes from `model_config` (ValueError without one)."""
         if model_config is None:
-            raise ValueError("model_config is needed for the head's sizes")
+            raise ValueError("model_config is needed for the head's input size")
         (name,) = self.module_names
-        return (LayerPart(name, model_config.hidden_size, model_config.vocab_size),)
+        cut = Cut(b_columns=(self.base_layer.vocab_range,))
+        return (LayerPart(SlotSlice(name, model_config.hidden_size, self.base_layer.vocab_size, cut)),)
 
     def forward(self, lm_head: ParallelLMHead, hidden: Tensor) -> Tensor:
         """hidden [n, hidden], the step's rows that reach the head -> logits float32 [n, vocab]."""
-        logits: Tensor = self.base_layer(lm_head, hidden)
+        logits = self.base_layer.local(lm_head, hidden)
         stacked = self.stacked
         self.punica_wrapper.add_lora_logits(
             logits, hidden, stacked.lora_a[0], stacked.lora_b[0], stacked.ranks, stacked.scales
         )
-        return logits
+        return self.base_layer.gather(logits)

@@ -3,6 +3,6 @@ from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 
 class ReplicatedLinearWithLoRA(BaseLinearLayerWithLoRA):
-    """One module over a layer that every device holds whole."""
+    """One module over a layer that every rank holds whole, with A and B whole too."""
 
     source_types = (ReplicatedLinear,)

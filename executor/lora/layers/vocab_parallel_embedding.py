@@ -1,14 +1,20 @@
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from executor.layers import VocabParallelEmbedding
+from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
+from executor.lora.layout import SlotSlice
 from executor.model_config import ModelConfig
 
 
 class VocabParallelEmbeddingWithLoRA(BaseLayerWithLoRA):
-    """y[row] = weight[token] + (scale * A[:r, token]) @ B[:r]. A tied head sees none of it."""
+    """y[row] = weight[token] + (scale * A[:r, token]) @ B[:r]. A tied head sees none of it.
+
+    A is cut by token, as the table is; B is whole. One sum over the ranks follows for both.
+    """
 
     base_layer: VocabParallelEmbedding
 
@@ -20,13 +26,16 @@ class VocabParallelEmbeddingWithLoRA(BaseLayerWithLoRA):
 
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
         (name,) = self.module_names
-        return (LayerPart(name, self.base_layer.num_embeddings, self.base_layer.embedding_dim),)
+        layer = self.base_layer
+        cut = Cut(a_columns=layer.vocab_range)
+        return (LayerPart(SlotSlice(name, layer.num_embeddings, layer.embedding_dim, cut)),)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids [rows] -> [rows, embedding_dim]; the rows are the step's."""
-        y: Tensor = self.base_layer(token_ids)
+        local_ids, foreign = self.base_layer.local(token_ids)
+        y = F.embedding(local_ids, self.base_layer.weight)
         stacked = self.stacked
         self.punica_wrapper.add_lora_embedding(
-            y, token_ids, stacked.lora_a[0], stacked.lora_b[0], stacked.ranks, stacked.scales
+            y, local_ids, stacked.lora_a[0], stacked.lora_b[0], stacked.ranks, stacked.scales
         )
-        return y
+        return self.base_layer.reduce(y, foreign)

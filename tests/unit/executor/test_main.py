@@ -1,5 +1,6 @@
 """The executor as a process: signals, exit codes, and one clear line for a wrong setting."""
 
+import os
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
+from tests.support.cluster import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -80,6 +82,51 @@ def test_a_drain_lets_a_stream_finish(start: Start, tiny_base: Path) -> None:
     assert process.wait(30) == 0
 
 
+def test_a_rank_that_dies_in_mid_stream_ends_the_executor(start: Start, tiny_base: Path) -> None:
+    """UNAVAILABLE for its streams, exit code 1, and no process is left."""
+    several = ("--tensor-parallel-size", "2", "--torch-threads", "1", "--metrics-port", "-1")
+    process = start("--model", str(tiny_base), "--listen", "127.0.0.1:0", *several)
+    port = log_until(process, r"listening on .*:(\d+)").group(1)
+    log_until(process, "ready")
+    ranks = rank_processes(process.pid)
+    assert len(ranks) == 1
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Execute(_held_open([endless("a")]))
+        next(event for event in call if event.WhichOneof("event") == "step")
+        os.kill(ranks[0], signal.SIGKILL)
+        with pytest.raises(grpc.RpcError) as error:
+            for _ in call:
+                pass
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert process.wait(30) == 1
+    log = process.stderr.read() if process.stderr else ""
+    assert "a rank has ended" in log
+
+
+def test_ranks_end_with_a_killed_executor(start: Start, tiny_base: Path) -> None:
+    several = ("--tensor-parallel-size", "2", "--torch-threads", "1", "--metrics-port", "-1")
+    process = start("--model", str(tiny_base), "--listen", "127.0.0.1:0", *several)
+    log_until(process, "ready")
+    (rank,) = rank_processes(process.pid)
+    process.kill()
+    wait_until(lambda: not is_running(rank), "the rank ends")
+
+
+def rank_processes(parent: int) -> list[int]:
+    """Not the process that multiprocessing keeps for its own resources."""
+    by_thread = Path(f"/proc/{parent}/task").glob("*/children")
+    found = [int(pid) for children in by_thread for pid in children.read_text().split()]
+    return [pid for pid in found if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _held_open(commands: list[executor_pb2.ExecutorCommand]) -> Iterator[executor_pb2.ExecutorCommand]:
     """The commands, and then no end: the server closes the stream."""
     yield from commands
@@ -97,6 +144,7 @@ def test_wrong_settings_end_with_one_line_and_code_2(start: Start, tiny_base: Pa
             "cannot listen": start("--model", str(tiny_base), "--listen", f"127.0.0.1:{port}"),
             "s3": start("--model", str(tiny_base), "--store", "s3://x", *free),
             "Redis cannot": start("--model", str(tiny_base), "--store", "redis://127.0.0.1:1", *free),
+            "--tensor-parallel-size": start("--model", str(tiny_base), "--tensor-parallel-size", "3", *free),
             "--max-model-len": start("--model", str(tiny_base), "--max-model-len", "513", *free),
         }
         for text, process in cases.items():

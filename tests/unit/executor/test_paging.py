@@ -39,6 +39,8 @@ class Store:
         self.errors: dict[str, Exception] = {}
         self.gates: dict[str, threading.Event] = {}
         self.asked: list[str] = []
+        self.loaded: list[Block] = []
+        self.forgotten: list[Block] = []
 
     def load(self, digest: str) -> Block:
         self.asked.append(digest)
@@ -46,7 +48,8 @@ class Store:
             self.gates[digest].wait(30)
         if digest in self.errors:
             raise self.errors[digest]
-        return Block(10)
+        self.loaded.append(Block(10))
+        return self.loaded[-1]
 
 
 @dataclass
@@ -65,8 +68,13 @@ class World:
             time.sleep(0.001)
             failed = {failure.digest for failure in failures}
             failures += self.pager.collect([d for d in wanted if d not in failed], self.now)
-        self.pager.check()
+        self.check()
         return failures
+
+    def check(self) -> None:
+        """Every image that was loaded is in host memory or was given up, in the pager's own books too."""
+        self.pager.check()
+        assert len(self.store.loaded) == len(self.store.forgotten) + len(list(self.pager.host))
 
 
 Make = Callable[..., World]
@@ -88,6 +96,7 @@ def make() -> Iterator[Make]:
             load_timeout_s=5.0,
             wake=lambda: None,
             load_ended=lambda result, seconds: None,
+            forget=store.forgotten.append,
             paged_in=paged_in.append,
         )
         worlds.append(World(store, pager, table, arena, paged_in))

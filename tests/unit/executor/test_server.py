@@ -394,7 +394,9 @@ async def test_an_engine_that_keeps_failing_rejects_then_ends(tiny_base: Path, t
         await scheduler.dispatch(dispatch("c"))
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(app.wait(), 30)
-        await scheduler.reader
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await scheduler.reader
+        assert await scheduler.call.code() is grpc.StatusCode.UNAVAILABLE
         assert not app.ready.is_set()
 
 

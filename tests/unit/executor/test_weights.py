@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor.errors import BadCheckpoint
+from executor.distributed import ParallelGroup
+from executor.errors import BadCheckpoint, UnsupportedModel
 from executor.models import load_model
 from tests.support.tiny_models import make_model, save_variant
 
@@ -156,3 +157,53 @@ def test_malformed_index(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
     with pytest.raises(BadCheckpoint, match="cannot read weight_map"):
         load(folder)
+
+
+@pytest.mark.parametrize("variant", ["llama-biases", "llama-tied", "qwen3"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_load_their_shares(variant: str, size: int, tmp_path: Path) -> None:
+    """4 query heads of 16 over 2 KV heads: with 4 ranks, neighbours hold the same KV head."""
+    folder = save_variant(variant, tmp_path)
+    source = load_file(folder / SINGLE)
+    ranks = [
+        dict(load_model(folder, torch.float32, "cpu", ParallelGroup(rank, size)).named_parameters())
+        for rank in range(size)
+    ]
+
+    def joined(name: str, dim: int = 0) -> torch.Tensor:
+        return torch.cat([parameters[name] for parameters in ranks], dim)
+
+    layer = "model.layers.1."
+    assert torch.equal(joined("model.embed_tokens.weight"), source["model.embed_tokens.weight"])
+    assert torch.equal(
+        joined(layer + "self_attn.o_proj.weight", 1), source[layer + "self_attn.o_proj.weight"]
+    )
+    assert torch.equal(joined(layer + "mlp.down_proj.weight", 1), source[layer + "mlp.down_proj.weight"])
+    q, k, v = (source[f"{layer}self_attn.{part}_proj.weight"].chunk(2) for part in "qkv")
+    for rank, parameters in enumerate(ranks):
+        queries = torch.cat(q).chunk(size)[rank]
+        own = torch.cat((queries, k[rank * 2 // size], v[rank * 2 // size]))
+        assert torch.equal(parameters[layer + "self_attn.qkv_proj.weight"], own)
+        gate, up = (source[f"{layer}mlp.{part}_proj.weight"].chunk(size)[rank] for part in ("gate", "up"))
+        assert torch.equal(parameters[layer + "mlp.gate_up_proj.weight"], torch.cat((gate, up)))
+        assert torch.equal(parameters["model.norm.weight"], source["model.norm.weight"])
+
+
+def test_a_wrong_copy_of_a_tied_head_is_found_by_the_rank_that_has_it(tmp_path: Path) -> None:
+    folder = save_variant("llama-tied", tmp_path)
+
+    def add_copy(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"][-1, 0] += 1
+
+    edit(folder, add_copy)
+    load_model(folder, torch.float32, "cpu", ParallelGroup(0, 2))
+    with pytest.raises(BadCheckpoint, match=r"lm_head\.weight differs"):
+        load_model(folder, torch.float32, "cpu", ParallelGroup(1, 2))
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_ranks_that_cannot_share_the_model_are_refused_with_what_can(folder: Path, size: int) -> None:
+    wanted = rf"size {size} does not cut this model .*: possible are 1, 2, 4$"
+    with pytest.raises(UnsupportedModel, match=wanted):
+        load_model(folder, torch.float32, "cpu", ParallelGroup(0, size))

@@ -1,4 +1,5 @@
-"""One small instance of every layer class with LoRA, and the plain answer for its rows."""
+"""One small instance of every layer class with LoRA, on one rank or several, and the plain answer for its
+rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from executor import layers
+from executor.distributed import SINGLE, ParallelGroup
+from executor.layers import LinearBase, VocabParallelEmbedding
 from executor.lora import layers as lora
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.replace import class_for
 from executor.model_config import ModelConfig
 from kernels.meta import LoRAMapping, Run
 from kernels.punica import PunicaWrapperCPU
 
 HIDDEN, VOCAB = 20, 23
-EVERY_KIND = DENSE_PROJECTIONS | {"embed_tokens", "lm_head", "qkv_proj", "gate_up_proj"}
+WHOLE_KINDS = {"qkv_proj", "gate_up_proj", "in_proj", "in_proj_qkv", "in_proj_z", "in_a", "in_b", "in_c"}
+EVERY_KIND = DENSE_PROJECTIONS | {"embed_tokens", "lm_head"} | WHOLE_KINDS
 MODEL_CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=VOCAB,
@@ -38,83 +43,124 @@ MODEL_CONFIG = ModelConfig(
     eos_token_ids=(),
 )
 
+MakeBase = Callable[[ParallelGroup], nn.Module]
+
 
 @dataclass(frozen=True)
 class LayerCase:
     layer_class: type[lora.BaseLayerWithLoRA]
-    make_base: Callable[[], nn.Module]
+    make_base: MakeBase
     names: tuple[str, ...]
+    sharded_class: type[lora.BaseLayerWithLoRA] | None = None  # None: `layer_class` serves both
 
 
-def _qkv() -> nn.Module:
-    return layers.QKVParallelLinear(HIDDEN, 6, 4, 2, bias=True)
+def _qkv(group: ParallelGroup) -> nn.Module:
+    return layers.QKVParallelLinear(HIDDEN, 6, 4, 2, True, group)
 
 
-def _gate_up() -> nn.Module:
-    return layers.MergedColumnParallelLinear(HIDDEN, (24, 24))
+def _merged(*sizes: int, tensor_parts: tuple[int, ...] = ()) -> MakeBase:
+    return lambda group: layers.MergedColumnParallelLinear(HIDDEN, sizes, False, group, tensor_parts)
+
+
+def _named(*kinds: str) -> tuple[str, ...]:
+    return tuple(f"layers.0.{kind}" for kind in kinds)
 
 
 CASES = {
-    case.layer_class.__name__: case
-    for case in (
-        LayerCase(
-            lora.ReplicatedLinearWithLoRA, lambda: layers.ReplicatedLinear(HIDDEN, 9), ("layers.0.o_proj",)
-        ),
-        LayerCase(
-            lora.ColumnParallelLinearWithLoRA,
-            lambda: layers.ColumnParallelLinear(HIDDEN, 9, bias=True),
-            ("layers.0.q_proj",),
-        ),
-        LayerCase(
-            lora.MergedColumnParallelLinearWithLoRA, _gate_up, ("layers.0.gate_proj", "layers.0.up_proj")
-        ),
-        LayerCase(lora.QKVParallelLinearWithLoRA, _qkv, ("layers.0.qkv_proj",)),
-        LayerCase(
-            lora.MergedQKVParallelLinearWithLoRA,
-            _qkv,
-            ("layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"),
-        ),
-        LayerCase(
-            lora.RowParallelLinearWithLoRA,
-            lambda: layers.RowParallelLinear(HIDDEN, 9),
-            ("layers.0.down_proj",),
-        ),
-        LayerCase(
-            lora.VocabParallelEmbeddingWithLoRA,
-            lambda: layers.VocabParallelEmbedding(VOCAB, HIDDEN),
-            ("embed_tokens",),
-        ),
-        LayerCase(lora.LogitsProcessorWithLoRA, layers.LogitsProcessor, ("lm_head",)),
-    )
+    "replicated": LayerCase(
+        lora.ReplicatedLinearWithLoRA,
+        lambda group: layers.ReplicatedLinear(HIDDEN, 9, False, group),
+        _named("o_proj"),
+    ),
+    "column": LayerCase(
+        lora.ColumnParallelLinearWithLoRA,
+        lambda group: layers.ColumnParallelLinear(HIDDEN, 12, True, group),
+        _named("q_proj"),
+        lora.ColumnParallelLinearWithShardedLoRA,
+    ),
+    "one over two parts": LayerCase(
+        lora.ColumnParallelLinearWithLoRA,
+        _merged(24, 24),
+        _named("gate_up_proj"),
+        lora.ColumnParallelLinearWithShardedLoRA,
+    ),
+    "two parts": LayerCase(
+        lora.MergedColumnParallelLinearWithLoRA,
+        _merged(24, 24),
+        _named("gate_proj", "up_proj"),
+        lora.MergedColumnParallelLinearWithShardedLoRA,
+    ),
+    "two over four parts": LayerCase(
+        lora.MergedColumnParallelLinearWithLoRA,
+        _merged(8, 8, 16, 12, tensor_parts=(3, 1)),
+        _named("in_proj_qkv", "in_proj_z"),
+        lora.MergedColumnParallelLinearWithShardedLoRA,
+    ),
+    "three parts": LayerCase(
+        lora.MergedColumnParallelLinearVariableSliceWithLoRA,
+        _merged(8, 16, 4),
+        _named("in_a", "in_b", "in_c"),
+        lora.MergedColumnParallelLinearVariableSliceWithShardedLoRA,
+    ),
+    "one over three parts": LayerCase(
+        lora.MergedColumnParallelLinearVariableSliceWithLoRA,
+        _merged(8, 16, 4),
+        _named("in_proj"),
+        lora.MergedColumnParallelLinearVariableSliceWithShardedLoRA,
+    ),
+    "one over qkv": LayerCase(
+        lora.QKVParallelLinearWithLoRA, _qkv, _named("qkv_proj"), lora.QKVParallelLinearWithShardedLoRA
+    ),
+    "qkv": LayerCase(
+        lora.MergedQKVParallelLinearWithLoRA,
+        _qkv,
+        _named("q_proj", "k_proj", "v_proj"),
+        lora.MergedQKVParallelLinearWithShardedLoRA,
+    ),
+    "row": LayerCase(
+        lora.RowParallelLinearWithLoRA,
+        lambda group: layers.RowParallelLinear(HIDDEN, 12, True, group),
+        _named("down_proj"),
+        lora.RowParallelLinearWithShardedLoRA,
+    ),
+    "embedding": LayerCase(
+        lora.VocabParallelEmbeddingWithLoRA,
+        lambda group: VocabParallelEmbedding(VOCAB, HIDDEN, group),
+        ("embed_tokens",),
+    ),
+    "head": LayerCase(
+        lora.LogitsProcessorWithLoRA, lambda group: layers.LogitsProcessor(VOCAB, group), ("lm_head",)
+    ),
 }
 
 
 @dataclass
 class Rig:
-    """A layer with its wrapper; remembers what each slot was given, as trained (A [r, in], B [out, r])."""
+    """A layer with its wrapper, beside the whole base layer; remembers what each slot was given."""
 
     layer: lora.BaseLayerWithLoRA
+    whole: nn.Module
     punica: PunicaWrapperCPU
-    head: layers.ParallelLMHead
+    head: layers.ParallelLMHead  # this rank's
+    whole_head: layers.ParallelLMHead
     adapters: dict[int, list[tuple[Tensor, Tensor, float] | None]] = field(default_factory=dict)
+
+    def poison(self, slot: int) -> None:
+        """NaN over all that the slot holds of this layer, so that whatever is read beyond a rank shows."""
+        for view in (*self.layer.stacked.lora_a, *self.layer.stacked.lora_b):
+            view[slot] = torch.nan
 
     def put(self, slot: int, ranks: Sequence[int], scale: float = 0.5) -> None:
         """Fill the slot with NaN, then set random factors of these ranks, one a part (0: absent)."""
-        for view in (*self.layer.stacked.lora_a, *self.layer.stacked.lora_b):
-            view[slot] = torch.nan
+        self.poison(slot)
         self.put_over(slot, ranks, scale)
 
     def put_over(self, slot: int, ranks: Sequence[int], scale: float = 0.5) -> None:
-        factors = [
-            (
-                torch.randn(rank, part.in_features) / part.in_features**0.5,
-                torch.randn(part.out_features, rank) / rank**0.5,
-                scale + number,
-            )
-            if rank
-            else None
-            for number, (rank, part) in enumerate(zip(ranks, self.layer.parts(MODEL_CONFIG), strict=True))
-        ]
+        factors = []
+        for number, (rank, part) in enumerate(zip(ranks, self.layer.all_parts, strict=True)):
+            wide, high = part.slot_slice.in_features, part.slot_slice.out_features
+            a, b = torch.randn(rank, wide) / wide**0.5, torch.randn(high, rank) / max(rank, 1) ** 0.5
+            factors.append((a, b, scale + number) if rank else None)
         self.set(slot, factors)
 
     def set(self, slot: int, factors: list[tuple[Tensor, Tensor, float] | None]) -> None:
@@ -127,7 +173,7 @@ class Rig:
         )
 
     def run(self, runs: Sequence[Run], x: Tensor) -> Tensor:
-        """The layer's output for a step of these runs; the head's rows are the same runs."""
+        """The layer's output for a step of these runs; the head's rows are the same runs. `x` is whole."""
         self.punica.update_metadata(LoRAMapping(tuple(runs), tuple(runs)))
         return self.call(x)
 
@@ -136,45 +182,87 @@ class Rig:
         return self._call(self.layer, x)
 
     def base(self, x: Tensor) -> Tensor:
+        """What this rank's base layer says."""
         return self._call(self.layer.base_layer, x)
 
     def inputs(self, rows: int) -> Tensor:
-        if isinstance(self.layer, lora.VocabParallelEmbeddingWithLoRA):
+        if isinstance(self.whole, VocabParallelEmbedding):
             return torch.randint(0, VOCAB, (rows,))
         return torch.randn(rows, HIDDEN)
 
     def expected(self, runs: Sequence[Run], x: Tensor) -> Tensor:
-        """In float64, by each slot's dense matrix, from what was put and not from the stacked weights."""
-        y = self.base(x).double()
+        """In float64, by each slot's dense matrix over the whole layer, from what was put and not from the
+        stacked weights; then this rank's columns."""
+        on_logits = isinstance(self.whole, layers.LogitsProcessor)
+        y = (self.whole(self.whole_head, x) if on_logits else self.whole(x)).double()
         rows = (nn.functional.one_hot(x, VOCAB) if x.dtype == torch.int64 else x).double()
         first = 0
         for slot, count in runs:
             if slot >= 0:
                 y[first : first + count] += rows[first : first + count] @ self._dense(slot).T
             first += count
-        return y
+        return self._own_columns(y)
 
     def _dense(self, slot: int) -> Tensor:
-        parts = self.layer.parts(MODEL_CONFIG)
+        parts = self.layer.all_parts
         factors = self.adapters.get(slot, [None] * len(parts))
         blocks = [
-            f[2] * (f[1].double() @ f[0].double()) if f else torch.zeros(part.out_features, part.in_features)
+            f[2] * (f[1].double() @ f[0].double())
+            if f
+            else torch.zeros(part.slot_slice.out_features, part.slot_slice.in_features).double()
             for part, f in zip(parts, factors, strict=True)
         ]
-        return torch.cat([block.double() for block in blocks])
+        return torch.cat(blocks)
+
+    def _own_columns(self, y: Tensor) -> Tensor:
+        base = self.layer.base_layer
+        return y[:, _own_rows(base)] if isinstance(base, LinearBase) else y
 
     def _call(self, layer: nn.Module, x: Tensor) -> Tensor:
-        on_logits = isinstance(self.layer, lora.LogitsProcessorWithLoRA)
-        return layer(self.head, x) if on_logits else layer(x)
+        base = self.layer.base_layer
+        if isinstance(base, layers.LogitsProcessor):
+            return layer(self.head, x)
+        return layer(x[:, _slice(base.input_range)] if isinstance(base, LinearBase) else x)
 
 
-def make_rig(name: str, max_loras: int, max_rank: int, modules: frozenset[str] = EVERY_KIND) -> Rig:
+def make_rig(
+    name: str,
+    max_loras: int,
+    max_rank: int,
+    modules: frozenset[str] = EVERY_KIND,
+    group: ParallelGroup = SINGLE,
+    fully_sharded: bool = False,
+) -> Rig:
+    """Draw the whole base from torch's generator: ranks that seed it alike have parts of one layer."""
     case = CASES[name]
-    base, head = case.make_base(), layers.ParallelLMHead(VOCAB, HIDDEN)
-    for parameter in (*base.parameters(), *head.parameters()):
+    whole, whole_head = case.make_base(SINGLE), layers.ParallelLMHead(VOCAB, HIDDEN)
+    for parameter in (*whole.parameters(), *whole_head.parameters()):
         nn.init.normal_(parameter)
-    layer = case.layer_class(base, case.names)
-    punica = PunicaWrapperCPU(max_loras, 64)
-    layer.create_lora_weights(max_loras, LoRAConfig(max_loras, max_rank, modules), MODEL_CONFIG)
-    layer.set_mapping(punica)
-    return Rig(layer, punica, head)
+    base, head = case.make_base(group), layers.ParallelLMHead(VOCAB, HIDDEN, group)
+    take_share(whole, base)
+    take_share(whole_head, head)
+    config = LoRAConfig(max_loras, max_rank, modules, fully_sharded_loras=fully_sharded)
+    layer = class_for(base, config, case.names, MODEL_CONFIG)(base, case.names)
+    layer.create_lora_weights(max_loras, config, MODEL_CONFIG)
+    layer.set_mapping(punica := PunicaWrapperCPU(max_loras, 64))
+    return Rig(layer, whole, punica, head, whole_head)
+
+
+def take_share(whole: nn.Module, own: nn.Module) -> None:
+    """Fill a rank's layer from the whole one."""
+    if isinstance(own, LinearBase):
+        own.weight.copy_(whole.weight[_own_rows(own), _slice(own.input_range)])  # type: ignore[index]
+        if own.bias is not None:
+            own.bias.copy_(whole.bias[_own_rows(own)])  # type: ignore[index]
+    elif isinstance(own, VocabParallelEmbedding):
+        own.weight[: len(own.vocab_range)].copy_(whole.weight[_slice(own.vocab_range)])  # type: ignore[index]
+
+
+def _own_rows(layer: LinearBase) -> list[int]:
+    """Numbers of the whole output's columns that this rank has, in its order."""
+    starts = [sum(layer.output_sizes[:number]) for number in range(len(layer.output_sizes))]
+    return [start + row for start, own in zip(starts, layer.output_ranges, strict=True) for row in own]
+
+
+def _slice(own: range) -> slice:
+    return slice(own.start, own.stop)

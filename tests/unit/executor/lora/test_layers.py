@@ -2,16 +2,14 @@ import random
 
 import pytest
 import torch
-from torch import nn
 
-from executor import layers
+from executor.distributed import SINGLE
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
 from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.layout import SlotLayout
-from executor.lora.replace import LAYERS_WITH_LORA
 from kernels.errors import KernelArgumentError
 from kernels.meta import LoRAMapping, Run
 from tests.unit.executor.lora.adapters import make_adapter, poison
@@ -70,6 +68,7 @@ def test_a_reused_slot_answers_like_a_cold_one(name: str) -> None:
     rig, cold = (make_rig(name, max_loras=1, max_rank=16) for _ in range(2))
     cold.layer.base_layer.load_state_dict(rig.layer.base_layer.state_dict())
     cold.head.load_state_dict(rig.head.state_dict())
+    cold.whole.load_state_dict(rig.whole.state_dict())
     small = [4] + [0] * (parts_of(rig) - 1)
     cold.put(0, small)
     x = rig.inputs(5)
@@ -87,8 +86,8 @@ def test_a_reused_slot_answers_like_a_cold_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        *(("MergedQKVParallelLinearWithLoRA", r) for r in ([4, 0, 0], [4, 0, 2], [0, 4, 0], [0, 0, 4])),
-        *(("MergedColumnParallelLinearWithLoRA", r) for r in ([4, 0], [0, 4])),
+        *(("qkv", r) for r in ([4, 0, 0], [4, 0, 2], [0, 4, 0], [0, 0, 4])),
+        *(("two parts", r) for r in ([4, 0], [0, 4])),
     ],
 )
 def test_a_missing_member_of_a_packed_layer_adds_exactly_nothing(name: str, ranks: list[int]) -> None:
@@ -98,14 +97,14 @@ def test_a_missing_member_of_a_packed_layer_adds_exactly_nothing(name: str, rank
     x = rig.inputs(6)
     y, base = rig.run([(1, 6)], x), rig.base(x)
     torch.testing.assert_close(y.double(), rig.expected([(1, 6)], x), rtol=2e-5, atol=2e-5)
-    for part, rank in zip(rig.layer.parts(), ranks, strict=True):
-        columns = slice(part.column_start, part.column_start + part.out_features)
+    for part, rank in zip(rig.layer.all_parts, ranks, strict=True):
+        columns = slice(part.column_start, part.column_start + part.slot_slice.b_width)
         assert torch.equal(y[:, columns], base[:, columns]) == (rank == 0)
 
 
 def test_random_orders_of_rows() -> None:
     torch.manual_seed(0)
-    rig = make_rig("MergedQKVParallelLinearWithLoRA", max_loras=6, max_rank=8)
+    rig = make_rig("qkv", max_loras=6, max_rank=8)
     for slot in range(6):
         rig.put(slot, [slot + 1, 8 - slot, (3 * slot) % 7])
     for seed in range(200):
@@ -143,7 +142,7 @@ def test_rows_must_be_the_steps(name: str) -> None:
 
 def test_the_head_counts_its_own_rows() -> None:
     torch.manual_seed(0)
-    rig = make_rig("LogitsProcessorWithLoRA", max_loras=2, max_rank=4)
+    rig = make_rig("head", max_loras=2, max_rank=4)
     rig.put(0, [4])
     rig.put(1, [2])
     x = rig.inputs(3)
@@ -155,7 +154,7 @@ def test_the_head_counts_its_own_rows() -> None:
 def test_only_served_members_take_room_and_others_are_refused() -> None:
     torch.manual_seed(0)
     kinds = frozenset({"q_proj", "v_proj"})
-    rig = make_rig("MergedQKVParallelLinearWithLoRA", max_loras=2, max_rank=4, modules=kinds)
+    rig = make_rig("qkv", max_loras=2, max_rank=4, modules=kinds)
     assert [tuple(b.shape) for b in rig.layer.lora_b_stacked] == [(2, 24, 4), (2, 12, 4)]
     assert [tuple(a.shape) for a in rig.layer.lora_a_stacked] == [(2, 4, HIDDEN)] * 2
     rig.put(0, [4, 0, 2])
@@ -166,7 +165,7 @@ def test_only_served_members_take_room_and_others_are_refused() -> None:
 
 def test_set_lora_refuses_what_does_not_fit_and_keeps_the_slot() -> None:
     torch.manual_seed(0)
-    rig = make_rig("MergedColumnParallelLinearWithLoRA", max_loras=1, max_rank=4)
+    rig = make_rig("two parts", max_loras=1, max_rank=4)
     rig.put(0, [4, 2])
     a, b = torch.zeros(2, HIDDEN), torch.zeros(24, 2)
     for error, lora_a, lora_b in (
@@ -186,33 +185,39 @@ def test_set_lora_refuses_what_does_not_fit_and_keeps_the_slot() -> None:
 
 
 def test_scaling_defaults_to_one() -> None:
-    rig = make_rig("RowParallelLinearWithLoRA", max_loras=1, max_rank=4)
-    a, b, x = torch.randn(2, HIDDEN), torch.randn(9, 2), torch.randn(3, HIDDEN)
+    rig = make_rig("row", max_loras=1, max_rank=4)
+    a, b, x = torch.randn(2, HIDDEN), torch.randn(12, 2), torch.randn(3, HIDDEN)
     rig.layer.set_lora(0, a, b)
     torch.testing.assert_close(rig.run([(0, 3)], x), rig.base(x) + x @ a.T @ b.T)
 
 
-def fitting(source: nn.Module, packed: list[str]) -> list[str]:
-    config = LoRAConfig(1, 1)
-    return [c.__name__ for c in LAYERS_WITH_LORA if c.can_replace_layer(source, config, packed, MODEL_CONFIG)]
-
-
-@ALL
-def test_exactly_one_class_replaces_each_layer(name: str) -> None:
-    case = CASES[name]
-    assert fitting(case.make_base(), list(case.names)) == [name]
-
-
-def test_no_class_replaces_a_head_a_norm_or_a_wrong_table() -> None:
-    assert fitting(layers.ParallelLMHead(4, 4), ["lm_head"]) == []
-    assert fitting(layers.RMSNorm(4, 1e-5), ["norm"]) == []
-    assert fitting(layers.QKVParallelLinear(4, 2, 2, 1), ["q_proj", "k_proj"]) == []
-    assert fitting(layers.MergedColumnParallelLinear(4, (4, 4)), ["a", "b", "c"]) == []
-    assert fitting(layers.RowParallelLinear(4, 4), ["a", "b"]) == []
-
-
 def test_a_layer_without_served_part_is_refused() -> None:
-    case = CASES["RowParallelLinearWithLoRA"]
-    layer: BaseLayerWithLoRA = case.layer_class(case.make_base(), case.names)
+    case = CASES["row"]
+    layer: BaseLayerWithLoRA = case.layer_class(case.make_base(SINGLE), case.names)
     with pytest.raises(ValueError, match=r"layers\.0\.down_proj"):
         layer.create_lora_weights(1, LoRAConfig(1, 1, frozenset({"q_proj"})), MODEL_CONFIG)
+
+
+def test_three_parts_take_one_adapter_over_all_as_one_tensor() -> None:
+    torch.manual_seed(0)
+    rig = make_rig("three parts", max_loras=2, max_rank=4)
+    a, b = torch.randn(3, HIDDEN), torch.randn(28, 3)
+    rig.layer.set_lora(0, a, b, 0.5)
+    rig.set(1, [(a, part, 0.5) for part in b.split([8, 16, 4])])
+    x = rig.inputs(2)
+    assert torch.equal(rig.run([(0, 2)], x), rig.run([(1, 2)], x))
+    compare(rig, [(1, 2), (-1, 1)])
+    with pytest.raises(ValueError, match="for 3 parts"):
+        rig.layer.set_lora(0, a, torch.randn(27, 3))
+
+
+def test_a_hidden_that_was_gathered_without_need_is_refused() -> None:
+    """A gather of ranks that each hold A whole would give the product `ranks` times as many columns."""
+    rig = make_rig("column", max_loras=2, max_rank=4)
+    rig.punica.update_metadata(LoRAMapping(((0, 3),), ((0, 3),)))
+    stacked = rig.layer.stacked
+    for columns in (8, 2):
+        with pytest.raises(KernelArgumentError, match="h must be float32"):
+            rig.punica.add_expand(
+                torch.zeros(3, 12), torch.zeros(1, 3, columns), stacked.lora_b, stacked.ranks, (0,)
+            )

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.lora.cut import Cut
 from executor.lora.layout import ALIGNMENT, SlotLayout, SlotSlice
 
 SLICES = tuple(SlotSlice(f"layers.0.{kind}", 33, width) for kind, width in (("q_proj", 64), ("v_proj", 7)))
@@ -15,15 +16,19 @@ LAYOUT = SlotLayout(SLICES, 8, torch.float32)
 def test_pieces_are_aligned_and_do_not_overlap(sizes: list[tuple[int, int, int]]) -> None:
     slices = tuple(SlotSlice(str(i), a, b) for i, (a, b, _) in enumerate(sizes))
     layout = SlotLayout(slices, 8, torch.float32)
-    pieces, elements = layout.pack([rank for _, _, rank in sizes])
+    ranks = [rank for _, _, rank in sizes]
+    pieces, total = layout.pack(ranks)
     end = 0
-    for part, piece in zip(slices, pieces, strict=True):
-        for offset, width in ((piece.a_offset, part.in_features), (piece.b_offset, part.out_features)):
+    for part, piece, rank in zip(slices, pieces, ranks, strict=True):
+        for offset, elements, width in (
+            (piece.a_offset, piece.a_elements, part.in_features),
+            (piece.b_offset, piece.b_elements, part.out_features),
+        ):
             assert offset % ALIGNMENT == 0
             assert offset >= end
-            end = offset + piece.rank * width
-    assert elements >= end
-    assert elements <= layout.slot_elements
+            assert elements == rank * width
+            end = offset + elements
+    assert end <= total <= layout.slot_elements
 
 
 def test_rank_zero_takes_no_room() -> None:
@@ -38,6 +43,13 @@ def test_hash_changes_with_everything_that_moves_a_byte() -> None:
         replace(LAYOUT, slices=SLICES[:1]),
         replace(LAYOUT, slices=SLICES[::-1]),
         replace(LAYOUT, slices=(SLICES[0], replace(SLICES[1], out_features=8))),
+        replace(LAYOUT, slices=(SLICES[0], replace(SLICES[1], cut=Cut(range(11))))),
+        replace(LAYOUT, slices=(SLICES[0], replace(SLICES[1], cut=Cut(b_columns=(range(7),))))),
+        replace(LAYOUT, slices=(SLICES[0], replace(SLICES[1], cut=Cut(shards=2)))),
+        replace(LAYOUT, slices=(SLICES[0], replace(SLICES[1], cut=Cut(shards=2, shard=1)))),
+        replace(LAYOUT, tp_size=2),
+        replace(LAYOUT, tp_size=2, tp_rank=1),
+        replace(LAYOUT, fully_sharded=True),
     ]
     hashes = {layout.slot_layout for layout in [LAYOUT, *others]}
     assert len(hashes) == len(others) + 1

@@ -14,7 +14,7 @@ from executor.forward import SequenceRows, build_step
 from executor.layers import LinearBase
 from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
-from executor.lora.errors import ModuleNotInModel
+from executor.lora.errors import LayerRefused, ModuleNotInModel
 from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.replace import attach_lora
@@ -56,7 +56,7 @@ def serve(modules: frozenset[str] = EVERYTHING, *, tied: bool = False, max_loras
     model = make_model(tied)
     punica = PunicaWrapperCPU(max_loras, 64)
     plain = copy.deepcopy(model)
-    arena = attach_lora(model, LoRAConfig(max_loras, 8, modules), punica)
+    arena = attach_lora(model, LoRAConfig(max_loras, 8, modules), punica).arena
     for slot in range(max_loras):
         poison(arena, slot)
     return Served(plain, model, punica, arena)
@@ -192,4 +192,30 @@ def test_a_kind_without_layer_is_refused_and_the_model_stays_plain() -> None:
         attach_lora(model, config, PunicaWrapperCPU(2, 64))
     with pytest.raises(ValueError, match="3 slots"):
         attach_lora(model, LoRAConfig(2, 8), PunicaWrapperCPU(3, 64))
+    assert not any(isinstance(module, BaseLayerWithLoRA) for module in model.modules())
+
+
+def test_what_was_replaced_is_reported() -> None:
+    model = make_model(tied=False)
+    config = LoRAConfig(2, 8, frozenset({"q_proj", "up_proj", "lm_head"}))
+    attached = attach_lora(model, config, PunicaWrapperCPU(2, 64))
+    assert {path: type(layer).__name__ for path, layer in attached.replaced.items()} == {
+        "model.layers.0.self_attn.qkv_proj": "MergedQKVParallelLinearWithLoRA",
+        "model.layers.0.mlp.gate_up_proj": "MergedColumnParallelLinearWithLoRA",
+        "model.layers.1.self_attn.qkv_proj": "MergedQKVParallelLinearWithLoRA",
+        "model.layers.1.mlp.gate_up_proj": "MergedColumnParallelLinearWithLoRA",
+        "logits_processor": "LogitsProcessorWithLoRA",
+    }
+    assert all(model.get_submodule(path) is layer for path, layer in attached.replaced.items())
+    assert str(attached) == (
+        "1 LogitsProcessorWithLoRA, 2 MergedColumnParallelLinearWithLoRA, 2 MergedQKVParallelLinearWithLoRA; "
+        f"2 slots of {attached.arena.nbytes_per_slot} bytes"
+    )
+
+
+def test_a_layer_that_no_class_fits_is_refused_and_the_model_stays_plain() -> None:
+    model = make_model(tied=False)
+    config = LoRAConfig(2, 8, frozenset({"q_proj", "act_fn"}))
+    with pytest.raises(LayerRefused, match=r"SiluAndMul with modules layers\.0\.act_fn"):
+        attach_lora(model, config, PunicaWrapperCPU(2, 64))
     assert not any(isinstance(module, BaseLayerWithLoRA) for module in model.modules())

@@ -1,0 +1,89 @@
+"""The ranks that share one model, as a value that is handed to whatever is cut over them."""
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Torch 2.13 renamed both and warns about the old names, which are all that 2.11 has.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroup:
+    """`size` ranks, of which this process is number `rank`.
+
+    Every method is a collective: all ranks make the same calls in the same order, with equal shapes and
+    dtypes. With one rank none of them calls anything.
+    """
+
+    rank: int = 0
+    size: int = 1
+    handle: dist.ProcessGroup | None = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in place; returns x."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.handle)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's x, as [size, *x.shape]."""
+        if self.size == 1:
+            return x[None]
+        # Flat: gloo wants what it stacks along the first dimension.
+        out = x.new_empty(self.size * x.numel())
+        _all_gather(out, x.contiguous().view(-1), group=self.handle)
+        return out.view(self.size, *x.shape)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """x [size, ...] -> [...]: the sum over the ranks of x[rank], each rank its own."""
+        if self.size == 1:
+            return x[0]
+        out = x.new_empty(x[0].numel())
+        _reduce_scatter(out, x.contiguous().view(-1), group=self.handle)
+        return out.view(x.shape[1:])
+
+    def share(self, count: int) -> range:
+        """This rank's `count / size` of `count` equal things, in order. ValueError if they do not divide."""
+        if count % self.size:
+            raise ValueError(f"{count} cannot be cut over {self.size} ranks")
+        each = count // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+
+SINGLE = ParallelGroup()
+
+
+def connect(
+    rank: int, size: int, meeting: Path, device: torch.device | str, timeout_s: float
+) -> ParallelGroup:
+    """Meet the other ranks of this host: NCCL for GPUs, gloo for the CPU. One group a process at a time.
+
+    `meeting` is a file that does not exist yet, the same for all. `timeout_s` bounds how long a collective
+    waits for a rank that does not come, now and later.
+    """
+    device = torch.device(device)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside this host has a part in it
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return ParallelGroup(rank, size, dist.group.WORLD)
+
+
+def disconnect() -> None:
+    """Leave the group that `connect` made. Safe without one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,95 @@
+"""Adapters on all ranks at once: loaded everywhere or nowhere, and in a slot when the last copy is
+complete."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from executor.lora.arena import SlotArena
+from executor.lora.image import SlotImage
+from executor.ranks.leader import Ranks, failure_in, receive, total_bytes
+from executor.ranks.messages import ClearSlot, CopyIntoSlot, ForgetImage, LoadAdapter
+from executor.rejection import RejectedByRank
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadImage:
+    """One adapter, cut: rank 0's image, and the ticket under which every other rank keeps its own."""
+
+    own: SlotImage
+    ticket: int
+    nbytes: int  # on all ranks
+
+
+class SpreadAdapters:
+    """What a pager needs (`load_image`, an arena, `forget`) over several ranks.
+
+    `load_image` runs on loader threads, as many as there are lanes; all else belongs to the engine's thread.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        arena: SlotArena,
+        nbytes_per_slot: int,
+        load_own: Callable[[str], SlotImage],
+    ) -> None:
+        self._ranks = ranks
+        self._arena = arena
+        self._load_own = load_own
+        self._tickets = count()
+        self._lanes: SimpleQueue[int] = SimpleQueue()
+        for number in range(len(ranks.lanes)):
+            self._lanes.put(number)
+        self.nbytes_per_slot = nbytes_per_slot  # on all ranks
+
+    def load_image(self, digest: str) -> SpreadImage:
+        """Each rank reads the adapter and cuts its own part. When one of them fails, the images of the others
+        are forgotten, and its error (RejectedByRank when it is not this rank) is raised."""
+        number, ticket = self._lanes.get(), next(self._tickets)
+        try:
+            return self._load_on(self._ranks.lanes[number], ticket, digest)
+        finally:
+            self._lanes.put(number)
+
+    def _load_on(self, lane: Sequence[Connection], ticket: int, digest: str) -> SpreadImage:
+        _send(lane, LoadAdapter(ticket, digest))
+        try:
+            own = self._load_own(digest)
+        except Exception:
+            receive(lane)  # the others' answers must not be taken for those to the next message
+            _send(lane, ForgetImage(ticket))
+            raise
+        answers = receive(lane)
+        if (failed := failure_in(answers)) is not None:
+            _send(lane, ForgetImage(ticket))
+            raise RejectedByRank(failed.rejection)
+        return SpreadImage(own, ticket, own.nbytes + total_bytes(answers))
+
+    def load(self, slot: int, image: SpreadImage) -> None:
+        """Copy on every rank; returns when all copies are complete. When one fails, all empty the slot."""
+        self._ranks.tell(CopyIntoSlot(slot, image.ticket))
+        try:
+            self._arena.load(slot, image.own)
+        except Exception:
+            self._ranks.answers()
+            self.clear(slot)
+            raise
+        if (failed := failure_in(self._ranks.answers())) is not None:
+            self.clear(slot)
+            raise RejectedByRank(failed.rejection)
+
+    def clear(self, slot: int) -> None:
+        self._arena.clear(slot)
+        self._ranks.tell(ClearSlot(slot))
+
+    def forget(self, image: SpreadImage) -> None:
+        """The host tier has given it up."""
+        self._ranks.tell(ForgetImage(image.ticket))
+
+
+def _send(lane: Sequence[Connection], message: LoadAdapter | ForgetImage) -> None:
+    for connection in lane:
+        connection.send(message)

@@ -1,0 +1,145 @@
+"""The process of a rank other than 0."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapter_store import AdapterStoreError, WeightsSource
+from executor.config import ExecutorConfig
+from executor.distributed import connect, disconnect
+from executor.errors import ExecutorError
+from executor.forward import build_step
+from executor.logs import setup_logging
+from executor.lora.image import SlotImage, build_slot_image
+from executor.ranks.messages import (
+    Answer,
+    ClearSlot,
+    Control,
+    CopyIntoSlot,
+    Done,
+    Failed,
+    ForgetImage,
+    Hello,
+    LoadAdapter,
+    Ready,
+    RunStep,
+    StartFailed,
+)
+from executor.rejection import rejection_of
+from executor.shard import Shard, build_shard
+from executor.store import open_source
+
+logger = logging.getLogger(__name__)
+
+
+def run_rank(
+    config: ExecutorConfig, rank: int, meeting: Path, control: Connection, lanes: Sequence[Connection]
+) -> None:
+    """Until rank 0 closes `control` or is gone. What a step raises ends this process, and with it the
+    group."""
+    # A Ctrl-C goes to every process of the terminal; rank 0 drains first and then ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    setup_logging(config.log_format, config.log_level)
+    control.send(Hello())
+    try:
+        group = connect(rank, config.tensor_parallel_size, meeting, config.device, config.step_timeout)
+        worker = Worker(build_shard(config, group), open_source(config))
+    except (ExecutorError, AdapterStoreError) as error:
+        control.send(StartFailed(str(error)))
+        return
+    control.send(Ready(worker.nbytes_per_slot))
+    for lane in lanes:
+        threading.Thread(target=worker.serve_lane, args=(lane,), name="adapter-lane", daemon=True).start()
+    worker.serve(control)
+    disconnect()
+    # Not by way of the interpreter's end, which aborts when it meets a thread of torch or of a lane in C++.
+    logging.shutdown()
+    os._exit(0)
+
+
+class Worker:
+    """`serve` belongs to one thread, each lane to another; they share the images, by ticket."""
+
+    def __init__(self, shard: Shard, store: WeightsSource) -> None:
+        self._shard = shard
+        self._store = store
+        self._images: dict[int, SlotImage] = {}
+
+    @property
+    def nbytes_per_slot(self) -> int:
+        return self._shard.arena.nbytes_per_slot
+
+    def serve(self, control: Connection) -> None:
+        message: Control
+        for message in _messages(control):
+            match message:
+                case RunStep(sequences):
+                    self._step(sequences)
+                case CopyIntoSlot():
+                    control.send(self._copy(message))
+                case ClearSlot(slot):
+                    self._shard.arena.clear(slot)
+                case ForgetImage(ticket):
+                    self._images.pop(ticket, None)
+
+    def serve_lane(self, lane: Connection) -> None:
+        message: LoadAdapter | ForgetImage
+        for message in _messages(lane):
+            match message:
+                case LoadAdapter():
+                    lane.send(self._load(message))
+                case ForgetImage(ticket):
+                    self._images.pop(ticket, None)
+
+    @torch.inference_mode()
+    def _step(self, sequences: tuple[Any, ...]) -> None:
+        shard = self._shard
+        token_ids, context = build_step(sequences, shard.kv_cache, shard.punica)
+        shard.model.compute_logits(shard.model(token_ids, context), context)
+
+    def _load(self, message: LoadAdapter) -> Answer:
+        try:
+            with self._store.open(message.digest) as weights:
+                image = build_slot_image(weights, self._shard.arena.layout)
+        except Exception as error:
+            return Failed(rejection_of(error))
+        self._images[message.ticket] = image
+        return Done(image.nbytes)
+
+    def _copy(self, message: CopyIntoSlot) -> Answer:
+        try:
+            self._shard.arena.load(message.slot, self._images[message.ticket])
+        except Exception as error:
+            return Failed(rejection_of(error))
+        return Done()
+
+
+def _messages(connection: Connection) -> Iterator[Any]:
+    """Until the other end is closed."""
+    while True:
+        try:
+            yield connection.recv()
+        except EOFError:
+            return
+
+
+def _end_with_parent() -> None:
+    """A rank may hang in a collective when rank 0 is killed; nothing it holds outlives the process anyway."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        watched = parent
+
+        def watch() -> None:
+            watched.join()
+            os._exit(1)
+
+        threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,55 @@
+"""One tiny base of every family, and adapters that together touch everything a slot holds."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.fidelity.conftest import Stream
+from tests.support.adapters import DENSE, load_base, make_adapter, make_base
+from tests.support.tokenizers import byte_level, write_folder
+
+VOCABULARY = 448
+ROPE = {"rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ROPE}
+FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "yarn", **ROPE}}),
+    "qwen3": ("qwen3", {"tied": True}),
+    "mistral": ("mistral", {"sliding_window": 8}),
+    "llama": ("llama", {"rope_parameters": LLAMA3, "shard_size": "100KB"}),
+}
+ADAPTERS: Mapping[str, dict[str, Any]] = {
+    "all4": {"rank": 4, "targets": DENSE},
+    "rank1": {"rank": 1, "alpha": 4, "targets": ["k_proj", "gate_proj"]},
+    "rslora16": {"rank": 16, "use_rslora": True, "targets": ["v_proj", "o_proj", "up_proj"], "std": 0.1},
+    "patterns": {
+        "rank": 2,
+        "targets": ["q_proj", "k_proj"],
+        "rank_pattern": {"k_proj": 4},
+        "alpha_pattern": {"layers.1.self_attn.k_proj": 64},
+    },
+    "head": {"rank": 4, "targets": ["lm_head"]},
+    "embed": {"rank": 8, "targets": ["embed_tokens", "down_proj"]},
+    "second-layer": {"rank": 3, "alpha": 6, "targets": DENSE, "layers": [1]},
+}
+# Chosen so that no answer comes near a tie.
+PROMPT_SEEDS = {"qwen2": 1, "qwen3": 3, "mistral": 20, "llama": 9}
+# 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
+PROMPT_TOKENS = 40
+
+
+def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
+    """The base's folder, and a prompt for the base and for each adapter."""
+    kind, settings = FAMILIES[family]
+    model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)  # type: ignore[arg-type]
+    write_folder(model, byte_level())
+    base = load_base(model)
+    draw = random.Random(PROMPT_SEEDS[family])
+    return model, [
+        Stream(
+            name,
+            make_adapter(folder / name, base, seed=5, **ADAPTERS[name]) if name in ADAPTERS else None,
+            tuple(draw.randrange(3, 400) for _ in range(PROMPT_TOKENS)),
+        )
+        for name in ("base", *ADAPTERS)
+    ]

@@ -1,0 +1,202 @@
+"""One engine over several ranks, each a real process, on the tiny base."""
+
+import multiprocessing
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter_store import AdapterNotFound, DiskStore, Weights, WeightsSource
+from executor.build import build_engine
+from executor.config import ExecutorConfig
+from executor.distributed import SINGLE
+from executor.errors import RankLost, StartError, UnsupportedModel
+from executor.ranks.messages import CopyIntoSlot, Done, Failed, ForgetImage, LoadAdapter
+from executor.ranks.worker import Worker
+from executor.sequence import Dispatch
+from executor.shard import build_shard
+from executor.store import open_source
+from tests.support.engines import SMALL, Driver, greedy, make_driver
+
+PROMPT = range(3, 30)
+Start = Callable[..., Driver]
+
+
+@pytest.fixture
+def start(tiny_base: Path, tiny_store: DiskStore, store_folder: Path) -> Iterator[Start]:
+    """Engines on the tiny base; with several ranks only one at a time, since a process has one group."""
+    drivers: list[Driver] = []
+
+    def make(size: int, own_store: WeightsSource = tiny_store, **settings: Any) -> Driver:
+        settings = {"store": str(store_folder), "tensor_parallel_size": size, "torch_threads": 1} | settings
+        drivers.append(make_driver(str(tiny_base), own_store, **settings))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.engine.close()
+
+
+def mixed(digests: list[str]) -> list[Dispatch]:
+    """The base and all five adapters (ranks 1 to 16; one on q_proj alone, one in layer 1 alone)."""
+    return [
+        greedy(str(number), PROMPT[: 20 + number], digest=digest, max_new_tokens=12)
+        for number, digest in enumerate(["", *digests])
+    ]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_tokens_and_logprobs_equal_one_ranks(
+    start: Start, digests: list[str], size: int, sharded: bool
+) -> None:
+    """Two slots for five adapters: every slot is reused. With 4 ranks, two hold each KV head."""
+    one, many = start(1), start(size, fully_sharded_loras=sharded)
+    expected, actual = (driver.run(*mixed(digests)) for driver in (one, many))
+    assert actual == expected
+    assert len({tuple(tokens) for tokens in expected}) == len(expected), "an adapter is not loud"
+    for key, tokens in one.tokens.items():
+        truth = [token.token.logprob for token in tokens]
+        assert [token.token.logprob for token in many.tokens[key]] == pytest.approx(truth, abs=1e-5)
+    # Evicted and loaded again, by every rank.
+    assert many.run(greedy("again", PROMPT[:21], digest=digests[0], max_new_tokens=12)) == [expected[1]]
+
+
+class WithoutOne:
+    """A store that hides one adapter until `found` is set."""
+
+    def __init__(self, store: WeightsSource, digest: str) -> None:
+        self._store, self._digest, self.found = store, digest, False
+
+    def open(self, digest: str) -> Weights:
+        if digest == self._digest and not self.found:
+            raise AdapterNotFound(f"{digest} is hidden")
+        return self._store.open(digest)
+
+
+def fails_once_then_works(
+    driver: Driver, one: Driver, digest: str, reason: str, repair: Callable[[], object]
+) -> None:
+    """The load fails as a whole, other adapters go on, and nothing of it is left to hinder the next try."""
+    dispatch = greedy("fails", PROMPT, digest=digest)
+    driver.engine.add(dispatch)
+    driver.until(lambda: bool(driver.rejected))
+    assert driver.rejected.pop(dispatch.key).reason == reason
+    assert digest not in driver.engine.pager.host
+    repair()
+    assert driver.run(greedy("again", PROMPT, digest=digest)) == one.run(dispatch)
+
+
+def test_a_file_that_one_rank_cannot_read_fails_on_all(
+    start: Start, digests: list[str], store_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(store_folder, tmp_path / "store")
+    packed = next(path for path in folder.rglob("packed.safetensors") if digests[3][7:] in str(path))
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[:-4] + b"oops")
+    driver = start(2, store=str(folder))
+    fails_once_then_works(driver, start(1), digests[3], "DATA_LOSS", lambda: packed.write_bytes(whole))
+
+
+def test_a_file_that_rank_0_cannot_read_fails_on_all(
+    start: Start, digests: list[str], tiny_store: DiskStore
+) -> None:
+    store = WithoutOne(tiny_store, digests[3])
+    driver = start(2, store)
+    repair = lambda: setattr(store, "found", True)  # noqa: E731
+    fails_once_then_works(driver, start(1), digests[3], "ADAPTER_NOT_FOUND", repair)
+
+
+def rank_processes() -> list[Any]:
+    return [child for child in multiprocessing.active_children() if child.name.startswith("rank-")]
+
+
+def test_a_rank_that_dies_takes_the_engine_down(
+    tiny_base: Path, tiny_store: DiskStore, store_folder: Path
+) -> None:
+    config = ExecutorConfig(
+        model=str(tiny_base), **(SMALL | {"store": str(store_folder), "tensor_parallel_size": 4})
+    )
+    lost: list[Exception] = []
+    told = threading.Event()
+
+    def on_lost(error: Exception) -> None:
+        lost.append(error)
+        told.set()
+
+    with closing(build_engine(config, tiny_store, lost=on_lost)) as engine:
+        engine.add(greedy("base", PROMPT, max_new_tokens=400))
+        assert engine.step().ran
+        assert len(rank_processes()) == 3
+        next(child for child in rank_processes() if child.name == "rank-2").kill()
+        assert told.wait(30)
+        assert [type(error) for error in lost] == [RankLost]
+        with pytest.raises(RankLost):
+            for _ in range(50):
+                engine.step()
+    assert not rank_processes()
+
+
+def test_an_engine_that_is_closed_ends_its_ranks_and_tells_nobody(start: Start) -> None:
+    driver = start(2)
+    assert len(rank_processes()) == 1
+    driver.engine.close()
+    assert not rank_processes()
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_size_that_does_not_cut_the_model_starts_nothing(start: Start, size: int) -> None:
+    with pytest.raises(UnsupportedModel, match=r"4 query heads, 2 KV heads.*possible are 1, 2, 4"):
+        start(size)
+    assert not rank_processes()
+
+
+def test_too_little_host_memory_for_all_ranks_ends_them(start: Start) -> None:
+    with pytest.raises(StartError, match="host-memory-bytes"):
+        start(2, host_memory_bytes=1000)
+    assert not rank_processes()
+
+
+def test_a_rank_that_cannot_start_says_why(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(StartError, match="a rank cannot start"):
+        start(2, store=str(file / "no-folder"))
+    assert not rank_processes()
+
+
+def test_a_worker_keeps_images_until_told(tiny_base: Path, store_folder: Path, digests: list[str]) -> None:
+    config = ExecutorConfig(model=str(tiny_base), **(SMALL | {"store": str(store_folder)}))
+    worker = Worker(build_shard(config, SINGLE), open_source(config))
+    lane, control = multiprocessing.Pipe(), multiprocessing.Pipe()
+    threads = [
+        threading.Thread(target=worker.serve_lane, args=(lane[1],)),
+        threading.Thread(target=worker.serve, args=(control[1],)),
+    ]
+    for thread in threads:
+        thread.start()
+    lane[0].send(LoadAdapter(7, digests[0]))
+    loaded = lane[0].recv()
+    assert isinstance(loaded, Done)
+    assert 0 < loaded.nbytes <= worker.nbytes_per_slot
+    control[0].send(CopyIntoSlot(1, 7))
+    assert control[0].recv() == Done()
+    control[0].send(CopyIntoSlot(5, 7))
+    assert isinstance(control[0].recv(), Failed)  # there is no such slot
+    control[0].send(ForgetImage(7))
+    control[0].send(CopyIntoSlot(0, 7))
+    assert isinstance(control[0].recv(), Failed)
+    lane[0].send(LoadAdapter(8, "sha256:" + "0" * 64))
+    refused = lane[0].recv()
+    assert isinstance(refused, Failed)
+    assert refused.rejection.reason == "ADAPTER_NOT_FOUND"
+    for pair in (lane, control):
+        pair[0].close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
