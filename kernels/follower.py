@@ -1,0 +1,116 @@
+"""What the launchers of the fused followers share: which entries they launch, and what they refuse."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.checks import check, check_expand, check_launchable, check_rows, check_same_device
+from kernels.errors import KernelArgumentError
+from kernels.launch_plan import ROWS_PER_TILE
+from kernels.meta import LoRAKernelMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """All rows of a step as one list: `listed` entries of `work`, then as many as hold the base rows."""
+
+    work: Tensor
+    listed: int
+    total: int
+
+    @classmethod
+    def of(cls, meta: LoRAKernelMeta, entry_rows: int) -> "Entries":
+        tiled = entry_rows == ROWS_PER_TILE
+        work, listed = (meta.tiles, meta.plan.tiles) if tiled else (meta.items, meta.plan.items)
+        return cls(work, listed, listed + -(-meta.plan.base_rows // entry_rows))
+
+
+def check_like(tensor: Tensor, argument: str, other: Tensor, other_name: str) -> None:
+    if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
+        raise KernelArgumentError(
+            argument,
+            f"must be as {other_name} ({other.dtype} {list(other.shape)} on {other.device}), is "
+            f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}",
+        )
+
+
+def check_silu_mul(
+    out: Tensor, y: Tensor, h: Tensor, lora_b: Sequence[Tensor], ranks: Tensor, meta: LoRAKernelMeta
+) -> None:
+    check(len(lora_b) == 2, "lora_b", f"must hold gate and up, holds {len(lora_b)} slices")
+    check_expand(y, h, lora_b, ranks, _two_halves(y), meta, None)
+    for index, weight in enumerate(lora_b):
+        if 2 * weight.shape[2] != y.shape[1]:
+            raise KernelArgumentError(f"lora_b[{index}]", f"is not half as wide as y's {y.shape[1]} columns")
+    check_like(out, "out", y[:, : y.shape[1] // 2], "half of y")
+
+
+def check_add_rms_norm(
+    out: Tensor,
+    residual: Tensor,
+    y: Tensor,
+    h: Tensor,
+    lora_b: Tensor,
+    ranks: Tensor,
+    weight: Tensor,
+    meta: LoRAKernelMeta,
+) -> None:
+    check(lora_b.dim() == 3, "lora_b", "must be [max_loras, max_rank, hidden]")
+    check_expand(y, h, (lora_b,), ranks, (0,), meta, None)
+    check(lora_b.shape[2] == y.shape[1], "lora_b", f"has not the width of y, {y.shape[1]}")
+    check_like(residual, "residual", y, "y")
+    check_like(out, "out", y, "y")
+    check_like(weight, "weight", y[0] if len(y) else y.new_empty(y.shape[1]), "a row of y")
+
+
+def check_rope(
+    y: Tensor,
+    h: Tensor,
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    meta: LoRAKernelMeta,
+) -> int:
+    """Returns the head dimension."""
+    check(len(lora_b) == 3, "lora_b", f"must hold q, k and v, holds {len(lora_b)} slices")
+    check(all(weight.dim() == 3 for weight in lora_b), "lora_b", "must hold slices [max_loras, max_rank, out]")
+    q, k, v = (weight.shape[2] for weight in lora_b)
+    check_expand(y, h, lora_b, ranks, (0, q, q + k), meta, None)
+    check(q + k + v == y.shape[1], "lora_b", f"has {q + k + v} columns in all, y {y.shape[1]}")
+    check_rows(cos, "cos", meta)
+    check(cos.dim() == 2 and cos.is_floating_point(), "cos", "must be a floating [rows, head_dim / 2]")
+    check_like(sin, "sin", cos, "cos")
+    check_same_device(y.device, cos=cos)
+    head_dim = 2 * cos.shape[1]
+    check(k == v, "lora_b", "has k and v of different widths")
+    check(q % head_dim == 0 and k % head_dim == 0, "cos", f"makes heads of {head_dim} columns, y has others")
+    return head_dim
+
+
+def check_cache(cache: Tensor, kv_slots: Tensor, y: Tensor, heads: int, head_dim: int) -> None:
+    shape = ("2", "blocks", "block_size", heads, head_dim)
+    fits = cache.dim() == 5 and cache.shape[0] == 2 and tuple(cache.shape[3:]) == (heads, head_dim)
+    if not fits or cache.dtype != y.dtype:
+        expected = f"{y.dtype} [{', '.join(map(str, shape))}]"
+        raise KernelArgumentError("cache", f"must be {expected}, is {cache.dtype} {list(cache.shape)}")
+    check(cache[0].is_contiguous(), "cache", f"must be contiguous but for its halves: {cache.stride()}")
+    integral = tuple(kv_slots.shape) == (y.shape[0],) and str(kv_slots.dtype) == "torch.int64"
+    check(integral and kv_slots.is_contiguous(), "kv_slots", "must be contiguous int64 [rows]")
+    check_same_device(y.device, cache=cache, kv_slots=kv_slots)
+
+
+def check_rows_contiguous(**tensors: Tensor) -> None:
+    for argument, tensor in tensors.items():
+        check(tensor.stride(-1) == 1, argument, f"must have contiguous rows, has strides {tensor.stride()}")
+
+
+def check_follower(lora_b: Sequence[Tensor], y: Tensor, h: Tensor, ranks: Tensor, **rows: Tensor) -> None:
+    """What the Triton kernels ask beyond the references."""
+    check_launchable("lora_b", lora_b, y=y, h=h, ranks=ranks)
+    check_rows_contiguous(**rows)
+
+
+def _two_halves(y: Tensor) -> tuple[int, int]:
+    return (0, y.shape[-1] // 2)

@@ -1,0 +1,66 @@
+"""Block sizes of the fused followers, by the form of the step and the layer's sizes."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerConfig:
+    """entry_rows: rows that share one read of B, `rows` of them at a time; block_n: columns of a program."""
+
+    entry_rows: int
+    rows: int
+    block_rank: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+# Without LoRA: row by row.
+PLAIN = FollowerConfig(1, 1, 0, 1024, 4, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NormConfig:
+    """rows 1: a program holds a whole row; else it walks over `rows` rows twice, block_n columns a time."""
+
+    rows: int
+    block_rank: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@lru_cache(maxsize=1024)
+def silu_mul_config(plan: LaunchPlan, element_size: int) -> FollowerConfig:
+    if plan.rows_per_item == 1:
+        return FollowerConfig(1, 1, min(plan.block_rank, 32), 256, 2, 1)
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    wide = element_size == 2
+    if plan.tiles:
+        return FollowerConfig(ROWS_PER_TILE, ROWS_PER_ITEM, block_rank, 256 if wide else 64, 4, 2)
+    return FollowerConfig(ROWS_PER_ITEM, ROWS_PER_ITEM, block_rank, 128 if wide else 64, 4, 1)
+
+
+@lru_cache(maxsize=1024)
+def add_rms_norm_config(plan: LaunchPlan, rows: int, hidden: int, element_size: int) -> NormConfig:
+    block_n = 1 << (hidden - 1).bit_length()
+    if rows < 1024 or plan.rows_per_item == 1:
+        # 16 warps hold a row and 16 ranks of B in registers, up to 4096 columns.
+        block_rank = max(1, min(plan.block_rank, 16, 131072 // (block_n * element_size)))
+        return NormConfig(1, block_rank, block_n, min(16, max(1, block_n // 256)), 1)
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    return NormConfig(ROWS_PER_ITEM, block_rank, min(block_n, 256 if element_size == 2 else 64), 4, 2)
+
+
+@lru_cache(maxsize=1024)
+def rope_config(plan: LaunchPlan, head_dim: int) -> FollowerConfig:
+    """block_n is a multiple of the head's columns: whole heads a program."""
+    if plan.rows_per_item == 1:
+        return FollowerConfig(1, 1, min(plan.block_rank, 32), max(head_dim, 512), 2, 1)
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    if plan.tiles:
+        return FollowerConfig(ROWS_PER_TILE, ROWS_PER_ITEM, block_rank, max(head_dim, 256), 4, 2)
+    return FollowerConfig(ROWS_PER_ITEM, ROWS_PER_ITEM, block_rank, max(head_dim, 128), 4, 1)

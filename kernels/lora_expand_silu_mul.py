@@ -1,0 +1,155 @@
+"""The gate_up layer's expand inside SiLU-and-multiply: y is read once, its sum with the delta never written.
+
+The truth is kernels/reference/lora_expand_silu_mul.py.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.checks import check
+from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
+from kernels.expand_tile import (
+    delta,
+    load_b,
+    load_entry,
+    load_h,
+    load_rank,
+    places_of,
+    rows_at,
+    valid_of,
+)
+from kernels.follower import Entries, check_follower, check_like, check_rows_contiguous, check_silu_mul
+from kernels.follower_tuning import PLAIN, FollowerConfig, silu_mul_config
+from kernels.meta import LoRAKernelMeta
+
+
+@triton.jit
+def _rows_silu_mul(
+    out, y, h, gate_b, up_b, b0, b1, order, start, count, n, rank0, rank1, num_rows, out_stride, y_stride,
+    b_stride0, b_stride1,
+    WIDTH: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LORA: tl.constexpr,
+):  # fmt: skip
+    rows = rows_at(order, start, count, ROWS, HAS_LORA)
+    valid = valid_of(count, n < WIDTH, ROWS)
+    places = y + places_of(rows, y_stride, n, ROWS)
+    if HAS_LORA:
+        r = tl.arange(0, BLOCK_RANK)
+        gate_h = load_h(h, 0, start, count, r, rank0, num_rows, 2, SPLIT, MAX_RANK, ROWS)
+        up_h = load_h(h, 1, start, count, r, rank1, num_rows, 2, SPLIT, MAX_RANK, ROWS)
+    gate = tl.load(places, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(places + WIDTH, mask=valid, other=0.0).to(tl.float32)
+    if HAS_LORA:
+        gate += delta(
+            gate_h, gate_b, h, b0, b_stride0, 0, start, count, n, rank0, WIDTH, num_rows, 2, SPLIT, MAX_RANK,
+            ROWS, BLOCK_RANK, BLOCK_N,
+        )  # fmt: skip
+        up += delta(
+            up_h, up_b, h, b1, b_stride1, 1, start, count, n, rank1, WIDTH, num_rows, 2, SPLIT, MAX_RANK,
+            ROWS, BLOCK_RANK, BLOCK_N,
+        )  # fmt: skip
+    result = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
+    tl.store(out + places_of(rows, out_stride, n, ROWS), result, mask=valid)
+
+
+@triton.jit(do_not_specialize=["num_rows", "listed"])
+def expand_silu_mul_kernel(
+    out, y, h, b0, b1, ranks, work, order, starts,
+    num_rows, listed, out_stride, y_stride, slot_stride, b_stride0, b_stride1,
+    WIDTH: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
+    ENTRY_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, HAS_LORA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (column tile, entry). B is on its way before the wait, and stays for all rows of the entry."""
+    let_next_kernel_start(PDL)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot, start, count = load_entry(
+        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ENTRY_ROWS, HAS_LORA
+    )
+    if count == 0:
+        wait_for_former_kernel(PDL)
+        return
+
+    rank0, rank1, gate_b, up_b = 0, 0, 0, 0
+    if HAS_LORA:
+        rank0 = load_rank(ranks, 0, slot, MAX_LORAS, MAX_RANK)
+        rank1 = load_rank(ranks, 1, slot, MAX_LORAS, MAX_RANK)
+        b0 += slot.to(tl.int64) * slot_stride
+        b1 += slot.to(tl.int64) * slot_stride
+        gate_b = load_b(b0, b_stride0, tl.arange(0, BLOCK_RANK), n, rank0, WIDTH)
+        up_b = load_b(b1, b_stride1, tl.arange(0, BLOCK_RANK), n, rank1, WIDTH)
+    wait_for_former_kernel(PDL)
+    for done in tl.range(0, count if ENTRY_ROWS > ROWS else 1, ROWS, num_stages=STAGES):
+        _rows_silu_mul(
+            out, y, h, gate_b, up_b, b0, b1, order, start + done, count - done, n, rank0, rank1, num_rows,
+            out_stride, y_stride, b_stride0, b_stride1, WIDTH, SPLIT, MAX_RANK, ROWS, BLOCK_RANK, BLOCK_N,
+            HAS_LORA,
+        )  # fmt: skip
+
+
+def lora_expand_silu_mul(
+    out: Tensor,
+    y: Tensor,
+    h: Tensor,
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    meta: LoRAKernelMeta,
+    config: FollowerConfig | None = None,
+) -> None:
+    """Semantics: out[row(p)] = silu(y[row(p), :n] + d_0) * (y[row(p), n:] + d_1), d_s = h[s, p, :r] @ B_s[slot, :r].
+
+    p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot,
+    r = ranks[s, slot]; d is 0 for base rows.
+
+    out     [rows, n], of y's dtype, contiguous rows, overwritten
+    y       floating [rows, 2n], contiguous rows: the base layer's output, gate then up; only read
+    h       float32 [2, rows, max_rank] or [splits, 2, rows, max_rank], whose sum counts; from lora_shrink
+    lora_b  gate's and up's rank-major B, [max_loras, max_rank, n], of one arena; a row >= r is never read
+    ranks   int32 [2, max_loras], contiguous; 0: the slot has no such module
+    config  block sizes. None: the tuned ones for this step
+
+    All in float32, rounded once. Serves gate and up as two slices; what else there is (one of them without
+    LoRA slots, DoRA's output scale, a bias inside the delta, a gathered tensor-parallel output) takes lora_expand
+    and silu_mul. High ranks that the plan cuts into parts are right here but slow. Raises KernelArgumentError.
+    """
+    check_silu_mul(out, y, h, lora_b, ranks, meta)
+    check_follower(lora_b, y, h, ranks, out=out)
+    if meta.plan.items == 0:
+        silu_mul(out, y)
+        return
+    config = config or silu_mul_config(meta.plan, y.element_size())
+    entries = Entries.of(meta, config.entry_rows)
+    gate, up = lora_b
+    pdl = has_dependent_launch(y.device)
+    expand_silu_mul_kernel[(triton.cdiv(out.shape[1], config.block_n), entries.total)](
+        out=out, y=y, h=h, b0=gate, b1=up, ranks=ranks, work=entries.work,
+        order=meta.token_indices_sorted_by_lora_ids, starts=meta.lora_token_start_loc, num_rows=meta.num_rows,
+        listed=entries.listed, out_stride=out.stride(0), y_stride=y.stride(0), slot_stride=gate.stride(0),
+        b_stride0=gate.stride(1), b_stride1=up.stride(1), WIDTH=out.shape[1], MAX_LORAS=meta.max_loras,
+        MAX_RANK=gate.shape[1], SPLIT=h.shape[0] if h.dim() == 4 else 1, ENTRY_ROWS=config.entry_rows,
+        ROWS=config.rows, BLOCK_RANK=config.block_rank, BLOCK_N=config.block_n, STAGES=config.num_stages,
+        HAS_LORA=True, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def silu_mul(out: Tensor, y: Tensor) -> None:
+    """Semantics: out[row] = silu(y[row, :n]) * y[row, n:], for y [rows, 2n] and out [rows, n]; contiguous rows.
+
+    Float32 inside, rounded once. Raises KernelArgumentError.
+    """
+    check(y.dim() == 2 and y.shape[1] % 2 == 0, "y", f"must be [rows, 2n], is {list(y.shape)}")
+    check_like(out, "out", y[:, : y.shape[1] // 2], "half of y")
+    check_rows_contiguous(out=out, y=y)
+    rows, width = out.shape
+    if rows == 0:
+        return
+    pdl = has_dependent_launch(y.device)
+    expand_silu_mul_kernel[(triton.cdiv(width, PLAIN.block_n), rows)](
+        out=out, y=y, h=y, b0=y, b1=y, ranks=y, work=y, order=y, starts=y, num_rows=rows, listed=0,
+        out_stride=out.stride(0), y_stride=y.stride(0), slot_stride=0, b_stride0=0, b_stride1=0, WIDTH=width,
+        MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows, ROWS=PLAIN.rows, BLOCK_RANK=0,
+        BLOCK_N=PLAIN.block_n, STAGES=1, HAS_LORA=False, PDL=pdl, num_warps=PLAIN.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
