@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.meta import MAX_SLICES, LoRAKernelMeta
+from kernels.launch_plan import MAX_SLICES
+from kernels.meta import LoRAKernelMeta
 
 
 def check(ok: bool, argument: str, problem: str) -> None:
@@ -51,6 +52,13 @@ def check_hidden(h: Tensor, slices: int, max_rank: int, meta: LoRAKernelMeta) ->
     expected = (slices, meta.num_rows, max_rank)
     if tuple(h.shape[-3:]) != expected or h.dim() > 4 or h.dtype != torch.float32:
         raise KernelArgumentError("h", f"must be float32 {list(expected)}, is {h.dtype} {list(h.shape)}")
+
+
+def check_hidden_block(h: Tensor, weight: Tensor, slices: int, meta: LoRAKernelMeta) -> None:
+    """What the Triton kernels ask of h: one block of memory beside the weights."""
+    check_hidden(h, slices, weight.shape[1], meta)
+    check(h.is_contiguous(), "h", "must be contiguous")
+    check_same_device(weight.device, h=h)
 
 
 def check_same_device(expected: torch.device, **tensors: Tensor) -> None:

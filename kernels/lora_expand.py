@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_expand, check_launchable
+from kernels.checks import check, check_expand, check_hidden_block, check_launchable, check_rows
 from kernels.device import (
     has_dependent_launch,
     let_next_kernel_start,
@@ -15,9 +15,14 @@ from kernels.device import (
     of_slice,
     wait_for_former_kernel,
 )
-from kernels.launch_plan import PARTS
+from kernels.launch import Launch, row_signature, signature
+from kernels.launch_plan import MAX_SLICES, PARTS
 from kernels.meta import LoRAKernelMeta
 from kernels.tuning import ExpandConfig, expand_config
+
+# A part's tile: 128 bytes of 2-byte columns, so whole cache lines, and ranks enough to need few turns.
+_NARROW = 64
+_PART_RANKS = 128
 
 
 @triton.jit
@@ -58,7 +63,7 @@ def _add_product(acc, h, b, ROWS: tl.constexpr):
 
 @triton.jit
 def _expand_tile(
-    y, h, b, ranks, output_scale, order, slot, start, count, s, first, width, column_start, rank, num_rows,
+    y, h, b, output_scale, order, start, count, s, first, width, column_start, rank, num_rows,
     y_stride, b_stride,
     SLICES: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
@@ -105,12 +110,13 @@ def expand_kernel(
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
-    ADD_INPUTS: tl.constexpr, HAS_OUTPUT_SCALE: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, NARROW: tl.constexpr, PART_RANKS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
+    HAS_OUTPUT_SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (column tile, entry); the tiles of all slices follow each other.
 
-    A part of a high-rank item takes a PARTS-th of the tile's columns and PARTS times as many ranks at once.
+    A part of a high-rank item takes NARROW of the tile's columns and PART_RANKS at once; spare parts idle.
     """
     let_next_kernel_start(PDL)
     tile, entry = tl.program_id(0), tl.program_id(1)
@@ -122,8 +128,9 @@ def expand_kernel(
     width = of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
     rank = tl.load(ranks + s * MAX_LORAS + slot, mask=count > 0, other=0)
     rank = tl.minimum(rank, MAX_RANK)
-    NARROW: tl.constexpr = BLOCK_N // PARTS
-    skip = (count == 0) | ((rank <= 0) & ADD_INPUTS) | (first + part * NARROW >= width)
+    skip = (count == 0) | ((rank <= 0) & ADD_INPUTS)
+    if PARTS > 1:
+        skip = skip | (first + part * NARROW >= width) | (part * NARROW >= BLOCK_N)
     if skip:
         wait_for_former_kernel(PDL)
         return
@@ -132,19 +139,19 @@ def expand_kernel(
     b_stride = of_slice(s, b_stride0, b_stride1, b_stride2, SLICES)
     column_start = of_slice(s, START0, START1, START2, SLICES)
     factors = output_scale + slot.to(tl.int64) * scale_stride + of_slice(s, 0, WIDTH0, WIDTH0 + WIDTH1, 3)
-    if part < 0:
-        _expand_tile(
-            y, h, b, ranks, factors, order, slot, start, count, s, first, width, column_start, rank, num_rows,
-            y_stride, b_stride, SLICES, SPLIT, MAX_RANK, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS,
-            HAS_OUTPUT_SCALE, PDL,
-        )  # fmt: skip
-    else:
-        end = tl.minimum(first + (part + 1) * NARROW, width)
-        _expand_tile(
-            y, h, b, ranks, factors, order, slot, start, count, s, first + part * NARROW, end, column_start,
-            rank, num_rows, y_stride, b_stride, SLICES, SPLIT, MAX_RANK, ROWS, BLOCK_RANK * PARTS, NARROW,
-            ADD_INPUTS, HAS_OUTPUT_SCALE, PDL,
-        )  # fmt: skip
+    if PARTS > 1:
+        if part >= 0:
+            end = tl.minimum(first + (part + 1) * NARROW, width)
+            _expand_tile(
+                y, h, b, factors, order, start, count, s, first + part * NARROW, end, column_start, rank,
+                num_rows, y_stride, b_stride, SLICES, SPLIT, MAX_RANK, ROWS, PART_RANKS, NARROW, ADD_INPUTS,
+                HAS_OUTPUT_SCALE, PDL,
+            )  # fmt: skip
+            return
+    _expand_tile(
+        y, h, b, factors, order, start, count, s, first, width, column_start, rank, num_rows, y_stride,
+        b_stride, SLICES, SPLIT, MAX_RANK, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, HAS_OUTPUT_SCALE, PDL,
+    )  # fmt: skip
 
 
 def lora_expand(
@@ -176,27 +183,54 @@ def lora_expand(
     One-row items use h in float32, others in lora_b's dtype; sums are float32, rounded once to y's dtype.
     Raises KernelArgumentError.
     """
-    check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)
-    check_launchable("lora_b", lora_b, y=y, h=h, ranks=ranks)
+    slices = len(lora_b)
+    check(slices > 0, "lora_b", "holds no slice")
+    config = config or expand_config(meta.plan, slices, lora_b[0].element_size())
+    splits = h.shape[0] if h.dim() == 4 else 1
+    tables = (ranks,) if output_scale is None else (ranks, output_scale)
+    form = (config, splits, meta.plan.parts, add_inputs, tuple(column_starts))
+    key = (expand_kernel, form, row_signature(y), signature(*lora_b, *tables))
+    launch = meta.launches.get(key)
+    if launch is None:
+        check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)
+        check_launchable("lora_b", lora_b, y=y, ranks=ranks)
+        launch = meta.launches[key] = _launch(
+            config, splits, add_inputs, column_starts, lora_b, meta, *tables
+        )
+    check_rows(y, "y", meta)
+    check_hidden_block(h, lora_b[0], slices, meta)
     if meta.plan.items == 0:
         return
-    slices = len(lora_b)
-    config = config or expand_config(meta.plan, slices, lora_b[0].element_size())
-    last = slices - 1
-    first, second, third = lora_b[0], lora_b[min(1, last)], lora_b[last]
-    widths = [weight.shape[2] for weight in lora_b] + [0] * (3 - slices)
-    starts = [*column_starts, *[0] * (3 - slices)]
-    tiles = sum(-(-width // config.block_n) for width in widths)
-    pdl = has_dependent_launch(y.device)
-    expand_kernel[(tiles, meta.plan.items)](
-        y=y, h=h, b0=first, b1=second, b2=third, ranks=ranks,
-        output_scale=ranks if output_scale is None else output_scale, work=meta.items,
-        order=meta.token_indices_sorted_by_lora_ids, num_rows=meta.num_rows, y_stride=y.stride(0),
-        slot_stride=first.stride(0), b_stride0=first.stride(1), b_stride1=second.stride(1),
-        b_stride2=third.stride(1), scale_stride=0 if output_scale is None else output_scale.stride(0),
-        WIDTH0=widths[0], WIDTH1=widths[1], WIDTH2=widths[2], START0=starts[0], START1=starts[1],
-        START2=starts[2], SLICES=slices, MAX_LORAS=meta.max_loras, MAX_RANK=first.shape[1],
-        SPLIT=h.shape[0] if h.dim() == 4 else 1, PARTS=PARTS, ROWS=config.rows,
-        BLOCK_RANK=config.block_rank, BLOCK_N=config.block_n, ADD_INPUTS=add_inputs,
-        HAS_OUTPUT_SCALE=output_scale is not None, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    first, second, third = lora_b[0], lora_b[min(1, slices - 1)], lora_b[slices - 1]
+    tiles = sum(-(-weight.shape[2] // config.block_n) for weight in lora_b)
+    scale, scale_stride = (ranks, 0) if output_scale is None else (output_scale, output_scale.stride(0))
+    launch(
+        (tiles, meta.plan.items), y, h, first, second, third, ranks, scale, meta.items,
+        meta.token_indices_sorted_by_lora_ids, meta.num_rows, y.stride(0), first.stride(0), first.stride(1),
+        second.stride(1), third.stride(1), scale_stride,
     )  # fmt: skip
+
+
+def _launch(
+    config: ExpandConfig,
+    splits: int,
+    add_inputs: bool,
+    column_starts: Sequence[int],
+    lora_b: Sequence[Tensor],
+    meta: LoRAKernelMeta,
+    ranks: Tensor,
+    output_scale: Tensor | None = None,
+) -> Launch:
+    missing = [0] * (MAX_SLICES - len(lora_b))
+    widths, starts = [weight.shape[2] for weight in lora_b] + missing, [*column_starts, *missing]
+    pdl = has_dependent_launch(ranks.device)
+    constants = {
+        **{f"WIDTH{s}": width for s, width in enumerate(widths)},
+        **{f"START{s}": start for s, start in enumerate(starts)},
+        "SLICES": len(lora_b), "MAX_LORAS": meta.max_loras, "MAX_RANK": lora_b[0].shape[1], "SPLIT": splits,
+        "PARTS": PARTS if meta.plan.parts else 1, "NARROW": min(_NARROW, config.block_n),
+        "PART_RANKS": _PART_RANKS, "ROWS": config.rows, "BLOCK_RANK": config.block_rank,
+        "BLOCK_N": config.block_n, "ADD_INPUTS": add_inputs, "HAS_OUTPUT_SCALE": output_scale is not None,
+        "PDL": pdl,
+    }  # fmt: skip
+    return Launch(expand_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check, check_launchable, check_shrink
+from kernels.checks import check, check_hidden_block, check_launchable, check_rows, check_shrink
 from kernels.device import (
     has_dependent_launch,
     let_next_kernel_start,
@@ -15,6 +15,7 @@ from kernels.device import (
     load_rows,
     wait_for_former_kernel,
 )
+from kernels.launch import Launch, row_signature, signature
 from kernels.launch_plan import PARTS, ROWS_PER_TILE
 from kernels.meta import LoRAKernelMeta
 from kernels.tuning import ShrinkConfig, shrink_config
@@ -23,9 +24,13 @@ from kernels.tuning import ShrinkConfig, shrink_config
 @triton.jit
 def _rank_share(part, rank, PARTS: tl.constexpr, BLOCK_RANK: tl.constexpr):
     """[first, last) of the ranks that an entry computes: all, or its part of them in whole blocks."""
-    share = tl.cdiv(tl.cdiv(rank, PARTS), BLOCK_RANK) * BLOCK_RANK
-    first = tl.where(part < 0, 0, part * share)
-    return first, tl.where(part < 0, rank, tl.minimum(first + share, rank))
+    first = 0
+    last = rank
+    if PARTS > 1:
+        share = tl.cdiv(tl.cdiv(rank, PARTS), BLOCK_RANK) * BLOCK_RANK
+        first = tl.where(part < 0, 0, part * share)
+        last = tl.where(part < 0, rank, tl.minimum(first + share, rank))
+    return first, last
 
 
 @triton.jit
@@ -179,32 +184,51 @@ def lora_shrink(
 
     Sums are float32; repeated launches give equal bits. Raises KernelArgumentError.
     """
-    config = config or shrink_config(
-        meta.plan, len(lora_a), x.shape[-1], x.element_size(), final=h.dim() == 3
+    slices = len(lora_a)
+    check(slices > 0, "lora_a", "holds no slice")
+    config = config or shrink_config(meta.plan, slices, x.shape[-1], x.element_size(), final=h.dim() == 3)
+    offsets = [_offset(lora_a, 1), _offset(lora_a, 2)]
+    key = (
+        shrink_kernel,
+        config,
+        meta.plan.parts,
+        *offsets,
+        row_signature(x),
+        signature(*lora_a, ranks, scales),
     )
-    check_shrink(h, x, lora_a, ranks, scales, meta)
-    check_launchable("lora_a", lora_a, x=x, h=h, ranks=ranks, scales=scales)
-    check(x.dtype == lora_a[0].dtype, "x", f"is {x.dtype}, lora_a {lora_a[0].dtype}")
+    launch = meta.launches.get(key)
+    if launch is None:
+        check_shrink(h, x, lora_a, ranks, scales, meta)
+        check_launchable("lora_a", lora_a, x=x, ranks=ranks, scales=scales)
+        check(x.dtype == lora_a[0].dtype, "x", f"is {x.dtype}, lora_a {lora_a[0].dtype}")
+        launch = meta.launches[key] = _launch(config, x, lora_a, meta)
+    check_rows(x, "x", meta)
+    first = lora_a[0]
+    check_hidden_block(h, first, slices, meta)
     _check_config(config, h, meta)
-    entries = meta.plan.tiles if config.fused else meta.plan.items
+    work, entries = (meta.tiles, meta.plan.tiles) if config.fused else (meta.items, meta.plan.items)
     if entries == 0:
         return
-    slices, max_rank = len(lora_a), lora_a[0].shape[1]
     finalise = config.final and config.split > 1
     partials = torch.empty((config.split, *h.shape), dtype=h.dtype, device=h.device) if finalise else h
-    first = lora_a[0]
-    fused = triton.next_power_of_2(slices) if config.fused else 1
-    pdl = has_dependent_launch(x.device)
-    shrink_kernel[(config.split, 1 if config.fused else slices, entries)](
-        h=h, partials=partials, x=x, a=first, ranks=ranks, scales=scales,
-        work=meta.tiles if config.fused else meta.items, order=meta.token_indices_sorted_by_lora_ids,
-        finished=meta.finished_splits, num_rows=meta.num_rows, x_stride=x.stride(0),
-        slot_stride=first.stride(0), rank_stride=first.stride(1),
-        offset1=_offset(lora_a, 1), offset2=_offset(lora_a, 2), K=x.shape[1], SLICES=slices,
-        MAX_LORAS=meta.max_loras, MAX_RANK=max_rank, PARTS=PARTS, FUSED=fused, ROWS=config.rows,
-        BLOCK_RANK=config.block_rank, BLOCK_K=config.block_k, SPLIT=config.split, FINALISE=finalise, PDL=pdl,
-        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
+    launch(
+        (config.split, 1 if config.fused else slices, entries), h, partials, x, first, ranks, scales, work,
+        meta.token_indices_sorted_by_lora_ids, meta.finished_splits, meta.num_rows, x.stride(0),
+        first.stride(0), first.stride(1), *offsets,
     )  # fmt: skip
+
+
+def _launch(config: ShrinkConfig, x: Tensor, lora_a: Sequence[Tensor], meta: LoRAKernelMeta) -> Launch:
+    pdl = has_dependent_launch(x.device)
+    constants = {
+        "K": x.shape[1], "SLICES": len(lora_a), "MAX_LORAS": meta.max_loras, "MAX_RANK": lora_a[0].shape[1],
+        "PARTS": PARTS if meta.plan.parts else 1,
+        "FUSED": triton.next_power_of_2(len(lora_a)) if config.fused else 1, "ROWS": config.rows,
+        "BLOCK_RANK": config.block_rank, "BLOCK_K": config.block_k, "SPLIT": config.split,
+        "FINALISE": config.final and config.split > 1, "PDL": pdl,
+    }  # fmt: skip
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    return Launch(shrink_kernel, constants, options)
 
 
 def _check_config(config: ShrinkConfig, h: Tensor, meta: LoRAKernelMeta) -> None:

@@ -3,9 +3,10 @@
 Built from runs, `(slot, rows)` per sequence in row order, never by sorting tokens. Slot -1 means no adapter.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kernels.launch_plan import (
     MAX_SINGLE_ROWS,
+    MAX_SLICES,
     ROWS_PER_ITEM,
     ROWS_PER_TILE,
     SPARE_ITEMS,
@@ -23,8 +25,6 @@ from kernels.launch_plan import (
 from kernels.staging import Staging
 from kernels.work_list import Run, StepWork, describe
 
-# Slices of one launch: q, k, v.
-MAX_SLICES = 3
 # A rank hint for slots whose rank nobody told: it steers speed only.
 _USUAL_RANK = 16
 
@@ -77,6 +77,8 @@ class LoRAKernelMeta:
         self.staging = staging
         sizes = _sizes(max_loras, max_num_tokens)
         ends = list(accumulate(sizes, initial=first))
+        self._part = slice(first, ends[-1])
+        self._idle = _idle_step(sizes)
         self._bounds = [slice(start, end) for start, end in pairwise(ends)]
         parts = [staging.part(start, size) for start, size in zip(ends, sizes, strict=False)]
         self.items, self.tiles = parts[0].view(-1, 4), parts[1].view(-1, 4)
@@ -86,6 +88,8 @@ class LoRAKernelMeta:
         self.finished_splits = torch.zeros(
             len(self.items) * MAX_SLICES, dtype=torch.int32, device=staging.device_buffer.device
         )
+        # What the launchers have compiled for this meta, by what it was compiled for.
+        self.launches: dict[Hashable, Any] = {}
         self.num_rows = 0
         self._groups: tuple[LoRAGroup, ...] | None = None
 
@@ -111,16 +115,16 @@ class LoRAKernelMeta:
 
     def fill(self, host: npt.NDArray[np.int32], work: StepWork) -> None:
         """Write a described step into the host buffer of a shared Staging, which the caller then sends."""
+        host[self._part] = self._idle
         items, tiles, per_lora, starts, ids, mapping, order = (host[bounds] for bounds in self._bounds)
         rows, active = len(work.slots), len(work.active)
-        _fill_list(items, work.items)
-        _fill_list(tiles, work.tiles)
-        per_lora[:active], per_lora[active:] = work.counts, 0
-        starts[0] = 0
-        np.cumsum(per_lora, out=starts[1:])
-        ids[:active], ids[active:] = work.active, -1
-        mapping[:rows], mapping[rows:] = work.slots, -1
-        order[:rows], order[rows:] = work.order, 0
+        items[: work.items.size] = work.items.reshape(-1)
+        tiles[: work.tiles.size] = work.tiles.reshape(-1)
+        per_lora[:active] = work.counts
+        per_lora.cumsum(out=starts[1:])
+        ids[:active] = work.active
+        mapping[:rows] = work.slots
+        order[:rows] = work.order
         self.plan, self.num_rows, self.num_active_loras = work.plan, rows, active
         self.no_lora_flag_cpu = active == 0
         self._work, self._groups = work, None
@@ -158,10 +162,12 @@ def _sizes(max_loras: int, max_num_tokens: int) -> list[int]:
     return [*used, max_num_tokens + padding]
 
 
-def _fill_list(host: npt.NDArray[np.int32], entries: npt.NDArray[np.int32]) -> None:
-    used = entries.size
-    host[:used] = entries.reshape(-1)
-    host[used:].reshape(-1, 4)[:] = (-1, 0, 0, 0)
+def _idle_step(sizes: list[int]) -> npt.NDArray[np.int32]:
+    """What the fields hold beyond a step's entries."""
+    items, tiles, per_lora, starts, ids, mapping, order = sizes
+    lists = np.tile(np.array([-1, 0, 0, 0], dtype=np.int32), (items + tiles) // 4)
+    fields = [(0, per_lora + starts), (-1, ids + mapping), (0, order)]
+    return np.concatenate([lists, *(np.full(size, value, dtype=np.int32) for value, size in fields)])
 
 
 def _groups(work: StepWork) -> Iterator[LoRAGroup]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.launch_plan import LaunchPlan
+from kernels.launch_plan import PARTS, LaunchPlan
 from kernels.meta import LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
 from kernels.work_list import Run
@@ -85,9 +85,9 @@ def test_one_high_rank_among_low_ones_is_cut_into_parts(others: list[Run]) -> No
     stack = make_stack([ranks, ranks], 70, [1100, 30], max_rank=256)
     punica, runs = make_wrapper(stack), [*others, (5, 1)]
     step(punica, runs)
-    parts = punica.token_mapping_meta.items.tolist()[:9]
-    assert [(slot, part) for slot, _, _, part in parts[:8]] == [(5, part) for part in range(8)]
-    assert parts[8][3] == -1
+    entries = punica.token_mapping_meta.items.tolist()
+    assert [(slot, part) for slot, _, _, part in entries[:PARTS]] == [(5, part) for part in range(PARTS)]
+    assert entries[PARTS][3] == -1
     check_linear(stack, runs, punica, columns=1140)
 
 
@@ -100,12 +100,13 @@ def test_without_rank_hints_every_rank_is_still_right() -> None:
         check_linear(stack, runs, punica)
 
 
+@pytest.mark.parametrize("parts", [False, True], ids=["whole", "parts"])
 @pytest.mark.parametrize("rows_per_item", [1, 16])
-def test_one_plan_serves_steps_with_other_adapters_counts_and_ranks(rows_per_item: int) -> None:
+def test_one_plan_serves_steps_with_other_adapters_counts_and_ranks(rows_per_item: int, parts: bool) -> None:
     torch.manual_seed(0)
     stack = make_stack([RANKS, RANKS[::-1]], 40, [32, 9], max_rank=64)
     punica = make_wrapper(stack)
-    plan = LaunchPlan.for_graph(12, 10, rows_per_item=rows_per_item, block_rank=8)
+    plan = LaunchPlan.for_graph(12, 10, rows_per_item=rows_per_item, block_rank=8, parts=parts)
     for runs in ([(0, 12)], [(slot, 1) for slot in range(10)], [(-1, 12)], [], [(9, 1), (-1, 1), (9, 10)]):
         step(punica, runs, plan)
         assert punica.token_mapping_meta.plan == plan
