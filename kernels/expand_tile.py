@@ -13,8 +13,8 @@ def load_entry(
 ):  # fmt: skip
     """(slot, first place, rows) of an entry, for kernels that must see all rows of a step.
 
-    The first `listed` entries are the work list's; the base rows follow, slot -1, from the place behind the last
-    adapter's. The first part of a high-rank item stands for all of it. Without LoRA all rows are alike.
+    The first `listed` entries are the work list's; the base rows follow, slot -1, from the place behind the
+    last adapter's. The first part of a high-rank item stands for all of it. Without LoRA all rows are alike.
     """
     slot = tl.cast(-1, tl.int32)
     if not HAS_LORA:
@@ -91,10 +91,7 @@ def delta(
     BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """h @ B over the columns n, float32. The first BLOCK_RANK ranks are given; most adapters have no more."""
-    if ROWS == 1:
-        acc = tl.zeros([BLOCK_N], dtype=tl.float32)
-    else:
-        acc = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_N] if ROWS == 1 else [ROWS, BLOCK_N], dtype=tl.float32)
     acc = add_product(acc, h_tile, b_tile, ROWS)
     for block in range(BLOCK_RANK, rank, BLOCK_RANK):
         r = block + tl.arange(0, BLOCK_RANK)
@@ -114,7 +111,8 @@ def places_of(rows, stride, n, ROWS: tl.constexpr):
 
 @triton.jit
 def valid_of(count, columns_valid, ROWS: tl.constexpr):
+    """Which of those places are the entry's. One row is always there: an entry without rows has ended."""
     if ROWS == 1:
-        return columns_valid & (count > 0)
+        return columns_valid
     else:
         return (tl.arange(0, ROWS) < count)[:, None] & columns_valid[None, :]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.checks import check, check_expand, check_launchable, check_rows, check_same_device
@@ -24,6 +25,18 @@ class Entries:
         tiled = entry_rows == ROWS_PER_TILE
         work, listed = (meta.tiles, meta.plan.tiles) if tiled else (meta.items, meta.plan.items)
         return cls(work, listed, listed + -(-meta.plan.base_rows // entry_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """Where a step's keys and values go.
+
+    data      [2, blocks, block_size, kv_heads, head_dim], keys then values; each of the two contiguous
+    kv_slots  int64 [rows]: block * block_size + offset in the block; a negative one writes nothing
+    """
+
+    data: Tensor
+    kv_slots: Tensor
 
 
 def check_like(tensor: Tensor, argument: str, other: Tensor, other_name: str) -> None:
@@ -75,7 +88,7 @@ def check_rope(
 ) -> int:
     """Returns the head dimension."""
     check(len(lora_b) == 3, "lora_b", f"must hold q, k and v, holds {len(lora_b)} slices")
-    check(all(weight.dim() == 3 for weight in lora_b), "lora_b", "must hold slices [max_loras, max_rank, out]")
+    check(all(b.dim() == 3 for b in lora_b), "lora_b", "must hold slices [max_loras, max_rank, out]")
     q, k, v = (weight.shape[2] for weight in lora_b)
     check_expand(y, h, lora_b, ranks, (0, q, q + k), meta, None)
     check(q + k + v == y.shape[1], "lora_b", f"has {q + k + v} columns in all, y {y.shape[1]}")
@@ -89,16 +102,16 @@ def check_rope(
     return head_dim
 
 
-def check_cache(cache: Tensor, kv_slots: Tensor, y: Tensor, heads: int, head_dim: int) -> None:
-    shape = ("2", "blocks", "block_size", heads, head_dim)
-    fits = cache.dim() == 5 and cache.shape[0] == 2 and tuple(cache.shape[3:]) == (heads, head_dim)
-    if not fits or cache.dtype != y.dtype:
-        expected = f"{y.dtype} [{', '.join(map(str, shape))}]"
-        raise KernelArgumentError("cache", f"must be {expected}, is {cache.dtype} {list(cache.shape)}")
-    check(cache[0].is_contiguous(), "cache", f"must be contiguous but for its halves: {cache.stride()}")
-    integral = tuple(kv_slots.shape) == (y.shape[0],) and str(kv_slots.dtype) == "torch.int64"
-    check(integral and kv_slots.is_contiguous(), "kv_slots", "must be contiguous int64 [rows]")
-    check_same_device(y.device, cache=cache, kv_slots=kv_slots)
+def check_cache(cache: PagedCache, y: Tensor, heads: int, head_dim: int) -> None:
+    data, slots = cache.data, cache.kv_slots
+    fits = data.dim() == 5 and data.shape[0] == 2 and tuple(data.shape[3:]) == (heads, head_dim)
+    if not fits or data.dtype != y.dtype:
+        expected = f"{y.dtype} [2, blocks, block_size, {heads}, {head_dim}]"
+        raise KernelArgumentError("cache.data", f"must be {expected}, is {data.dtype} {list(data.shape)}")
+    check(data[0].is_contiguous(), "cache.data", f"must be contiguous within a half: {data.stride()}")
+    fits = slots.dtype == torch.int64 and slots.dim() == 1 and len(slots) == len(y) and slots.is_contiguous()
+    check(fits, "cache.kv_slots", "must be contiguous int64 [rows]")
+    check_same_device(y.device, **{"cache.data": data, "cache.kv_slots": slots})
 
 
 def check_rows_contiguous(**tensors: Tensor) -> None:
@@ -106,9 +119,9 @@ def check_rows_contiguous(**tensors: Tensor) -> None:
         check(tensor.stride(-1) == 1, argument, f"must have contiguous rows, has strides {tensor.stride()}")
 
 
-def check_follower(lora_b: Sequence[Tensor], y: Tensor, h: Tensor, ranks: Tensor, **rows: Tensor) -> None:
+def check_follower(lora_b: Sequence[Tensor], *, ranks: Tensor, **rows: Tensor) -> None:
     """What the Triton kernels ask beyond the references."""
-    check_launchable("lora_b", lora_b, y=y, h=h, ranks=ranks)
+    check_launchable("lora_b", lora_b, ranks=ranks)
     check_rows_contiguous(**rows)
 
 

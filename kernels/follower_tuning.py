@@ -55,6 +55,10 @@ def add_rms_norm_config(plan: LaunchPlan, rows: int, hidden: int, element_size: 
     return NormConfig(ROWS_PER_ITEM, block_rank, min(block_n, 256 if element_size == 2 else 64), 4, 2)
 
 
+def plain_norm_warps(block_n: int) -> int:
+    return min(16, max(1, block_n // 512))
+
+
 @lru_cache(maxsize=1024)
 def rope_config(plan: LaunchPlan, head_dim: int) -> FollowerConfig:
     """block_n is a multiple of the head's columns: whole heads a program."""

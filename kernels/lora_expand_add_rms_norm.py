@@ -7,11 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.device import has_dependent_launch, let_next_kernel_start, load_rows, wait_for_former_kernel
-from kernels.expand_tile import delta, load_b, load_entry, load_h, load_rank, places_of, valid_of
-from kernels.follower import Entries, check_add_rms_norm, check_follower
-from kernels.follower_tuning import NormConfig, add_rms_norm_config
+from kernels.checks import check, check_hidden_block, check_rows
+from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
+from kernels.expand_tile import (
+    delta,
+    load_b,
+    load_entry,
+    load_h,
+    load_rank,
+    places_of,
+    rows_at,
+    valid_of,
+)
+from kernels.follower import (
+    Entries,
+    check_add_rms_norm,
+    check_follower,
+    check_like,
+    check_rows_contiguous,
+)
+from kernels.follower_tuning import NormConfig, add_rms_norm_config, plain_norm_warps
+from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 
 # A row and its share of B must fit a program's registers.
@@ -73,14 +89,14 @@ def add_rms_norm_tile_kernel(
 ):  # fmt: skip
     """Program (entry): its rows' sums and squares tile by tile, then the same rows again, from the caches."""
     let_next_kernel_start(PDL)
-    slot, start, count = load_entry(work, tl.program_id(0), listed, starts, num_rows, MAX_LORAS, ROWS)
+    slot, start, count = load_entry(work, tl.program_id(0), listed, starts, num_rows, MAX_LORAS, ROWS, True)
     if count == 0:
         wait_for_former_kernel(PDL)
         return
 
     rank = load_rank(ranks, 0, slot, MAX_LORAS, MAX_RANK)
     b += slot.to(tl.int64) * slot_stride
-    rows = load_rows(order, start, count, ROWS)
+    rows = rows_at(order, start, count, ROWS, True)
     r = tl.arange(0, BLOCK_RANK)
     wait_for_former_kernel(PDL)
     h_tile = load_h(h, 0, start, count, r, rank, num_rows, 1, SPLIT, MAX_RANK, ROWS)
@@ -107,3 +123,100 @@ def add_rms_norm_tile_kernel(
         values = tl.load(residual + places_of(rows, residual_stride, n, ROWS), mask=valid, other=0.0)
         factors = tl.load(weight + n, mask=n < HIDDEN, other=0.0)[None, :]
         _normalise(out, places_of(rows, out_stride, n, ROWS), values.to(tl.float32), factors, scale, valid)
+
+
+def lora_expand_add_rms_norm(
+    out: Tensor,
+    residual: Tensor,
+    y: Tensor,
+    h: Tensor,
+    lora_b: Tensor,
+    ranks: Tensor,
+    weight: Tensor,
+    eps: float,
+    meta: LoRAKernelMeta,
+    config: NormConfig | None = None,
+) -> None:
+    """Semantics: residual[row(p)] += y[row(p)] + h[0, p, :r] @ lora_b[slot, :r]; out = norm(residual) * weight.
+
+    p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot,
+    r = ranks[0, slot]; base rows have no product. norm(z) = z / sqrt(mean(z^2) + eps), z the rounded residual.
+
+    out       [rows, hidden], as y, overwritten
+    residual  [rows, hidden], as y, changed in place
+    y         floating [rows, hidden], contiguous rows: the base layer's output; only read
+    h         float32 [1, rows, max_rank] or [splits, 1, rows, max_rank], whose sum counts; from lora_shrink
+    lora_b    rank-major [max_loras, max_rank, hidden], a strided view is allowed; a row >= r is never read
+    ranks     int32 [1, max_loras], contiguous; 0: the slot has no such module
+    weight    [hidden], as y
+    config    block sizes. None: the tuned ones for this step
+
+    The residual's sum is formed in float32 and rounded once; the normalised row is rounded before it meets
+    the weight. Raises KernelArgumentError.
+
+    Serves up to 8192 columns. Wider rows, DoRA's output scale, tensor-parallel layers (whose y is not yet the
+    sum over devices) and other norms take lora_expand and what follows it. High ranks that the plan cuts into
+    parts are right here but slow.
+    """
+    rows, hidden = len(y), y.shape[-1]
+    config = config or add_rms_norm_config(meta.plan, rows, hidden, y.element_size())
+    splits = h.shape[0] if h.dim() == 4 else 1
+    row_tensors = (row_signature(out), row_signature(residual), row_signature(y))
+    form = (config, splits, row_tensors, signature(lora_b, ranks, weight))
+    launch = meta.launches.get((add_rms_norm_row_kernel, form))
+    if launch is None:
+        check_add_rms_norm(out, residual, y, h, lora_b, ranks, weight, meta)
+        check_follower((lora_b,), y=y, out=out, residual=residual, weight=weight, ranks=ranks)
+        check(hidden <= _MAX_HIDDEN, "y", f"has {hidden} columns, at most {_MAX_HIDDEN} are served")
+        launch = _launch(config, splits, lora_b, meta.max_loras, has_dependent_launch(y.device))
+        meta.launches[add_rms_norm_row_kernel, form] = launch
+    for argument, tensor in (("y", y), ("out", out), ("residual", residual)):
+        check_rows(tensor, argument, meta)
+    check_hidden_block(h, lora_b, 1, meta)
+    if meta.plan.items == 0:
+        add_rms_norm(out, residual, y, weight, eps)
+        return
+    strides = (out.stride(0), residual.stride(0), y.stride(0), lora_b.stride(0), lora_b.stride(1))
+    order, tensors = meta.token_indices_sorted_by_lora_ids, (out, residual, y, h, lora_b, ranks, weight)
+    if config.rows == 1:
+        launch((rows,), *tensors, order, meta.token_lora_mapping, meta.num_rows, *strides, eps)
+        return
+    entries = Entries.of(meta, config.rows)
+    places = (entries.work, order, meta.lora_token_start_loc, meta.num_rows, entries.listed)
+    launch((entries.total,), *tensors, *places, *strides, eps)
+
+
+def _launch(config: NormConfig, splits: int, lora_b: Tensor, max_loras: int, pdl: bool) -> Launch:
+    constants = {
+        "HIDDEN": lora_b.shape[2], "MAX_LORAS": max_loras, "MAX_RANK": lora_b.shape[1], "SPLIT": splits,
+        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "PDL": pdl,
+    }  # fmt: skip
+    options = {"num_warps": config.num_warps, "launch_pdl": pdl}
+    if config.rows == 1:
+        return Launch(add_rms_norm_row_kernel, {**constants, "HAS_LORA": True}, options)
+    constants |= {"ROWS": config.rows, "STAGES": config.num_stages}
+    return Launch(add_rms_norm_tile_kernel, constants, options)
+
+
+def add_rms_norm(out: Tensor, residual: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
+    """Semantics: residual += y; out = rms_norm(residual) * weight; all [rows, hidden] with contiguous rows.
+
+    Rounds as lora_expand_add_rms_norm does. Raises KernelArgumentError.
+    """
+    served = y.dim() == 2 and y.shape[1] <= _MAX_HIDDEN
+    check(served, "y", f"must be [rows, up to {_MAX_HIDDEN}], is {list(y.shape)}")
+    check_like(out, "out", y, "y")
+    check_like(residual, "residual", y, "y")
+    check_like(weight, "weight", y.new_empty(y.shape[1]), "a row of y")
+    check_rows_contiguous(out=out, residual=residual, y=y, weight=weight)
+    rows, hidden = y.shape
+    if rows == 0:
+        return
+    block_n = triton.next_power_of_2(hidden)
+    pdl = has_dependent_launch(y.device)
+    add_rms_norm_row_kernel[(rows,)](
+        out=out, residual=residual, y=y, h=y, b=y, ranks=y, weight=weight, order=y, mapping=y, num_rows=rows,
+        out_stride=out.stride(0), residual_stride=residual.stride(0), y_stride=y.stride(0), slot_stride=0,
+        b_stride=0, eps=eps, HIDDEN=hidden, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, BLOCK_RANK=0, BLOCK_N=block_n,
+        HAS_LORA=False, PDL=pdl, num_warps=plain_norm_warps(block_n), launch_pdl=pdl,
+    )  # fmt: skip

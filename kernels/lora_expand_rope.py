@@ -4,13 +4,13 @@ The truth is kernels/reference/lora_expand_rope.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check
+from kernels.checks import check, check_hidden_block, check_rows
 from kernels.device import (
     has_dependent_launch,
     let_next_kernel_start,
@@ -29,6 +29,7 @@ from kernels.expand_tile import (
 )
 from kernels.follower import (
     Entries,
+    PagedCache,
     check_cache,
     check_follower,
     check_like,
@@ -36,6 +37,7 @@ from kernels.follower import (
     check_rows_contiguous,
 )
 from kernels.follower_tuning import PLAIN, FollowerConfig, rope_config
+from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 
 
@@ -68,8 +70,8 @@ def _store_rows(
 
 @triton.jit
 def _rows_rope(
-    y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start, count, s, n, lane, column, rank, width,
-    num_rows, y_stride, b_stride, angle_stride, plane_stride,
+    y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start, count, s, n, lane, column, rank,
+    width, num_rows, y_stride, b_stride, angle_stride, plane_stride,
     K_WIDTH: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_RANK: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr, HAS_CACHE: tl.constexpr,
     HAS_LORA: tl.constexpr,
@@ -87,8 +89,8 @@ def _rows_rope(
     d = _angle(sin, rows, angle_stride, lane, turned, 0.0, ROWS)
     if HAS_LORA:
         first += delta(
-            h_tile, b_first, h, b, b_stride, s, start, count, n, rank, width, num_rows, 3, SPLIT, MAX_RANK, ROWS,
-            BLOCK_RANK, COLUMNS,
+            h_tile, b_first, h, b, b_stride, s, start, count, n, rank, width, num_rows, 3, SPLIT, MAX_RANK,
+            ROWS, BLOCK_RANK, COLUMNS,
         )  # fmt: skip
         second += delta(
             h_tile, b_second, h, b, b_stride, s, start, count, n + HALF, rank, width, num_rows, 3, SPLIT,
@@ -140,22 +142,10 @@ def expand_rope_kernel(
     wait_for_former_kernel(PDL)
     for done in tl.range(0, count if ENTRY_ROWS > ROWS else 1, ROWS, num_stages=STAGES):
         _rows_rope(
-            y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start + done, count - done, s, n, lane,
-            column, rank, width, num_rows, y_stride, b_stride, angle_stride, plane_stride, K_WIDTH, SPLIT,
+            y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start + done, count - done, s, n,
+            lane, column, rank, width, num_rows, y_stride, b_stride, angle_stride, plane_stride, K_WIDTH, SPLIT,
             MAX_RANK, ROWS, BLOCK_RANK, COLUMNS, HALF, HAS_CACHE, HAS_LORA,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class PagedCache:
-    """Where the rows' keys and values go.
-
-    data      [2, blocks, block_size, kv_heads, head_dim], keys then values; each of the two contiguous
-    kv_slots  int64 [rows]: block * block_size + offset in the block; a negative one writes nothing
-    """
-
-    data: Tensor
-    kv_slots: Tensor
 
 
 def lora_expand_rope(
@@ -172,45 +162,73 @@ def lora_expand_rope(
     """Semantics: z = y[row(p)] + [h[s, p, :r] @ B_s[slot, :r] for s]; q and k of z are turned; y[row(p)] = z.
 
     p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot,
-    r = ranks[s, slot]; the delta is 0 for base rows. Column pairs (i, i + m) of every head of q and k, m being
-    half the head, become (a cos_i - b sin_i, b cos_i + a sin_i).
+    r = ranks[s, slot]; the delta is 0 for base rows. The columns (i, i + m) of every head of q and k, m being
+    half the head, turn from (a, b) to (a cos_i - b sin_i, b cos_i + a sin_i).
 
     y         floating [rows, q + k + v columns], contiguous rows: the base layer's output, changed in place
     h         float32 [3, rows, max_rank] or [splits, 3, rows, max_rank], whose sum counts; from lora_shrink
-    lora_b    q's, k's and v's rank-major B, [max_loras, max_rank, out_s], of one arena; a row >= r is never read
+    lora_b    q's, k's and v's rank-major B, [max_loras, max_rank, out_s], of one arena; a row >= r is never
+              read
     ranks     int32 [3, max_loras], contiguous; 0: the slot has no such module
     cos, sin  floating [rows, head_dim / 2], contiguous rows, of one stride: each row's own position
     cache     k and v go there, at their kv_slots, and y's columns of k and v keep the base's output
     config    block sizes. None: the tuned ones for this step
 
-    All in float32, rounded once. Serves heads of 16, 32, 64, 128 or 256 columns; norms of q and k, one of the
-    three without LoRA slots, DoRA's output scale and tensor-parallel gathers take lora_expand and rope. A bias is
-    served where the base layer adds it (into y). High ranks that the plan cuts into parts are right here but slow.
-    Raises KernelArgumentError.
+    All in float32, rounded once. Raises KernelArgumentError.
+
+    Serves heads of 16, 32, 64, 128 or 256 columns, and a bias where the base layer adds it to y. Norms of q
+    and k, slots for only some of the three and DoRA's output scale take lora_expand, what comes between, and
+    rope. High ranks that the plan cuts into parts are right here but slow.
     """
-    head_dim = check_rope(y, h, lora_b, ranks, cos, sin, meta)
-    check_follower(lora_b, y, h, ranks, cos=cos, sin=sin)
-    if meta.plan.items == 0:
-        rope(y, cos, sin, lora_b[1].shape[2], cache)
-        return
-    q, k, v = lora_b
-    heads = k.shape[2] // head_dim
-    _check_launch(y, cos, sin, cache, heads, head_dim)
+    head_dim = 2 * cos.shape[-1]
     config = config or rope_config(meta.plan, head_dim)
-    entries = Entries.of(meta, config.entry_rows)
+    splits = h.shape[0] if h.dim() == 4 else 1
+    written = () if cache is None else (signature(cache.data), row_signature(cache.kv_slots))
+    row_tensors = (row_signature(y), row_signature(cos), row_signature(sin), written)
+    form = (config, splits, row_tensors, signature(*lora_b, ranks))
+    launch = meta.launches.get((expand_rope_kernel, form))
+    if launch is None:
+        check_rope(y, h, lora_b, ranks, cos, sin, meta)
+        check_follower(lora_b, ranks=ranks, y=y, cos=cos, sin=sin)
+        _check_launch(y, cos, sin, cache, lora_b[1].shape[2])
+        launch = _launch(config, splits, lora_b, head_dim, meta.max_loras, cache is not None, y.device)
+        meta.launches[expand_rope_kernel, form] = launch
+    for argument, tensor in (("y", y), ("cos", cos), ("sin", sin)):
+        check_rows(tensor, argument, meta)
+    q, k, v = lora_b
+    check_hidden_block(h, q, 3, meta)
     data, kv_slots = (cache.data, cache.kv_slots) if cache else (y, y)
-    pdl = has_dependent_launch(y.device)
-    expand_rope_kernel[(_head_tiles(q.shape[2], k.shape[2], config.block_n), entries.total)](
-        y=y, h=h, b0=q, b1=k, b2=v, ranks=ranks, cos=cos, sin=sin, cache=data, kv_slots=kv_slots,
-        work=entries.work, order=meta.token_indices_sorted_by_lora_ids, starts=meta.lora_token_start_loc,
-        num_rows=meta.num_rows, listed=entries.listed, y_stride=y.stride(0), slot_stride=q.stride(0),
-        b_stride0=q.stride(1), b_stride1=k.stride(1), b_stride2=v.stride(1), angle_stride=cos.stride(0),
-        plane_stride=data.stride(0), Q_WIDTH=q.shape[2], K_WIDTH=k.shape[2], HALF=head_dim // 2,
-        MAX_LORAS=meta.max_loras, MAX_RANK=q.shape[1], SPLIT=h.shape[0] if h.dim() == 4 else 1,
-        ENTRY_ROWS=config.entry_rows, ROWS=config.rows, BLOCK_RANK=config.block_rank,
-        COLUMNS=config.block_n // 2, STAGES=config.num_stages, HAS_CACHE=cache is not None, HAS_LORA=True,
-        PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    check_rows(kv_slots, "cache.kv_slots", meta)
+    if meta.plan.items == 0:
+        rope(y, cos, sin, k.shape[2], cache)
+        return
+    entries = Entries.of(meta, config.entry_rows)
+    launch(
+        (_head_tiles(q.shape[2], k.shape[2], config.block_n), entries.total), y, h, q, k, v, ranks, cos, sin,
+        data, kv_slots, entries.work, meta.token_indices_sorted_by_lora_ids, meta.lora_token_start_loc,
+        meta.num_rows, entries.listed, y.stride(0), q.stride(0), q.stride(1), k.stride(1), v.stride(1),
+        cos.stride(0), data.stride(0),
     )  # fmt: skip
+
+
+def _launch(
+    config: FollowerConfig,
+    splits: int,
+    lora_b: Sequence[Tensor],
+    head_dim: int,
+    max_loras: int,
+    has_cache: bool,
+    device: torch.device,
+) -> Launch:
+    q, k, _ = lora_b
+    pdl = has_dependent_launch(device)
+    constants = {
+        "Q_WIDTH": q.shape[2], "K_WIDTH": k.shape[2], "HALF": head_dim // 2, "MAX_LORAS": max_loras,
+        "MAX_RANK": q.shape[1], "SPLIT": splits, "ENTRY_ROWS": config.entry_rows, "ROWS": config.rows,
+        "BLOCK_RANK": config.block_rank, "COLUMNS": config.block_n // 2, "STAGES": config.num_stages,
+        "HAS_CACHE": has_cache, "HAS_LORA": True, "PDL": pdl,
+    }  # fmt: skip
+    return Launch(expand_rope_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
 
 
 def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | None = None) -> None:
@@ -220,7 +238,7 @@ def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | 
     check_rows_contiguous(y=y, cos=cos, sin=sin)
     check_like(sin, "sin", cos, "cos")
     check(len(cos) == rows and columns > 2 * k_width, "cos", f"must have the {rows} rows of y")
-    _check_launch(y, cos, sin, cache, k_width // head_dim, head_dim)
+    _check_launch(y, cos, sin, cache, k_width)
     if rows == 0:
         return
     block_n = max(PLAIN.block_n, head_dim)
@@ -230,21 +248,20 @@ def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | 
     expand_rope_kernel[(_head_tiles(q_width, k_width, block_n), rows)](
         y=y, h=y, b0=y, b1=y, b2=y, ranks=y, cos=cos, sin=sin, cache=data, kv_slots=kv_slots, work=y, order=y,
         starts=y, num_rows=rows, listed=0, y_stride=y.stride(0), slot_stride=0, b_stride0=0, b_stride1=0,
-        b_stride2=0, angle_stride=cos.stride(0), plane_stride=data.stride(0), Q_WIDTH=q_width, K_WIDTH=k_width,
-        HALF=head_dim // 2, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows, ROWS=PLAIN.rows,
+        b_stride2=0, angle_stride=cos.stride(0), plane_stride=data.stride(0), Q_WIDTH=q_width,
+        K_WIDTH=k_width, HALF=head_dim // 2, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows, ROWS=PLAIN.rows,
         BLOCK_RANK=0, COLUMNS=block_n // 2, STAGES=1, HAS_CACHE=cache is not None, HAS_LORA=False, PDL=pdl,
         num_warps=PLAIN.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def _check_launch(
-    y: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache | None, heads: int, head_dim: int
-) -> None:
+def _check_launch(y: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache | None, k_width: int) -> None:
+    head_dim = 2 * cos.shape[1]
     known = head_dim in (16, 32, 64, 128, 256)
     check(known, "cos", f"makes heads of {head_dim} columns, which the kernel does not serve")
     check(sin.stride(0) == cos.stride(0), "sin", "must have the stride of cos")
     if cache is not None:
-        check_cache(cache.data, cache.kv_slots, y, heads, head_dim)
+        check_cache(cache, y, k_width // head_dim, head_dim)
 
 
 def _head_tiles(q_width: int, k_width: int, block_n: int) -> int:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check
+from kernels.checks import check, check_hidden_block, check_rows
 from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
 from kernels.expand_tile import (
     delta,
@@ -23,6 +23,7 @@ from kernels.expand_tile import (
 )
 from kernels.follower import Entries, check_follower, check_like, check_rows_contiguous, check_silu_mul
 from kernels.follower_tuning import PLAIN, FollowerConfig, silu_mul_config
+from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 
 
@@ -99,10 +100,11 @@ def lora_expand_silu_mul(
     meta: LoRAKernelMeta,
     config: FollowerConfig | None = None,
 ) -> None:
-    """Semantics: out[row(p)] = silu(y[row(p), :n] + d_0) * (y[row(p), n:] + d_1), d_s = h[s, p, :r] @ B_s[slot, :r].
+    """Semantics: out[row(p)] = silu(y[row(p), :n] + d[0, p]) * (y[row(p), n:] + d[1, p]).
 
+    d[s, p] = h[s, p, :r] @ lora_b[s][slot, :r], 0 for base rows.
     p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot,
-    r = ranks[s, slot]; d is 0 for base rows.
+    r = ranks[s, slot].
 
     out     [rows, n], of y's dtype, contiguous rows, overwritten
     y       floating [rows, 2n], contiguous rows: the base layer's output, gate then up; only read
@@ -111,32 +113,47 @@ def lora_expand_silu_mul(
     ranks   int32 [2, max_loras], contiguous; 0: the slot has no such module
     config  block sizes. None: the tuned ones for this step
 
-    All in float32, rounded once. Serves gate and up as two slices; what else there is (one of them without
-    LoRA slots, DoRA's output scale, a bias inside the delta, a gathered tensor-parallel output) takes lora_expand
-    and silu_mul. High ranks that the plan cuts into parts are right here but slow. Raises KernelArgumentError.
+    All in float32, rounded once. Raises KernelArgumentError.
+
+    Serves gate and up as two slices, and a bias where the base layer adds it to y. Slots for only one of the
+    two and DoRA's output scale take lora_expand, then silu_mul. High ranks that the plan cuts into parts are
+    right here but slow.
     """
-    check_silu_mul(out, y, h, lora_b, ranks, meta)
-    check_follower(lora_b, y, h, ranks, out=out)
+    config = config or silu_mul_config(meta.plan, y.element_size())
+    splits = h.shape[0] if h.dim() == 4 else 1
+    form = (config, splits, row_signature(out), row_signature(y), signature(*lora_b, ranks))
+    launch = meta.launches.get((expand_silu_mul_kernel, form))
+    if launch is None:
+        check_silu_mul(out, y, h, lora_b, ranks, meta)
+        check_follower(lora_b, y=y, out=out, ranks=ranks)
+        launch = _launch(config, splits, lora_b[0], meta.max_loras, has_dependent_launch(y.device))
+        meta.launches[expand_silu_mul_kernel, form] = launch
+    check_rows(y, "y", meta)
+    check_rows(out, "out", meta)
+    gate, up = lora_b
+    check_hidden_block(h, gate, 2, meta)
     if meta.plan.items == 0:
         silu_mul(out, y)
         return
-    config = config or silu_mul_config(meta.plan, y.element_size())
     entries = Entries.of(meta, config.entry_rows)
-    gate, up = lora_b
-    pdl = has_dependent_launch(y.device)
-    expand_silu_mul_kernel[(triton.cdiv(out.shape[1], config.block_n), entries.total)](
-        out=out, y=y, h=h, b0=gate, b1=up, ranks=ranks, work=entries.work,
-        order=meta.token_indices_sorted_by_lora_ids, starts=meta.lora_token_start_loc, num_rows=meta.num_rows,
-        listed=entries.listed, out_stride=out.stride(0), y_stride=y.stride(0), slot_stride=gate.stride(0),
-        b_stride0=gate.stride(1), b_stride1=up.stride(1), WIDTH=out.shape[1], MAX_LORAS=meta.max_loras,
-        MAX_RANK=gate.shape[1], SPLIT=h.shape[0] if h.dim() == 4 else 1, ENTRY_ROWS=config.entry_rows,
-        ROWS=config.rows, BLOCK_RANK=config.block_rank, BLOCK_N=config.block_n, STAGES=config.num_stages,
-        HAS_LORA=True, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    launch(
+        (triton.cdiv(out.shape[1], config.block_n), entries.total), out, y, h, gate, up, ranks, entries.work,
+        meta.token_indices_sorted_by_lora_ids, meta.lora_token_start_loc, meta.num_rows, entries.listed,
+        out.stride(0), y.stride(0), gate.stride(0), gate.stride(1), up.stride(1),
     )  # fmt: skip
 
 
+def _launch(config: FollowerConfig, splits: int, gate: Tensor, max_loras: int, pdl: bool) -> Launch:
+    constants = {
+        "WIDTH": gate.shape[2], "MAX_LORAS": max_loras, "MAX_RANK": gate.shape[1], "SPLIT": splits,
+        "ENTRY_ROWS": config.entry_rows, "ROWS": config.rows, "BLOCK_RANK": config.block_rank,
+        "BLOCK_N": config.block_n, "STAGES": config.num_stages, "HAS_LORA": True, "PDL": pdl,
+    }  # fmt: skip
+    return Launch(expand_silu_mul_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+
+
 def silu_mul(out: Tensor, y: Tensor) -> None:
-    """Semantics: out[row] = silu(y[row, :n]) * y[row, n:], for y [rows, 2n] and out [rows, n]; contiguous rows.
+    """Semantics: out[row] = silu(y[row, :n]) * y[row, n:]; y [rows, 2n], out [rows, n], contiguous rows.
 
     Float32 inside, rounded once. Raises KernelArgumentError.
     """
