@@ -48,14 +48,15 @@ def _angle(table, rows, stride, lane, valid, neutral, ROWS: tl.constexpr):
 
 @triton.jit
 def _store_rows(
-    y, cache, kv_slots, rows, count, s, n, column, first_half, second_half, valid, y_stride, plane_stride,
+    y, cache, kv_slots, rows, count, s, n, width, column, first_half, second_half, valid, y_stride,
+    plane_stride,
     K_WIDTH: tl.constexpr, HALF: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """q goes to y; k and v to their plane of the cache if there is one, else to y."""
     if HAS_CACHE and s > 0:
         if ROWS == 1:
             kv_slot = tl.load(kv_slots + rows)
-            written = valid & (kv_slot >= 0)
+            written = n < tl.where(kv_slot >= 0, width, 0)
         else:
             kv_slot = tl.load(kv_slots + rows, mask=tl.arange(0, ROWS) < count, other=-1)
             written = valid & (kv_slot >= 0)[:, None]
@@ -78,7 +79,7 @@ def _rows_rope(
 ):  # fmt: skip
     rows = rows_at(order, start, count, ROWS, HAS_LORA)
     valid = valid_of(count, n < width, ROWS)
-    turned = valid_of(count, (n < width) & (s < 2), ROWS)
+    turned = valid_of(count, n < tl.where(s < 2, width, 0), ROWS)
     places = y + places_of(rows, y_stride, column + n, ROWS)
     if HAS_LORA:
         r = tl.arange(0, BLOCK_RANK)
@@ -98,7 +99,7 @@ def _rows_rope(
         )  # fmt: skip
     element = y.dtype.element_ty
     _store_rows(
-        y, cache, kv_slots, rows, count, s, n, column, (first * c - second * d).to(element),
+        y, cache, kv_slots, rows, count, s, n, width, column, (first * c - second * d).to(element),
         (second * c + first * d).to(element), valid, y_stride, plane_stride, K_WIDTH, HALF, HAS_CACHE, ROWS,
     )  # fmt: skip
 

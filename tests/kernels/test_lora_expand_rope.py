@@ -97,7 +97,7 @@ WRONG: dict[str, Callable[[Tensor], object]] = {
     "h": lambda h: h[:2],
     "lora_b": lambda b: b[:2],
     "ranks": lambda ranks: ranks[:2],
-    "cos": lambda cos: cos[:, :-1],
+    "cos": lambda cos: cos[:-1],
     "sin": lambda sin: sin.half(),
     "cache.data": lambda data: data[:, :, :, :-1],
     "cache.kv_slots": lambda slots: slots.int(),
