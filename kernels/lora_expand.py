@@ -185,7 +185,7 @@ def lora_expand(
     """
     slices = len(lora_b)
     check(slices > 0, "lora_b", "holds no slice")
-    config = config or expand_config(meta.plan, slices, lora_b[0].element_size())
+    config = config or expand_config(meta.plan, lora_b[0].element_size())
     splits = h.shape[0] if h.dim() == 4 else 1
     tables = (ranks,) if output_scale is None else (ranks, output_scale)
     form = (config, splits, meta.plan.parts, add_inputs, tuple(column_starts))

@@ -13,6 +13,8 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 _WIDE = 8192
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
 _MANY_ENTRIES = 32
+# Bytes that one program can have on an H100.
+_SHARED_MEMORY = 227 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +79,26 @@ def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
 
 def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    if plan.items < _MANY_ENTRIES:
-        # gate_up 7.4 at (64, 1), 11.4 at (64, 8); 256 inputs and 16 splits 7.8 and 11.6.
-        block_k, split, stages = 512, 16 if width > _WIDE else 8, 3 if width > _WIDE else 2
-    else:
+    if plan.items >= _MANY_ENTRIES:
         # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
         block_k, split, stages = {1: 512, 2: 256}.get(slices, 128), 4, 3
-    # 64 ranks of 512 inputs would not leave room for a second stage.
-    block_k = min(block_k, 65536 // (block_rank * element_size))
+    elif width > _WIDE:
+        # down: 5.7 at (64, 1), 6.8 at (64, 8); 8 splits 6.5 and 7.7.
+        block_k, split, stages = 512, 16, 3
+    elif slices > 2:
+        # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7.
+        block_k, split, stages = 512, 4, 3
+    else:
+        # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6.
+        block_k, split, stages = 512, 8, 2
+    block_k = _fitting(block_k, ROWS_PER_ITEM + block_rank, element_size, stages)
     return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), True, 4, stages)
 
 
 def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     columns = block_rank * (4 if slices == 3 else slices)
-    # Four stages of 64 rows of x and all slices' ranks must fit 227 KB of shared memory.
-    block_k = 128 if columns <= 128 and element_size == 2 else 64 if element_size == 2 else 32
+    block_k = _fitting(128, ROWS_PER_TILE + columns, element_size, stages=4)
     # K=4096: 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120); down twice as many.
     split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE else 1)
     return ShrinkConfig(
@@ -100,28 +106,37 @@ def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) 
     )
 
 
+def _fitting(block_k: int, lines: int, element_size: int, stages: int) -> int:
+    """The largest step of K whose stages, and the step before them, fit a multiprocessor's shared memory."""
+    while block_k * lines * element_size * (stages + 1) > _SHARED_MEMORY:
+        block_k //= 2
+    return block_k
+
+
 def _fit(split: int, width: int, block_k: int) -> int:
     return max(1, min(split, -(-width // block_k)))
 
 
 @lru_cache(maxsize=1024)
-def expand_config(plan: LaunchPlan, slices: int, element_size: int) -> ExpandConfig:
-    """For a layer of `slices` slices."""
+def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
     if plan.rows_per_item == 1:
         # 256 columns a warp. Rank 64: 32 ranks at once 53.8 at (64, 64), 64 at once 9.8 at (8, 8) (qkv).
         most_ranks = 32 if plan.items >= _MANY_ENTRIES else 64
         return ExpandConfig(1, min(plan.block_rank, most_ranks), 512, 2)
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    block_n, num_warps = _shared_columns(plan, slices)
+    block_n, num_warps = _shared_columns(plan)
     return ExpandConfig(ROWS_PER_ITEM, block_rank, block_n if element_size == 2 else 64, num_warps)
 
 
-def _shared_columns(plan: LaunchPlan, slices: int) -> tuple[int, int]:
+def _shared_columns(plan: LaunchPlan) -> tuple[int, int]:
     if plan.block_rank >= 64:
         # qkv: 244 at (8192, 8) with 8 warps, 263 with 4; 13.1 at (64, 8) with 4, 14.7 with 256 columns.
         return 512, 8 if plan.tiles else 4
+    if plan.parts:
+        # Few wide tiles: half of a high-rank item's parts find columns in them, in narrow ones an eighth.
+        return 512, 4
     if plan.tiles or plan.items >= _MANY_ENTRIES:
-        # gate_up: 389 at (8192, 8), 401 with 512 columns; 49.2 at (256, 64), 53.0 with 128.
+        # gate_up: 373 at (8192, 8), 385 with 512 or 128 columns; 49.2 at (256, 64), 53.0 with 128.
         return 256, 4
-    # qkv: 5.8 at (64, 1) with 64 columns, 6.5 with 128; gate_up 7.3 with 128, 8 with 64.
-    return (64, 1) if slices == 3 else (128, 4)
+    # gate_up: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.
+    return 128, 4

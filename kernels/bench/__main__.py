@@ -19,7 +19,7 @@ def main() -> None:
         plot(json.loads(args.json.read_text()), args.png)
         return
     rows = _run(args)
-    args.json.write_text(json.dumps({**_about(), "rows": rows}, indent=1) + "\n")
+    args.json.write_text(json.dumps({**_about(args.revision), "rows": rows}, indent=1) + "\n")
     sys.stdout.write(table(rows))
 
 
@@ -28,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("op", choices=[*OPS, "plot"])
     parser.add_argument("--json", type=Path, required=True, help="where results go, or (plot) come from")
     parser.add_argument("--png", type=Path, help="where the plot goes")
+    parser.add_argument("--revision", help="what is measured, where the folder is no git checkout")
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
     parser.add_argument("--peer-tuned", type=Path, help="folder of its tuned kernel configurations (rank 16)")
@@ -43,16 +44,16 @@ def _run(args: argparse.Namespace) -> list[dict[str, object]]:
     return lora_linear.run(options)
 
 
-def _about() -> dict[str, str]:
+def _about(revision: str | None) -> dict[str, str]:
     import torch
     import triton
 
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "git": revision.stdout.strip(),
+        "git": revision or head.stdout.strip(),
         "command": " ".join(["python -m kernels.bench", *sys.argv[1:]]),
     }
 

@@ -13,7 +13,7 @@ from kernels.punica_gpu import PunicaWrapperGPU
 
 
 def run() -> list[dict[str, object]]:
-    """Rows (op, case, host_us): medians, the device kept from filling its queue."""
+    """Rows (op, case, us of a call on its own, us of one of 20 that follow each other)."""
     slots = [index % MAX_LORAS for index in range(256)]
     random.Random(0).shuffle(slots)
     decode = tuple((slot, 1) for slot in slots)
@@ -33,7 +33,7 @@ def run() -> list[dict[str, object]]:
 
 
 def _row(case: str, call: Callable[[], None]) -> dict[str, object]:
-    return {"op": "host_cost", "case": case, "host_us": _host_us(call)}
+    return {"op": "host_cost", "case": case, "host_us": _host_us(call, 1), "one_of_20_us": _host_us(call, 20)}
 
 
 def _update(punica: PunicaWrapperGPU, mapping: LoRAMapping) -> Callable[[], None]:
@@ -52,12 +52,13 @@ def _linear(punica: PunicaWrapperGPU, layer) -> Callable[[], None]:
     return lambda: punica.add_lora_linear(y, x, weights.lora_a, weights.lora_b, ranks, scales, starts)
 
 
-def _host_us(call: Callable[[], None], repeats: int = 300) -> float:
+def _host_us(call: Callable[[], None], calls: int, rounds: int = 50) -> float:
+    """Median over rounds that each begin with an idle device."""
     times = []
-    for _ in range(repeats):
-        call()
+    for _ in range(rounds):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - begin) * 1e6)
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) * 1e6 / calls)
     return median(times)

@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """us of one call. added_us: base and LoRA in one graph, less the base alone, replayed in turns."""
+    """us of one call. added_us (rank 16): base and LoRA in one graph, less the base alone, in turns."""
 
     op: str
     layer: str
@@ -96,7 +96,12 @@ def _measure(case: Case, rank: int, options: Options, peer: Peer | None) -> Row:
     most = {256: 48, 512: 32, 2048: 12, 8192: 4}.get(case.tokens, 96)
     calls = min(most, max(8, len(case.metas) * len(case.weights)))
     (ours_us,) = time_calls([(ours(case), calls)])
-    base_us, both_us = time_calls([(base(case), calls), (base_and_ours(case), calls)], rounds=25)
+    added_us = None
+    if rank == MAIN_RANK:
+        base_us, both_us = time_calls([(base(case), calls), (base_and_ours(case), calls)], rounds=25)
+        added_us = both_us - base_us
+    else:
+        (base_us,) = time_calls([(base(case), calls)], rounds=5)
     peers = []
     for tuned in _peer_forms(peer, rank, options):
         peer.select(tuned)
@@ -104,7 +109,7 @@ def _measure(case: Case, rank: int, options: Options, peer: Peer | None) -> Row:
     peer_us, tuned_us = (*peers, None, None)[:2]
     floor = floor_us(case.layer, case.tokens, case.adapters, rank)
     point = (case.layer.name, case.tokens, case.adapters, rank)
-    return Row("lora_linear", *point, ours_us, both_us - base_us, peer_us, tuned_us, base_us, floor)
+    return Row("lora_linear", *point, ours_us, added_us, peer_us, tuned_us, base_us, floor)
 
 
 def ours(case: Case) -> Call:

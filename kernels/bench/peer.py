@@ -26,7 +26,7 @@ class Peer:
 
     @classmethod
     def load(cls, folder: Path) -> "Peer":
-        sys.path.append(str(folder))
+        sys.path.insert(0, str(folder))
         return cls(
             importlib.import_module("vllm.lora.ops.triton_ops"),
             importlib.import_module("vllm.lora.ops.triton_ops.utils"),
