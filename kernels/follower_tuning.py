@@ -40,7 +40,7 @@ def silu_mul_config(plan: LaunchPlan, element_size: int) -> FollowerConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     wide = element_size == 2
     if plan.tiles:
-        return FollowerConfig(ROWS_PER_TILE, ROWS_PER_ITEM, block_rank, 256 if wide else 64, 4, 2)
+        return FollowerConfig(ROWS_PER_TILE, ROWS_PER_ITEM, min(block_rank, 32), 128 if wide else 64, 4, 2)
     return FollowerConfig(ROWS_PER_ITEM, ROWS_PER_ITEM, block_rank, 128 if wide else 64, 4, 1)
 
 

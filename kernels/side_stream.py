@@ -1,4 +1,4 @@
-"""A second stream, for what a layer can do before its base product is there. Works eagerly and under capture."""
+"""A second stream, for what a layer can do before its base product is there; eagerly or under capture."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernels.bench import host_cost, lora_linear, mixed_ranks
+from kernels.bench import host_cost, lora_layer, lora_linear, mixed_ranks
 from kernels.bench.plot import plot
 from kernels.bench.table import table
 
-OPS = ("lora_linear", "mixed_ranks", "host_cost")
+OPS = ("lora_linear", "lora_layer", "mixed_ranks", "host_cost")
 
 
 def main() -> None:
@@ -38,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> list[dict[str, object]]:
     if args.op == "mixed_ranks":
         return mixed_ranks.run()
+    if args.op == "lora_layer":
+        return lora_layer.run()
     if args.op == "host_cost":
         return host_cost.run()
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)

@@ -72,7 +72,10 @@ def _point_rows(tokens: int, adapters: int, shared: dict[str, tuple]) -> list[Ro
     rows = [_projection_row(part) for part in parts]
     forms = [row.form for row in rows]
     base_us, with_us = time_calls(
-        [(_layer(parts, ["none"] * len(parts)), _calls(tokens, 8)), (_layer(parts, forms), _calls(tokens, 8))],
+        [
+            (_layer(parts, ["none"] * len(parts)), _calls(tokens, 8)),
+            (_layer(parts, forms), _calls(tokens, 8)),
+        ],
         rounds=25,
     )
     point = (tokens, adapters)

@@ -18,7 +18,7 @@ ROPE = {"Q_WIDTH": 4096, "K_WIDTH": 1024, "HALF": 64, "HAS_CACHE": True}
 
 
 def follower_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
-    """(name, kernel, constants, warps) for the configurations of 2-byte elements, and one without LoRA each."""
+    """(name, kernel, constants, warps): the configurations of 2-byte elements, and one without LoRA each."""
     for name, plan in PLANS.items():
         splits = 2 if name == "one row" else 1
         silu, rope = silu_mul_config(plan, 2), rope_config(plan, 128)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAKernelMeta
 from kernels.work_list import Run
 from tests.kernels.stack import Stack, make_stack, row_slots
@@ -16,9 +17,14 @@ STEPS: dict[str, list[Run]] = {
     "distinct, base between": [(3, 1), (-1, 1), (9, 1), (0, 1), (-1, 2), (7, 1), (1, 1)],
     "shared, base between": [(-1, 3), (4, 33), (2, 1), (-1, 18), (9, 2), (4, 2)],
     "no base": [(1, 17), (8, 20)],
+    "one high rank": [(0, 1), (1, 1), (-1, 1), (0, 1), (1, 1), (9, 1)],
+    "one high rank, shared": [(0, 20), (1, 9), (9, 1)],
     "no adapter": [(-1, 9)],
     "zero rows": [],
 }
+# Under one plan, as a captured graph replays them: other adapters than at capture, or none.
+PLANS = [LaunchPlan.for_graph(36, 10, rows_per_item=rows, block_rank=8) for rows in (1, 16)]
+REPLAYED: list[list[Run]] = [[(0, 36)], [(slot, 1) for slot in range(10)] + [(-1, 26)], [(-1, 36)]]
 PREFILL: list[Run] = [(1, 300), (-1, 70), (0, 230)]
 # Of the largest output: one rounding of it, and of h where it enters a matrix product.
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
@@ -31,6 +37,7 @@ class Step:
     stack: Stack
     runs: list[Run]
     h: Tensor
+    plan: LaunchPlan | None = None
 
     @property
     def rows(self) -> int:
@@ -39,7 +46,7 @@ class Step:
     def meta(self, device: str, max_rows: int = 640) -> LoRAKernelMeta:
         meta = LoRAKernelMeta.make(self.stack.ranks.shape[1], max_rows, device)
         meta.slot_ranks[:] = self.stack.ranks.amax(0).tolist()
-        meta.prepare_tensors(self.runs)
+        meta.prepare_tensors(self.runs, self.plan)
         return meta
 
     def delta(self, s: int) -> Tensor:
@@ -54,12 +61,12 @@ class Step:
 
 
 def make_step(
-    runs: list[Run], widths: Sequence[int], dtype: torch.dtype, ranks: Sequence[int] = RANKS
+    runs: list[Run], widths: Sequence[int], dtype: torch.dtype, plan: LaunchPlan | None = None
 ) -> Step:
     torch.manual_seed(0)
-    turned = [[*ranks[turn:], *ranks[:turn]] for turn in range(len(widths))]
+    turned = [[*RANKS[turn:], *RANKS[:turn]] for turn in range(len(widths))]
     stack = make_stack(turned, 4, widths, max_rank=40, dtype=dtype)
-    step = Step(stack, runs, torch.full((len(widths), len(row_slots(runs)), 40), torch.nan))
+    step = Step(stack, runs, torch.full((len(widths), len(row_slots(runs)), 40), torch.nan), plan)
     order, slots = step.meta("cpu").token_indices_sorted_by_lora_ids.tolist(), row_slots(runs)
     for s in range(len(widths)):
         for place in range(step.rows):

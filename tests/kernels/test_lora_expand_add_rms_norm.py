@@ -8,10 +8,11 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.follower_tuning import NormConfig
+from kernels.launch_plan import LaunchPlan
 from kernels.lora_expand_add_rms_norm import lora_expand_add_rms_norm
 from kernels.reference import lora_expand_add_rms_norm as reference
 from kernels.work_list import Run
-from tests.kernels.followers import PREFILL, STEPS, Step, assert_near, make_step
+from tests.kernels.followers import PLANS, PREFILL, REPLAYED, STEPS, Step, assert_near, make_step
 from tests.kernels.stack import DEVICE, DTYPES
 
 HIDDEN, EPS = 200, 1e-3
@@ -38,9 +39,7 @@ def run(
     y, residual, weight = (tensor.clone().to(DEVICE) for tensor in given)
     there, out = step.stack.to(DEVICE), torch.full_like(y, torch.nan)
     h, meta = step.h.to(DEVICE), step.meta(DEVICE)
-    lora_expand_add_rms_norm(
-        out, residual, y, h, there.lora_b[0], there.ranks, weight, EPS, meta, config
-    )
+    lora_expand_add_rms_norm(out, residual, y, h, there.lora_b[0], there.ranks, weight, EPS, meta, config)
     return out, residual
 
 
@@ -64,6 +63,16 @@ def test_reference_equals_the_row_by_row_answer(runs: list[Run]) -> None:
         out, residual, y, step.h, stack.lora_b[0], stack.ranks, weight, EPS, step.meta("cpu")
     )
     check_answer(step, (out, residual), given)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["one row", "shared"])
+@pytest.mark.parametrize("runs", REPLAYED, ids=["one adapter", "all and base", "base"])
+def test_one_plan_serves_steps_with_other_adapters(runs: list[Run], plan: LaunchPlan) -> None:
+    step = make_step(runs, [HIDDEN], torch.float32, plan)
+    given = inputs(step, torch.float32)
+    for config in FORMS.values():
+        if config.rows in (1, plan.rows_per_item):
+            check_answer(step, run(step, given, config), given)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -110,7 +119,5 @@ def test_rows_wider_than_a_program_are_refused() -> None:
     step = make_step([(1, 1)], [8200], torch.float32)
     y, there = torch.zeros(1, 8200, device=DEVICE), step.stack.to(DEVICE)
     h, meta = step.h.to(DEVICE), step.meta(DEVICE)
-    with pytest.raises(KernelArgumentError, match="^y has 8200 columns"):
-        lora_expand_add_rms_norm(
-            y.clone(), y.clone(), y, h, there.lora_b[0], there.ranks, y[0], EPS, meta
-        )
+    with pytest.raises(KernelArgumentError, match=r"^y has 8200 columns"):
+        lora_expand_add_rms_norm(y.clone(), y.clone(), y, h, there.lora_b[0], there.ranks, y[0], EPS, meta)

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.follower import PagedCache
+from kernels.launch_plan import LaunchPlan
 from kernels.lora_expand_rope import lora_expand_rope
 from kernels.reference import lora_expand_rope as reference
 from kernels.work_list import Run
-from tests.kernels.followers import PREFILL, STEPS, Step, assert_near, make_step
+from tests.kernels.followers import PLANS, PREFILL, REPLAYED, STEPS, Step, assert_near, make_step
 from tests.kernels.stack import DEVICE, DTYPES
 
 HEAD, HEADS, KV_HEADS = 16, 9, 3
@@ -83,6 +84,14 @@ def test_equals_the_row_by_row_answer(runs: list[Run], cached: bool, dtype: torc
     reference.lora_expand_rope(y, step.h, stack.lora_b, stack.ranks, *given[1:], step.meta("cpu"), cache)
     check_answer(y, given[0], cache, wanted, dtype)
     check_answer(run(step, given, there), given[0], there, wanted, dtype)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["one row", "shared"])
+@pytest.mark.parametrize("runs", REPLAYED, ids=["one adapter", "all and base", "base"])
+def test_one_plan_serves_steps_with_other_adapters(runs: list[Run], plan: LaunchPlan) -> None:
+    step = make_step(runs, WIDTHS, torch.float32, plan)
+    given = inputs(step, torch.float32)
+    check_answer(run(step, given, None), given[0], None, expected(step, *given), torch.float32)
 
 
 def test_adds_up_the_splits_of_h() -> None:

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.follower_tuning import FollowerConfig
+from kernels.launch_plan import LaunchPlan
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul
 from kernels.reference import lora_expand_silu_mul as reference
 from kernels.work_list import Run
-from tests.kernels.followers import PREFILL, STEPS, Step, assert_near, make_step
+from tests.kernels.followers import PLANS, PREFILL, REPLAYED, STEPS, Step, assert_near, make_step
 from tests.kernels.stack import DEVICE, DTYPES
 
 WIDTH = 150
@@ -40,6 +41,14 @@ def test_equals_the_row_by_row_answer(runs: list[Run], dtype: torch.dtype) -> No
     stack = step.stack
     reference.lora_expand_silu_mul(out, y, step.h, stack.lora_b, stack.ranks, step.meta("cpu"))
     assert_near(out, expected(step, y), dtype)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["one row", "shared"])
+@pytest.mark.parametrize("runs", REPLAYED, ids=["one adapter", "all and base", "base"])
+def test_one_plan_serves_steps_with_other_adapters(runs: list[Run], plan: LaunchPlan) -> None:
+    step = make_step(runs, [WIDTH, WIDTH], torch.float32, plan)
+    y = torch.randn(step.rows, 2 * WIDTH)
+    assert_near(run(step, y), expected(step, y), torch.float32)
 
 
 def test_adds_up_the_splits_of_h() -> None:
