@@ -24,13 +24,14 @@ PLAIN = FollowerConfig(1, 1, 0, 1024, 4, 1)
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """rows 1: a program holds a whole row; else it walks over `rows` rows twice, block_n columns a time."""
+    """rows: whole rows of a program; 1: B is read for every row, before the row is there. num_ctas: the
+    multiprocessors that share a program."""
 
     rows: int
     block_rank: int
     block_n: int
     num_warps: int
-    num_stages: int
+    num_ctas: int
 
 
 @lru_cache(maxsize=1024)
@@ -47,12 +48,12 @@ def silu_mul_config(plan: LaunchPlan, element_size: int) -> FollowerConfig:
 @lru_cache(maxsize=1024)
 def add_rms_norm_config(plan: LaunchPlan, rows: int, hidden: int, element_size: int) -> NormConfig:
     block_n = 1 << (hidden - 1).bit_length()
-    if rows < 1024 or plan.rows_per_item == 1:
-        # 16 warps hold a row and 16 ranks of B in registers, up to 4096 columns.
-        block_rank = max(1, min(plan.block_rank, 16, 131072 // (block_n * element_size)))
-        return NormConfig(1, block_rank, block_n, min(16, max(1, block_n // 256)), 1)
-    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    return NormConfig(ROWS_PER_ITEM, block_rank, min(block_n, 256 if element_size == 2 else 64), 4, 2)
+    wide = block_n * element_size
+    num_warps = min(16, max(1, wide // 512))
+    # 16 warps hold a row and 16 ranks of B in registers, up to 4096 columns of 2 bytes.
+    block_rank = min(plan.block_rank, 16, max(1, 131072 // wide))
+    several = 4 if rows > 256 and plan.rows_per_item > 1 and wide <= 8192 else 1
+    return NormConfig(several, block_rank, block_n, num_warps, 1)
 
 
 def plain_norm_warps(block_n: int) -> int:

@@ -16,7 +16,6 @@ from kernels.expand_tile import (
     load_h,
     load_rank,
     places_of,
-    rows_at,
     valid_of,
 )
 from kernels.follower import (
@@ -28,6 +27,7 @@ from kernels.follower import (
 )
 from kernels.follower_tuning import NormConfig, add_rms_norm_config, plain_norm_warps
 from kernels.launch import Launch, row_signature, signature
+from kernels.launch_plan import ROWS_PER_ITEM
 from kernels.meta import LoRAKernelMeta
 
 # A row and its share of B must fit a program's registers.
@@ -79,50 +79,64 @@ def add_rms_norm_row_kernel(
     _normalise(out, row * out_stride + n, values, factors, scale, valid)
 
 
+@triton.jit
+def _load_ranks_of_rows(
+    h, start, count, r, rank, num_rows, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """float32 [ROWS]: one rank of h, zero beyond the slot's."""
+    place = tl.arange(0, ROWS)
+    valid = place < tl.where(r < rank, count, 0)
+    places = h + (start + place).to(tl.int64) * MAX_RANK + r
+    total = tl.load(places, mask=valid, other=0.0)
+    for i in tl.static_range(1, SPLIT):
+        total += tl.load(places + tl.cast(i, tl.int64) * num_rows * MAX_RANK, mask=valid, other=0.0)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_rows", "listed"])
-def add_rms_norm_tile_kernel(
+def add_rms_norm_rows_kernel(
     out, residual, y, h, b, ranks, weight, work, order, starts,
     num_rows, listed, out_stride, residual_stride, y_stride, slot_stride, b_stride, eps,
     HIDDEN: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    ENTRY_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (entry): its rows' sums and squares tile by tile, then the same rows again, from the caches."""
+    """Program (part of an entry, entry): ROWS whole rows of one slot share each read of B, rank by rank.
+
+    Sums, not tl.dot: its accumulator would have to change layout for every row that is loaded and stored.
+    """
     let_next_kernel_start(PDL)
-    slot, start, count = load_entry(work, tl.program_id(0), listed, starts, num_rows, MAX_LORAS, ROWS, True)
-    if count == 0:
+    done = tl.program_id(0) * ROWS
+    slot, start, count = load_entry(
+        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ENTRY_ROWS, True
+    )
+    start += done
+    count -= done
+    if count <= 0:
         wait_for_former_kernel(PDL)
         return
 
     rank = load_rank(ranks, 0, slot, MAX_LORAS, MAX_RANK)
     b += slot.to(tl.int64) * slot_stride
-    rows = rows_at(order, start, count, ROWS, True)
-    r = tl.arange(0, BLOCK_RANK)
+    n = tl.arange(0, BLOCK_N)
+    rows = tl.load(order + start + tl.arange(0, ROWS), mask=tl.arange(0, ROWS) < count, other=0).to(tl.int64)
+    valid = valid_of(count, n < HIDDEN, ROWS)
+    factors = tl.load(weight + n, mask=n < HIDDEN, other=0.0)
     wait_for_former_kernel(PDL)
-    h_tile = load_h(h, 0, start, count, r, rank, num_rows, 1, SPLIT, MAX_RANK, ROWS)
-    squares = tl.zeros([ROWS], dtype=tl.float32)
-    for first in tl.range(0, HIDDEN, BLOCK_N, num_stages=STAGES):
-        n = first + tl.arange(0, BLOCK_N)
-        valid = valid_of(count, n < HIDDEN, ROWS)
-        places = residual + places_of(rows, residual_stride, n, ROWS)
-        b_tile = load_b(b, b_stride, r, n, rank, HIDDEN)
-        total = tl.load(y + places_of(rows, y_stride, n, ROWS), mask=valid, other=0.0).to(tl.float32)
-        total += tl.load(places, mask=valid, other=0.0).to(tl.float32)
-        total += delta(
-            h_tile, b_tile, h, b, b_stride, 0, start, count, n, rank, HIDDEN, num_rows, 1, SPLIT, MAX_RANK,
-            ROWS, BLOCK_RANK, BLOCK_N,
-        )  # fmt: skip
-        rounded = total.to(residual.dtype.element_ty)
-        tl.store(places, rounded, mask=valid)
-        squares += tl.sum(rounded.to(tl.float32) * rounded.to(tl.float32), 1)
-    scale = tl.rsqrt(squares / HIDDEN + eps)[:, None]
-    tl.debug_barrier()  # the second walk may give an element to another thread than the first
-    for first in tl.range(0, HIDDEN, BLOCK_N, num_stages=STAGES):
-        n = first + tl.arange(0, BLOCK_N)
-        valid = valid_of(count, n < HIDDEN, ROWS)
-        values = tl.load(residual + places_of(rows, residual_stride, n, ROWS), mask=valid, other=0.0)
-        factors = tl.load(weight + n, mask=n < HIDDEN, other=0.0)[None, :]
-        _normalise(out, places_of(rows, out_stride, n, ROWS), values.to(tl.float32), factors, scale, valid)
+    residual += places_of(rows, residual_stride, n, ROWS)
+    total = tl.load(y + places_of(rows, y_stride, n, ROWS), mask=valid, other=0.0).to(tl.float32)
+    total += tl.load(residual, mask=valid, other=0.0).to(tl.float32)
+    for block in range(0, rank, BLOCK_RANK):
+        for i in tl.static_range(BLOCK_RANK):
+            r = block + i
+            h_r = _load_ranks_of_rows(h, start, count, r, rank, num_rows, SPLIT, MAX_RANK, ROWS)
+            b_r = tl.load(b + r * b_stride + n, mask=n < tl.where(r < rank, HIDDEN, 0), other=0.0)
+            total += h_r[:, None] * b_r.to(tl.float32)[None, :]
+    rounded = total.to(residual.dtype.element_ty)
+    tl.store(residual, rounded, mask=valid)
+    values = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 1) / HIDDEN + eps)[:, None]
+    _normalise(out, places_of(rows, out_stride, n, ROWS), values, factors[None, :], scale, valid)
 
 
 def lora_expand_add_rms_norm(
@@ -181,9 +195,9 @@ def lora_expand_add_rms_norm(
     if config.rows == 1:
         launch((rows,), *tensors, order, meta.token_lora_mapping, meta.num_rows, *strides, eps)
         return
-    entries = Entries.of(meta, config.rows)
+    entries = Entries.of(meta, ROWS_PER_ITEM)
     places = (entries.work, order, meta.lora_token_start_loc, meta.num_rows, entries.listed)
-    launch((entries.total,), *tensors, *places, *strides, eps)
+    launch((ROWS_PER_ITEM // config.rows, entries.total), *tensors, *places, *strides, eps)
 
 
 def _launch(config: NormConfig, splits: int, lora_b: Tensor, max_loras: int, pdl: bool) -> Launch:
@@ -191,11 +205,11 @@ def _launch(config: NormConfig, splits: int, lora_b: Tensor, max_loras: int, pdl
         "HIDDEN": lora_b.shape[2], "MAX_LORAS": max_loras, "MAX_RANK": lora_b.shape[1], "SPLIT": splits,
         "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "PDL": pdl,
     }  # fmt: skip
-    options = {"num_warps": config.num_warps, "launch_pdl": pdl}
+    options = {"num_warps": config.num_warps, "num_ctas": config.num_ctas, "launch_pdl": pdl}
     if config.rows == 1:
         return Launch(add_rms_norm_row_kernel, {**constants, "HAS_LORA": True}, options)
-    constants |= {"ROWS": config.rows, "STAGES": config.num_stages}
-    return Launch(add_rms_norm_tile_kernel, constants, options)
+    constants |= {"ENTRY_ROWS": ROWS_PER_ITEM, "ROWS": config.rows}
+    return Launch(add_rms_norm_rows_kernel, constants, options)
 
 
 def add_rms_norm(out: Tensor, residual: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kernels.follower_tuning import add_rms_norm_config, rope_config, silu_mul_config
 from kernels.launch_plan import LaunchPlan
-from kernels.lora_expand_add_rms_norm import add_rms_norm_row_kernel, add_rms_norm_tile_kernel
+from kernels.lora_expand_add_rms_norm import add_rms_norm_row_kernel, add_rms_norm_rows_kernel
 from kernels.lora_expand_rope import expand_rope_kernel
 from kernels.lora_expand_silu_mul import expand_silu_mul_kernel
 
@@ -43,13 +43,13 @@ def follower_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
 
 def _norm_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     row = add_rms_norm_config(PLANS["one row"], 64, 4096, 2)
-    tile = add_rms_norm_config(PLANS["tiles"], 8192, 4096, 2)
-    for name, config, lora in (("row", row, True), ("plain", row, False), ("tile", tile, True)):
+    rows = add_rms_norm_config(PLANS["tiles"], 8192, 4096, 2)
+    for name, config, lora in (("row", row, True), ("plain", row, False), ("rows", rows, True)):
         constants = {
             **COMMON, "HIDDEN": 4096, "SPLIT": 1, "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n,
         }  # fmt: skip
         if config is row:
             yield f"norm {name}", add_rms_norm_row_kernel, {**constants, "HAS_LORA": lora}, config.num_warps
         else:
-            constants |= {"ROWS": config.rows, "STAGES": config.num_stages}
-            yield f"norm {name}", add_rms_norm_tile_kernel, constants, config.num_warps
+            constants |= {"ROWS": config.rows, "ENTRY_ROWS": 16}
+            yield f"norm {name}", add_rms_norm_rows_kernel, constants, config.num_warps
