@@ -15,7 +15,7 @@ demo: $(STAMP)  ## serve a real model with real adapters on this machine and str
 	$(BIN)/python -m lorafleet demo $(DEMO_ARGS)
 
 test: $(STAMP)  ## run the test suite
-	$(BIN)/python -m pytest -m "not gpu" $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile $(TEST_ARGS)
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 

@@ -13,7 +13,7 @@ from adapter_store.errors import (
     InvalidRef,
     StoreUnavailable,
 )
-from adapter_store.manifest import Alias, Manifest, ModuleInfo, SlotLimits, Version
+from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.ref import Ref
@@ -37,7 +37,6 @@ __all__ = [
     "ModelSpec",
     "ModuleInfo",
     "Ref",
-    "SlotLimits",
     "StoreUnavailable",
     "Version",
     "Weights",

@@ -13,6 +13,7 @@ record. A crash in between leaves content that no record names; the next store o
 import builtins
 import contextlib
 import functools
+import logging
 import shutil
 import threading
 import time
@@ -44,6 +45,7 @@ from adapter_store.watch import Watcher
 MAX_FILE_BYTES = 16 << 30
 _CACHED_MANIFESTS = 1024
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 class DiskStore:
@@ -188,6 +190,7 @@ class DiskStore:
     def _open(self, digest: str) -> Weights:
         blob = self._blob(digest)
         if not blob.folder.exists():
+            self._blobs.stat()  # or the whole store is away
             raise AdapterNotFound(f"adapter version {digest} was not found")
         identity = blob.identity()
         with self._mutex:
@@ -285,7 +288,11 @@ class DiskStore:
 
     def _remove_garbage(self) -> None:
         remove_unclaimed(self._tmp)
-        kept = {digest.removeprefix("sha256:") for digest in self._records.digests()}
+        try:
+            kept = {digest.removeprefix("sha256:") for digest in self._records.digests()}
+        except DataLoss as error:  # it may name any content: keep all, and serve the other names
+            _log.warning("adapter store %s: garbage stays, a record cannot be read: %s", self._root, error)
+            return
         for folder in self._blobs.iterdir():
             if folder.name not in kept:
                 self._discard(folder)

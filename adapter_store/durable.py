@@ -13,11 +13,11 @@ from adapter_store.errors import StoreUnavailable
 
 @contextlib.contextmanager
 def medium_errors() -> Iterator[None]:
-    """The disk's own failures become StoreUnavailable."""
+    """The disk's own failures become StoreUnavailable. Clients read its text, so it names no path."""
     try:
         yield
     except OSError as error:
-        raise StoreUnavailable(f"the store's disk failed: {error}") from error
+        raise StoreUnavailable(f"the store's disk failed: {error.strerror or error}") from error
 
 
 def sync_folder(path: Path) -> None:

@@ -71,11 +71,3 @@ class Alias:
     alias: str
     digest: str
     generation: int  # counts the moves of this alias, from 1; survives its deletion
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLimits:
-    """What one executor slot can hold; manifests are checked against it at admission."""
-
-    max_rank: int
-    modules: frozenset[str]  # kinds: "q_proj", "lm_head", ...

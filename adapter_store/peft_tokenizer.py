@@ -32,17 +32,26 @@ def read_chat_template(folder: Path) -> str | None:
         case None:
             return None
         case str(template):
-            return template
+            return _bounded(template)
         case [*named]:
             return _default_template(named)
     raise InvalidAdapter(f"{TOKENIZER_CONFIG_FILE}: chat_template is neither a string nor a list")
+
+
+def _bounded(template: str) -> str:
+    """It stays in manifests, and goes to a worker process with every conversation."""
+    if len(template) > MAX_TEMPLATE_BYTES:
+        raise InvalidAdapter(
+            f"{TOKENIZER_CONFIG_FILE}: chat_template is larger than {MAX_TEMPLATE_BYTES} characters"
+        )
+    return template
 
 
 def _default_template(named: list[Any]) -> str:
     for entry in named:
         match entry:
             case {"name": "default", "template": str(template)}:
-                return template
+                return _bounded(template)
     raise InvalidAdapter(f"{TOKENIZER_CONFIG_FILE}: chat_template has no entry named 'default'")
 
 

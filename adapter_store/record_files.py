@@ -15,10 +15,11 @@ class RecordFiles:
         self._folder, self._aside = folder, aside
 
     def read(self, tenant: str, name: str) -> NameRecord:
-        """An unknown name has the empty record. Raises InvalidRef before the disk is touched, DataLoss."""
+        """An unknown name has the empty record. Raises DataLoss, OSError, and InvalidRef before it reads."""
         try:
             return NameRecord.from_json(self._path(tenant, name).read_text())
         except FileNotFoundError:
+            self._folder.stat()  # or the whole store is away, which says nothing about the name
             return NameRecord()
 
     def write(self, tenant: str, name: str, record: NameRecord) -> None:
@@ -38,6 +39,7 @@ class RecordFiles:
         folder = self._folder / check_identifier("tenant", tenant)
         if name is not None:
             return [check_identifier("name", name)]
+        self._folder.stat()
         names = [path.stem for path in folder.iterdir()] if folder.exists() else []
         return sorted(names, key=lambda name: f"{name}@")
 

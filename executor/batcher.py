@@ -36,6 +36,7 @@ class PageIn:
 class StepPlan:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)
     page_ins: list[PageIn] = field(default_factory=list)
+    slot_hits: list[str] = field(default_factory=list)  # of each sequence that starts: its adapter had a slot
     preempted: list[Sequence] = field(default_factory=list)
     looked_up: int = 0  # tokens asked of the prefix cache by the sequences that start in this step
     cached: int = 0  # and how many of them it had
@@ -177,6 +178,8 @@ class Batcher:
                 raise RuntimeError("a slot that was free a moment ago is not")
             slot, evicted = assigned
             plan.page_ins.append(PageIn(slot, sequence.digest, evicted))
+        else:
+            plan.slot_hits.append(sequence.digest)
         self.slots.acquire(slot)
         sequence.slot = slot
 

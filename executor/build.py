@@ -109,6 +109,7 @@ def _pager(
         load_timeout_s=config.load_timeout,
         wake=wake,
         load_ended=metrics.load_ended,
+        paged_in=metrics.paged_in,
     )
 
 

@@ -43,7 +43,9 @@ class ExecutorConfig:
         DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
     )
     max_seats: int = _setting(64, "Sequences that are accepted at once.")
-    max_batched_tokens: int = _setting(512, "Tokens in one step; longer prompts are cut. At least max-seats.")
+    max_batched_tokens: int = _setting(
+        512, "Tokens in one step; longer prompts take several. At least max-seats."
+    )
     num_kv_blocks: int = _setting(1024, "KV blocks shared by all sequences.")
     block_size: int = _setting(16, "Tokens in a KV block, and the grain of the prefix cache.")
     prefix_cache: bool = _setting(
@@ -120,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings, named as the flags.")
     for name, setting in _FIELDS.items():
         default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+        default = str(default).lower() if isinstance(default, bool) else default
         suffix = "" if default == "" else f" [{default}]"
         text = setting.metadata["help"] + suffix
         parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=text)
@@ -166,7 +169,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
             return kind(value)
     except (ValueError, KeyError, TypeError):
         pass
-    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is a {kind.__name__}")
+    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is {_KINDS[kind]}")
 
 
 def _is_address(text: str) -> bool:
@@ -179,4 +182,5 @@ def _require(name: str, holds: object, wanted: str) -> None:
         raise ConfigError(f"--{name} must be {wanted}")
 
 
+_KINDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", tuple: "a list"}
 _FIELDS: Mapping[str, Any] = {setting.name: setting for setting in dataclasses.fields(ExecutorConfig)}

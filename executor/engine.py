@@ -205,28 +205,31 @@ class Engine:
             self.pager.release(sequence.digest)
 
     def _tell_finished(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._finished.append(Finished(sequence.dispatch.key, reason, sequence.cached_prompt_tokens))
+        dispatch = sequence.dispatch
+        self._finished.append(Finished(dispatch.key, reason, sequence.cached_prompt_tokens))
         self._metrics.dispatch_ended(reason.value)
+        logger.debug(
+            "finished: %s after %d tokens", reason.value, sequence.num_outputs, extra=_names(dispatch)
+        )
 
     def _tell_rejected(self, dispatch: Dispatch, rejection: Rejection) -> None:
         self._rejected.append(Rejected(dispatch.key, rejection))
         self._metrics.dispatch_ended("rejected")
-        logger.info(
-            "rejected: %s: %s",
-            rejection.reason,
-            rejection.message,
-            extra={"request_id": dispatch.request_id, "dispatch_id": dispatch.key[1]},
-        )
+        logger.info("rejected: %s: %s", rejection.reason, rejection.message, extra=_names(dispatch))
 
     def _emit(self, *, ran: bool) -> StepEvents:
         self._steps += ran
+        residency = self.pager.take_delta()
+        for gone in residency.removed if residency else ():
+            if not self.pager.holds(gone.digest):
+                self._metrics.adapter_gone(gone.digest)
         events = StepEvents(
             step=self._steps,
             ran=ran,
             tokens=tuple(self._tokens),
             finished=tuple(self._finished),
             rejected=tuple(self._rejected),
-            residency=self.pager.take_delta(),
+            residency=residency,
             status=self._status(),
         )
         self._tokens, self._finished, self._rejected = [], [], []
@@ -251,3 +254,11 @@ class Engine:
 
 def _by_digest(sequences: Iterable[Sequence]) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(sequence.digest for sequence in sequences if sequence.digest).items())
+
+
+def _names(dispatch: Dispatch) -> dict[str, str]:
+    return {
+        "request_id": dispatch.request_id,
+        "dispatch_id": dispatch.key[1],
+        "digest": dispatch.digest or "base",
+    }

@@ -1,5 +1,5 @@
 """All instruments of the executor. Counters are fed by the engine; gauges are read from its last status at
-scrape time, so that the series of an adapter that is gone are gone too."""
+scrape time. The series of an adapter end when its last copy goes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +35,15 @@ class Metrics:
             PREFIX + "prefix_cache_hit_tokens", "Tokens found in the prefix cache.", registry=registry
         )
         self._page_ins = Counter(PREFIX + "page_ins", "Adapters copied into a slot.", registry=registry)
+        self._slot_hits = Counter(
+            PREFIX + "slot_hits", "Sequences that started on an adapter in a slot.", registry=registry
+        )
+        self._page_ins_of = Counter(
+            PREFIX + "adapter_page_ins", "page_ins, by adapter.", ["digest"], registry=registry
+        )
+        self._slot_hits_of = Counter(
+            PREFIX + "adapter_slot_hits", "slot_hits, by adapter.", ["digest"], registry=registry
+        )
         self._loads = Counter(
             PREFIX + "adapter_loads",
             "Adapters read from the store, by result.",
@@ -57,9 +66,20 @@ class Metrics:
         self._tokens.labels("computed").inc(sum(plan.num_tokens.values()))
         self._tokens.labels("generated").inc(generated)
         self._preemptions.inc(len(plan.preempted))
-        self._page_ins.inc(len(plan.page_ins))
+        self._slot_hits.inc(len(plan.slot_hits))
+        for digest in plan.slot_hits:
+            self._slot_hits_of.labels(digest).inc()
         self._prefix_queries.inc(plan.looked_up)
         self._prefix_hits.inc(plan.cached)
+
+    def paged_in(self, digest: str) -> None:
+        self._page_ins.inc()
+        self._page_ins_of.labels(digest).inc()
+
+    def adapter_gone(self, digest: str) -> None:
+        """No tier has a copy any more: its series end."""
+        for counter in (self._page_ins_of, self._slot_hits_of):
+            counter.remove(digest)
 
     def dispatch_ended(self, outcome: str) -> None:
         self._dispatches.labels(outcome).inc()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from executor.backoff import Backoffs
 from executor.batcher import PageIn
 from executor.errors import AdapterLoadTimeout
 from executor.host_tier import HostTier, Image, ImageT
@@ -18,9 +19,6 @@ from executor.loader import Loader, Outcome
 from executor.rejection import Rejection, rejection_of
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.slots import SlotState, SlotTable
-
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 15.0
 
 _ImageT_contra = TypeVar("_ImageT_contra", bound=Image, contravariant=True)
 
@@ -37,13 +35,6 @@ class Arena(Protocol[_ImageT_contra]):
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
     digest: str
-    rejection: Rejection
-
-
-@dataclass(frozen=True, slots=True)
-class _Backoff:
-    failures: int
-    until: float
     rejection: Rejection
 
 
@@ -64,6 +55,7 @@ class Pager(Generic[ImageT]):
         load_timeout_s: float,
         wake: Callable[[], None],
         load_ended: Callable[[str, float], None],
+        paged_in: Callable[[str], None],
     ) -> None:
         if host_bytes < arena.nbytes_per_slot:
             raise ValueError(
@@ -75,13 +67,14 @@ class Pager(Generic[ImageT]):
         self._loader = Loader(load, loader_threads, wake)
         self._load_timeout_s = load_timeout_s
         self._load_ended = load_ended  # told "ok" or a rejection's reason, and seconds
+        self._paged_in = paged_in  # told the digest
         self._residency = Residency()
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins: dict[str, Tier] = {}
         self._dropped: set[str] = set()
         self._hints: list[str] = []
-        self._backoffs: dict[str, _Backoff] = {}
+        self._backoffs = Backoffs()
         self._keep: set[str] = set()  # digests that a waiting sequence or a pin needs in host memory now
 
     def acquire(self, digest: str) -> None:
@@ -124,7 +117,7 @@ class Pager(Generic[ImageT]):
     def drop(self, digest: str) -> None:
         """Free every copy, pins included, as soon as no accepted sequence needs it."""
         self.unpin(digest)
-        self._backoffs.pop(digest, None)
+        self._backoffs.clear(digest)
         self._dropped.add(digest)
         if not self._users[digest]:
             self._purge(digest)
@@ -135,6 +128,9 @@ class Pager(Generic[ImageT]):
         Returns the failures that concern waiting sequences or pins.
         """
         failures = [failure for outcome in self._loader.finished() for failure in self._land(outcome, now)]
+        # Who waited for a failed one is about to be rejected: it is not asked for again.
+        failed = {failure.digest for failure in failures}
+        wanted = [digest for digest in wanted if digest not in failed]
         self._choose(wanted)
         failures += self._start(wanted, now)
         self._place_pins()
@@ -145,6 +141,7 @@ class Pager(Generic[ImageT]):
         for page_in in page_ins:
             self._arena.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
+            self._paged_in(page_in.digest)
             self._changed = True
 
     def abandon_loading(self) -> None:
@@ -168,6 +165,10 @@ class Pager(Generic[ImageT]):
             for digest, slot in self._slots.digests.items()
         ]
         return self._residency.update([*host, *in_slots])
+
+    def holds(self, digest: str) -> bool:
+        """Whether there is a copy of it in any tier."""
+        return digest in self.host or self._slots.find(digest) is not None
 
     @property
     def num_loading(self) -> int:
@@ -195,7 +196,7 @@ class Pager(Generic[ImageT]):
         if outcome.error is not None:
             return self._fail(digest, outcome.error, outcome.seconds, now)
         self._load_ended("ok", outcome.seconds)
-        self._backoffs.pop(digest, None)
+        self._backoffs.clear(digest)
         if digest in self._dropped and not self._users[digest]:
             self._dropped.discard(digest)
         elif outcome.result is not None and digest not in self.host:
@@ -208,13 +209,9 @@ class Pager(Generic[ImageT]):
         self._load_ended(rejection.reason, seconds)
         logger.warning("adapter load failed: %s", rejection.message, extra={"digest": digest})
         if rejection.retryable:
-            before = self._backoffs.get(digest)
-            failures = before.failures + 1 if before else 1
-            pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1))
-            self._backoffs = {d: b for d, b in self._backoffs.items() if now < b.until + MAX_BACKOFF_S}
-            self._backoffs[digest] = _Backoff(failures, now + pause, rejection)
+            self._backoffs.failed(digest, rejection, now)
         else:
-            self._backoffs.pop(digest, None)
+            self._backoffs.clear(digest)
             self._pins.pop(digest, None)
         if not self._users[digest]:
             self._dropped.discard(digest)
@@ -237,10 +234,10 @@ class Pager(Generic[ImageT]):
             in_slot = self._slots.find(digest) is not None and self._pins.get(digest) is not Tier.HOST
             if digest in self.host or in_slot:
                 continue
-            backoff = self._backoffs.get(digest)
-            if backoff is not None and now < backoff.until:
+            rejection = self._backoffs.rejection(digest, now)
+            if rejection is not None:
                 if digest in self._users:
-                    failures.append(LoadFailure(digest, backoff.rejection))
+                    failures.append(LoadFailure(digest, rejection))
             elif now - self._loader.in_flight.get(digest, now) >= self._load_timeout_s:
                 timeout = AdapterLoadTimeout(f"loading {digest} takes longer than {self._load_timeout_s} s")
                 failures += self._fail(digest, timeout, self._load_timeout_s, now)

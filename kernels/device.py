@@ -15,7 +15,11 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 @triton.jit
 def let_next_kernel_start(PDL: tl.constexpr):
-    """Let the next kernel begin with what does not depend on this one: its work list and its weights."""
+    """Let the next kernel begin with what does not depend on this one: its work list and its weights.
+
+    So nothing that a launch reads before its wait (weights, ranks, scales, metadata) may be written by one of
+    the two kernels before it in the stream. Copies and events are full barriers, and so is any third kernel.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 

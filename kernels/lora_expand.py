@@ -180,6 +180,8 @@ def lora_expand(
     output_scale   float32 [max_loras, sum of out_s]: the sum is multiplied by it, where r is not 0
     config         block sizes. None: the tuned ones for this step
 
+    On sm_90 weights, ranks, scales and metadata are read while the kernel before may still run
+    (`let_next_kernel_start` says who must not write them).
     One-row items use h in float32, others in lora_b's dtype; sums are float32, rounded once to y's dtype.
     Raises KernelArgumentError.
     """
@@ -189,7 +191,7 @@ def lora_expand(
     splits = h.shape[0] if h.dim() == 4 else 1
     tables = (ranks,) if output_scale is None else (ranks, output_scale)
     form = (config, splits, meta.plan.parts, add_inputs, tuple(column_starts))
-    key = (expand_kernel, form, row_signature(y), signature(*lora_b, *tables))
+    key = ("expand", form, row_signature(y), signature(*lora_b, *tables))
     launch = meta.launches.get(key)
     if launch is None:
         check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)

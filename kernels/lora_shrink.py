@@ -182,6 +182,8 @@ def lora_shrink(
     scales  float32 [slices, max_loras], contiguous
     config  block sizes; h's splits must be its splits. None: the tuned ones for this step
 
+    On sm_90 weights, ranks, scales and metadata are read while the kernel before may still run
+    (`let_next_kernel_start` says who must not write them).
     Sums are float32; repeated launches give equal bits. Raises KernelArgumentError.
     """
     slices = len(lora_a)

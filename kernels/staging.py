@@ -22,7 +22,7 @@ class Staging:
             else [self.device_buffer]
         )
         self._arrays = [host.numpy() for host in self._hosts]
-        self._copied = [torch.cuda.Event() for _ in self._hosts] if on_gpu else []
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if on_gpu else []  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def begin(self) -> npt.NDArray[np.int32]:

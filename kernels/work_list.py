@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +74,7 @@ def describe(
     return StepWork(row_slots, rows, active, counts, chosen, items, tiles)
 
 
-def _checked_totals(slots: Ints, lengths: Ints, max_loras: int) -> npt.NDArray[np.float64]:
+def _checked_totals(slots: Ints, lengths: Ints, max_loras: int) -> npt.NDArray[Any]:
     """Rows of each slot, those without an adapter first."""
     if slots.size:
         if slots.min() < -1 or slots.max() >= max_loras:

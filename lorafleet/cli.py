@@ -6,18 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from lorafleet.commands import adapters, chat, demo, generate, models, serve
+from lorafleet.commands.failure import explain
 from lorafleet.commands.terminal import note
-from lorafleet.errors import (
-    AdapterNotFound,
-    DeadlineExceeded,
-    LaunchError,
-    LoraFleetError,
-    PermissionDenied,
-    QueueFull,
-    ServiceEnded,
-    Unauthenticated,
-    Unavailable,
-)
+from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -63,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except LoraFleetError as error:
-        return _fail(f"{error.message}{_advice(error, args)}")
+        return _fail(explain(error, getattr(args, "target", "this machine")))
     except ServiceEnded as error:
         _fail(str(error))
         return error.status or FAILED
@@ -76,24 +67,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: str) -> int:
     note("error: " + " ".join(message.split()))
     return FAILED
-
-
-def _advice(error: LoraFleetError, args: argparse.Namespace) -> str:
-    """What to do about it, as the end of the line."""
-    target = getattr(args, "target", "the scheduler")
-    match error:
-        case Unavailable() if not error.reason:
-            return (
-                f"; is a scheduler running at {target}? `lorafleet serve` starts one, --target names another"
-            )
-        case Unavailable() | QueueFull() if error.retry_after:
-            return f"; try again in {error.retry_after:g} s"
-        case AdapterNotFound():
-            return "; `lorafleet models` lists what you may use"
-        case Unauthenticated():
-            return "; set LORAFLEET_TOKEN to your token"
-        case PermissionDenied():
-            return "; ask the operator for this right"
-        case DeadlineExceeded():
-            return "; --timeout allows more"
-    return ""

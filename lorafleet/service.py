@@ -92,7 +92,8 @@ class Service:
             return
         for line in self._process.stdout:
             self.last_line = line.strip() or self.last_line
-            self._log(self.name, line.rstrip())
+            with suppress(OSError, ValueError):  # nobody reads our log: a full pipe would stop the service
+                self._log(self.name, line.rstrip())
 
     def _watch(self) -> None:
         if self._process is None:

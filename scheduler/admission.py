@@ -72,8 +72,13 @@ class Admission:
         """The longest prompt plus answer, in tokens."""
         return self._max_model_len if isinstance(self._max_model_len, int) else self._max_model_len()
 
-    async def admit(self, request: inference_pb2.GenerateRequest, identity: Identity) -> AdmittedRequest:
-        """Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable."""
+    async def admit(
+        self, request: inference_pb2.GenerateRequest, identity: Identity, *, one_message: bool = False
+    ) -> AdmittedRequest:
+        """`one_message`: the answer is sent whole.
+
+        Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable.
+        """
         validation.check_labels(request)
         validation.check_prompt_form(request)
         validation.check_sampling(request.sampling, self._spec.vocab_size)
@@ -84,6 +89,9 @@ class Admission:
         prompt = await self._prompt(request, version)
         stopping = validation.complete_stopping(request.stopping, len(prompt), self.max_model_len)
         resumed = validation.check_resume(request, stopping, self._spec.vocab_size)
+        validation.check_prompt_logprobs(request.response, len(prompt))
+        if one_message:
+            validation.check_fits_one_message(request.response, stopping)
         return AdmittedRequest(
             request_id=request.request_id or uuid.uuid4().hex,
             identity=identity,
@@ -96,7 +104,7 @@ class Admission:
             response=request.response,
             priority=request.priority,
             cache_salt=_cache_salt(identity.tenant, request.cache_salt),
-            echo_text=self._echo_text(request, prompt),
+            echo_text=await self._echo_text(request, prompt),
             max_rank=version.manifest.max_rank if version else 0,
             modules=version.manifest.module_kinds if version else frozenset(),
         )
@@ -169,13 +177,18 @@ class Admission:
             "prompt", f"{has}; the model takes {limit} tokens for prompt and answer together"
         )
 
-    def _echo_text(self, request: inference_pb2.GenerateRequest, prompt: Sequence[int]) -> str:
-        """Nothing after a resumption, whose text has begun already. A character that the prompt leaves
-        unfinished comes later, whole, with the token that completes it."""
+    async def _echo_text(self, request: inference_pb2.GenerateRequest, prompt: Sequence[int]) -> str:
+        """Nothing after a resumption, whose text has begun already."""
         if not request.response.echo or request.HasField("resume"):
             return ""
-        if request.HasField("text"):
-            return request.text
+        text = request.text
+        if not request.HasField("text"):
+            text = await asyncio.get_running_loop().run_in_executor(self._pool, self._text_of, prompt)
+        validation.check_echo(text)
+        return text
+
+    def _text_of(self, prompt: Sequence[int]) -> str:
+        """A character that the prompt leaves unfinished comes later, with the token that completes it."""
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token_id in prompt[-PROMPT_TAIL:]:
             utf8.decode(self._tokenizer.token_bytes(token_id))

@@ -19,6 +19,7 @@ from scheduler.template import FRAME_HEADER, READY, TemplateFailed, render
 # An honest template takes milliseconds of CPU time; the other limit only ends a worker that got stuck.
 CPU_LIMIT_S = 1.0
 WALL_LIMIT_S = 15.0
+START_LIMIT_S = 60.0
 MAX_WORKERS = 2
 
 
@@ -99,8 +100,9 @@ class _Worker:
         )
         worker = cls(process)
         try:
-            if await worker._read() != READY:
-                raise EOFError("no answer from a new template worker")
+            async with asyncio.timeout(START_LIMIT_S):
+                if await worker._read() != READY:
+                    raise EOFError("no answer from a new template worker")
         except BaseException:
             worker.kill_soon()
             raise

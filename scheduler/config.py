@@ -7,10 +7,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from scheduler.logs import FORMATS, LEVELS
 
+_METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS"}
 ENVIRONMENT_PREFIX = "LORAFLEET_SCHEDULER_"
 # What Kubernetes sets for a Service named lorafleet-scheduler; not ours to refuse.
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?")
@@ -20,26 +21,32 @@ class ConfigError(Exception):
     """A setting is missing, unknown or out of range; the text names it."""
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _help(text: str, metavar: str = "") -> dict[str, str]:
+    return {"help": text, "metavar": metavar}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Checked when made: raises ConfigError. Times are in seconds."""
 
-    model: Path = field(metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors"))
-    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>"))
-    executor: tuple[str, ...] = field(metadata=_help("host:port of an executor; repeat it for more"))
+    model: Path = field(
+        metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors", "FOLDER")
+    )
+    store: str = field(metadata=_help("adapter store: a folder, or disk:<folder>", "FOLDER"))
+    executor: tuple[str, ...] = field(
+        metadata=_help("host:port of an executor; repeat it for more", "HOST:PORT")
+    )
     listen: str = field(
-        default="127.0.0.1:50051", metadata=_help("host:port to serve gRPC on; port 0 is any free one")
+        default="127.0.0.1:50051",
+        metadata=_help("host:port to serve gRPC on; port 0 is any free one", "HOST:PORT"),
     )
     metrics_port: int = field(
         default=9400,
         metadata=_help("port of Prometheus metrics on the same host; 0 is any free one, -1 none"),
     )
     tokens_file: Path | None = field(
-        default=None, metadata=_help("TOML file of bearer tokens; without one, only loopback is served")
+        default=None,
+        metadata=_help("TOML file of bearer tokens; without one, only loopback is served", "FILE"),
     )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
@@ -92,11 +99,12 @@ class Config:
             "max_attempts",
             "stream_buffer",
             "report_timeout",
+            "step_timeout",
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # NaN is not, either.
                 raise ConfigError(f"{name}: must be above 0")
         for name in ("queue_timeout", "aging", "slow_client_timeout", "drain_timeout", "metric_names"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: must not be negative")
         if self.log_format not in FORMATS:
             raise ConfigError(f"log_format: {self.log_format!r} is not one of {', '.join(FORMATS)}")
@@ -105,7 +113,7 @@ class Config:
 
 
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
-    """The settings of this process. `--help` prints and exits, as wrong flags do (status 2)."""
+    """The settings of this process. `--help` prints and exits; ConfigError for everything else."""
     options = {option.name: option for option in fields(Config)}
     flags = {
         name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None
@@ -119,11 +127,12 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m scheduler",
         description="Takes requests over gRPC, groups them by adapter and sends them to executors.",
         epilog=f"Every option can also be set as {ENVIRONMENT_PREFIX}<NAME> or in the file of --config; "
         "a flag goes before the environment, and that before the file.",
+        allow_abbrev=False,
     )
     parser.add_argument("--config", help="TOML file with any of these settings", metavar="FILE")
     for option in fields(Config):
@@ -134,9 +143,14 @@ def _parser() -> argparse.ArgumentParser:
             dest=option.name,
             action="append" if option.name == "executor" else "store",
             help=option.metadata["help"] + default_text,
-            metavar=option.name.rpartition("_")[2].upper(),
+            metavar=option.metadata["metavar"] or _METAVARS.get(option.type, "NAME"),
         )
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def _flag(name: str) -> str:

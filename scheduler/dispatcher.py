@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import grpc
 
 from lorafleet.v1 import common_pb2, executor_pb2
+from scheduler.accepted import Accepted
 from scheduler.admission import AdmittedRequest
 from scheduler.errors import (
-    AdapterLoadFailed,
     DeadlineExceeded,
     Draining,
     ExecutorFailed,
@@ -21,12 +21,14 @@ from scheduler.errors import (
     QueueFull,
     SchedulerError,
     SlowClient,
+    StoreUnavailable,
     Superseded,
     from_exception,
 )
 from scheduler.executor_link import LinkSettings
 from scheduler.executor_wire import Tokens
 from scheduler.fleet import Fleet
+from scheduler.journal import Journal
 from scheduler.metrics import Metrics
 from scheduler.policy import Policy, can_ever_run, likely_executor
 from scheduler.queue import BASE, Queue
@@ -35,9 +37,9 @@ from scheduler.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-LOAD_FAILED = "ADAPTER_LOAD_FAILED"
 # Rejections that only say "not now": they are no failure of the attempt.
-BUSY_REASONS = frozenset({"NO_SEATS", "NO_SLOTS", "DRAINING"})
+BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
+STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -53,6 +55,7 @@ class DispatcherSettings:
     slow_client_timeout_s: float = 10.0
     max_outbox_tokens: int = 512
     max_attempts: int = 3
+    retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
     sweep_interval_s: float = 0.25
 
 
@@ -74,28 +77,26 @@ class Dispatcher:
         self._settings = settings
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._journal = Journal(metrics)
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._live: dict[tuple[str, str], LiveRequest] = {}
-        self._by_number: dict[int, LiveRequest] = {}
-        self._by_dispatch: dict[str, LiveRequest] = {}
+        self._accepted = Accepted()
         self._new_groups: set[str] = set()
         self._plan_scheduled = False
         self._last_ready_at = clock()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._sweeper: asyncio.Task[None] | None = None
 
     # Beginning and end.
 
     def start(self) -> None:
+        self.on_phase()  # Metrics tell of every executor before the first one answers.
         self.fleet.start()
         self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweep")
 
     async def stop(self) -> None:
         """Fails what is still live and closes all streams."""
         self.draining = True
-        for live in list(self._by_number.values()):
+        for live in self._accepted:
             self._fail(live, Draining())
         if self._sweeper:
             self._sweeper.cancel()
@@ -105,15 +106,15 @@ class Dispatcher:
         """Takes nothing new and waits for what was accepted. Whether all of it ended in time."""
         self.draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            await asyncio.wait_for(self._accepted.wait_empty(), timeout_s)
         except TimeoutError:
-            logger.warning("%d requests have not ended within the drain timeout", len(self._by_number))
+            logger.warning("%d requests have not ended within the drain timeout", self.num_live)
             return False
         return True
 
     @property
     def num_live(self) -> int:
-        return len(self._by_number)
+        return len(self._accepted)
 
     # What clients cause.
 
@@ -130,10 +131,10 @@ class Dispatcher:
         )
         if not can_ever_run(live.waiting, self.fleet.states):
             raise _incompatible(live)
-        former = self._live.get(live.key)
+        self._enqueue_new(live)
+        former = self._accepted.named(live.key)
         if former:
             self._fail(former, Superseded(admitted.request_id))
-        self._enqueue_new(live)
         self._register(live, deadline_s)
         return live
 
@@ -152,18 +153,14 @@ class Dispatcher:
             self._new_groups.add(digest)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
-        admitted = live.admitted
-        self._live[live.key] = live
-        self._by_number[live.waiting.number] = live
-        self._idle.clear()
-        self._metrics.live_requests.set(len(self._by_number))
-        self._metrics.accepted(live.key[0], admitted.adapter, len(admitted.prompt_token_ids))
+        self._accepted.add(live)
+        self._journal.accepted(live, self.num_live)
         limit_s = live.time_limit_left_s(self._clock())
         times = [time for time in (deadline_s, limit_s) if time is not None]
         if times:
             by_limit = limit_s is not None and limit_s == min(times)
             live.timer = asyncio.get_running_loop().call_later(min(times), self._time_up, live, by_limit)
-        if complete := live.progress.complete:
+        if complete := live.complete:
             self._finish(live, complete)
         self._wake()
 
@@ -185,7 +182,7 @@ class Dispatcher:
         self._plan_scheduled = False
         batches: dict[str, list[LiveRequest]] = {}
         for placement in self._policy.plan(self.queue, self.fleet.states, self._clock()):
-            batches.setdefault(placement.address, []).append(self._by_number[placement.number])
+            batches.setdefault(placement.address, []).append(self._accepted[placement.number])
         for address, batch in batches.items():
             batch.sort(key=lambda live: live.waiting.digest)  # Requests of one version stand together.
             self.fleet.dispatch(address, [self._attempt(live, address) for live in batch])
@@ -195,15 +192,9 @@ class Dispatcher:
 
     def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         now = self._clock()
-        live.dispatch_id = uuid.uuid4().hex
-        live.address = address
-        self._by_dispatch[live.dispatch_id] = live
-        self._metrics.dispatches.inc()
+        self._accepted.begin_attempt(live, uuid.uuid4().hex, address)
         live.attempts += 1
-        if live.attempts == 1:
-            self._metrics.queue_seconds.observe(now - live.accepted_at)
-        elif live.last_token_at is not None:
-            self._metrics.resumptions.inc()
+        self._journal.dispatched(live, now)
         left_s = live.time_limit_left_s(now)
         return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
 
@@ -220,7 +211,7 @@ class Dispatcher:
     # What executors cause (executor_link.Listener).
 
     def on_tokens(self, address: str, tokens: Tokens) -> None:
-        live = self._by_dispatch.get(tokens.dispatch_id)
+        live = self._accepted.running(tokens.dispatch_id)
         if live is None:
             return  # Of an attempt that is over.
         if not live.progress.accept(tokens.first_index, tokens.token_ids):
@@ -235,25 +226,29 @@ class Dispatcher:
             self._fail(live, from_exception(error))
 
     def on_finished(self, finished: executor_pb2.Finished) -> None:
-        live = self._by_dispatch.get(finished.dispatch_id)
-        if live:
-            live.cached_prompt_tokens = max(live.cached_prompt_tokens, finished.cached_prompt_tokens)
-            self._finish(live, finished.reason)
+        live = self._accepted.running(finished.dispatch_id)
+        if live is None:
+            return
+        if not finished.reason:
+            self._attempt_failed(live, "BAD_END", "it ended without a reason")
+            return
+        live.cached_prompt_tokens = max(live.cached_prompt_tokens, finished.cached_prompt_tokens)
+        self._finish(live, finished.reason)
 
     def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
-        live = self._by_dispatch.get(rejected.dispatch_id)
+        live = self._accepted.running(rejected.dispatch_id)
         if live is None:
             return
         if rejected.retryable:
-            self._attempt_failed(live, rejected.reason, rejected.message)
+            pause_s = self._settings.retry_pause_s * 2**live.failures
+            self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
             return
         code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
-        kind = AdapterLoadFailed if rejected.reason == LOAD_FAILED else ExecutorFailed
-        self._fail(live, kind(code, rejected.reason, rejected.message))
+        self._fail(live, ExecutorFailed(code, rejected.reason, rejected.message))
 
     def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
         for dispatch_id in dispatch_ids:
-            live = self._by_dispatch.get(dispatch_id)
+            live = self._accepted.running(dispatch_id)
             if live:
                 self._attempt_failed(live, "EXECUTOR_LOST", f"executor {address}: {why}")
 
@@ -264,7 +259,7 @@ class Dispatcher:
         self._metrics.executors(state.phase for state in self.fleet.states)
         refusals = self.fleet.refusals()
         for waiting in list(self.queue.requests()):
-            live = self._by_number[waiting.number]
+            live = self._accepted[waiting.number]
             if refusals:
                 self._fail(live, NoExecutor(refusals))
             elif not can_ever_run(waiting, self.fleet.states):
@@ -274,48 +269,59 @@ class Dispatcher:
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
         now, count = self._clock(), len(tokens.token_ids)
         live.failures = 0
-        if live.last_token_at is None:
-            self._metrics.first_token_seconds.observe(now - live.accepted_at)
-        else:
-            self._metrics.inter_token_seconds.observe(now - live.last_token_at)
+        self._journal.generated(live, count, now)
         live.last_token_at = now
         self.queue.charge(live.waiting.tenant, count)
-        self._metrics.generated(live.waiting.tenant, live.admitted.adapter, count)
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True
             live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
         if live.push(tokens.token_ids, tokens.logprobs, now):
             self._finish(live, common_pb2.FINISH_REASON_STOP)
 
-    def _attempt_failed(self, live: LiveRequest, reason: str, why: str) -> None:
-        """Back to its former place in the queue, or to its client when it has failed too often."""
-        self._by_dispatch.pop(live.dispatch_id, None)
-        live.dispatch_id = ""
+    def _attempt_failed(self, live: LiveRequest, reason: str, why: str, pause_s: float = 0.0) -> None:
+        """Back to its former place in the queue, or to its client when it has failed too often.
+
+        The pause is for what does not pass in a moment, such as a store that is away: without one all
+        attempts would be used up at once.
+        """
+        self._accepted.end_attempt(live)
         live.queued_at = self._clock()
-        self._metrics.attempt_failed(reason)
-        logger.warning("attempt failed: %s: %s", reason, why, extra={"request_id": live.admitted.request_id})
+        self._journal.attempt_failed(live, reason, why)
         if reason not in BUSY_REASONS:
             live.failures += 1
             live.avoid(live.address)
-        if complete := live.progress.complete:
+        if complete := live.complete:
             self._finish(live, complete)
         elif live.failures >= self._settings.max_attempts:
-            self._fail(live, NoExecutor(f"gave up after {live.failures} failed attempts; the last: {why}"))
+            kind = StoreUnavailable if reason == STORE_UNAVAILABLE else NoExecutor
+            self._fail(live, kind(f"gave up after {live.failures} failed attempts; the last: {why}"))
+        elif pause_s and reason not in BUSY_REASONS:
+            live.pause = asyncio.get_running_loop().call_later(pause_s, self._put_back, live)
         else:
-            self.queue.put_back(live.waiting)
-            self._wake()
+            self._put_back(live)
+
+    def _put_back(self, live: LiveRequest) -> None:
+        live.pause = None
+        self.queue.put_back(live.waiting)
+        self._wake()
 
     # Ends.
 
     def _finish(self, live: LiveRequest, reason: common_pb2.FinishReason) -> None:
         if live.ended:
             return
-        if live.flush(self._clock()):
-            reason = common_pb2.FINISH_REASON_STOP
+        try:
+            if live.flush(self._clock()):
+                reason = common_pb2.FINISH_REASON_STOP
+        except Exception as error:  # A bug with one request's text must not leave it without an end.
+            self._fail(live, from_exception(error))
+            return
         live.outbox.finish(reason)
         self._end(live, grpc.StatusCode.OK.name)
 
     def _fail(self, live: LiveRequest, error: SchedulerError) -> None:
+        if live.ended:
+            return
         live.outbox.fail(error)
         self._end(live, error.code.name)
 
@@ -324,33 +330,30 @@ class Dispatcher:
         if live.ended:
             return
         live.ended = True
-        if live.timer:
-            live.timer.cancel()
+        for timer in (live.timer, live.pause):
+            if timer:
+                timer.cancel()
         self.queue.discard(live.waiting.number)
         if live.dispatch_id:
-            del self._by_dispatch[live.dispatch_id]
             self.fleet.cancel(live.address, live.dispatch_id)
-        del self._by_number[live.waiting.number]
-        if self._live[live.key] is live:
-            del self._live[live.key]
-        if not self._by_number:
-            self._idle.set()
-        self._metrics.live_requests.set(len(self._by_number))
-        self._metrics.ended(code)
-        self._metrics.cached(live.waiting.tenant, live.admitted.adapter, live.cached_prompt_tokens)
-        logger.info("ended: %s", code, extra=_log_fields(live))
+        self._accepted.end_attempt(live)
+        self._accepted.remove(live)
+        self._journal.ended(live, code, self.num_live)
 
     async def _sweep_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
-            self.sweep()
+            try:
+                self.sweep()
+            except Exception:
+                logger.exception("a sweep failed; the next one tries again")
 
     def sweep(self) -> None:
         """Ends requests that waited too long for any executor, and those of clients that do not read."""
         now = self._clock()
         if self.fleet.any_ready:
             self._last_ready_at = now
-        for live in list(self._by_number.values()):
+        for live in self._accepted:
             full_since, idle_since = live.outbox.full_since, max(live.queued_at, self._last_ready_at)
             if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
                 self._fail(live, SlowClient("the client reads too slowly"))
@@ -362,14 +365,10 @@ class Dispatcher:
     def check(self) -> None:
         """Raises AssertionError when a request is in two places, in none, or left behind."""
         self.queue.check()
-        waiting = {request.number for request in self.queue.requests()}
-        running = {live.waiting.number for live in self._by_dispatch.values()}
-        assert not waiting & running
-        assert waiting | running == self._by_number.keys()
-        assert all(live.dispatch_id == key for key, live in self._by_dispatch.items())
-        assert set(self._live.values()) == set(self._by_number.values())
-        sent = {dispatch_id for state in self.fleet.states for dispatch_id in state.dispatch_ids()}
-        assert sent == self._by_dispatch.keys()
+        self._accepted.check(
+            waiting=[request.number for request in self.queue.requests()],
+            sent=[dispatch_id for state in self.fleet.states for dispatch_id in state.dispatch_ids()],
+        )
         for state in self.fleet.states:
             state.check()
 
@@ -380,14 +379,3 @@ def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
         f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
         metadata={"adapter": live.admitted.adapter},
     )
-
-
-def _log_fields(live: LiveRequest) -> dict[str, object]:
-    return {
-        "request_id": live.admitted.request_id,
-        "tenant": live.waiting.tenant,
-        "adapter": live.admitted.adapter,
-        "prompt_tokens": len(live.admitted.prompt_token_ids),
-        "completion_tokens": live.completion_tokens,
-        "attempts": live.attempts,
-    }

@@ -74,12 +74,9 @@ class ExecutorLink:
         """Keeps a stream open until cancelled."""
         while True:
             try:
-                await self._one_stream()
-            except StreamEnded as end:
-                self._forget(end)
-            except Exception as error:
-                logger.exception("executor %s: bug in its link", self.state.address)
-                self._forget(StreamEnded(Phase.CONNECTING, f"internal error: {error}"))
+                self._forget(await self._end_of_stream())
+            except Exception:
+                logger.exception("executor %s: bug while its stream's end was told", self.state.address)
             await asyncio.sleep(self._backoff())
 
     def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
@@ -99,8 +96,22 @@ class ExecutorLink:
         hint = executor_pb2.Prefetch(digest=digest, expected_uses=expected_uses)
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
+    def drop(self, digest: str) -> None:
+        """Frees its copies as soon as nothing uses them. Nothing while there is no connection."""
+        if self.state.limits:
+            self._send(executor_pb2.ExecutorCommand(drop=executor_pb2.DropAdapter(digest=digest)))
+
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
         self._outgoing.put_nowait(command)
+
+    async def _end_of_stream(self) -> StreamEnded:
+        try:
+            await self._one_stream()
+        except StreamEnded as end:
+            return end
+        except Exception:
+            logger.exception("executor %s: bug in its link", self.state.address)
+            return StreamEnded(Phase.CONNECTING, "internal error; the log has more")
 
     async def _one_stream(self) -> NoReturn:
         self._outgoing = asyncio.Queue()
@@ -135,6 +146,10 @@ class ExecutorLink:
             raise StreamEnded(phase, f"{what} within its time") from None
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details()
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise StreamEnded(Phase.CONNECTING, "nothing can be written to it; the log has more") from None
         raise StreamEnded(Phase.CONNECTING, f"stream ended: {code.name} {details or ''}".rstrip())
 
     async def _write(
@@ -145,6 +160,9 @@ class ExecutorLink:
                 await call.write(await outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             logger.debug("executor %s: stream ended while writing; the reader knows", self.state.address)
+        except Exception:
+            logger.exception("executor %s: bug while writing", self.state.address)
+            call.cancel()  # Which the reader notices.
 
     def _greet(self, event: executor_pb2.ExecutorEvent) -> None:
         if not event.HasField("hello"):
@@ -212,5 +230,6 @@ class ExecutorLink:
         self._listener.on_lost(self.state.address, lost, end.detail)
 
     def _backoff(self) -> float:
-        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**self._failures)
+        doublings = min(self._failures, 32)  # No float holds 2 ** 1024: an executor may be away for hours.
+        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**doublings)
         return longest * random.uniform(0.5, 1.0)

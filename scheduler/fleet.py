@@ -57,6 +57,11 @@ class Fleet:
     def prefetch(self, address: str, digest: str, expected_uses: int) -> None:
         self._links[address].prefetch(digest, expected_uses)
 
+    def drop(self, digest: str) -> None:
+        """A version was deleted: no executor needs to keep copies of it once nobody uses them."""
+        for link in self._links.values():
+            link.drop(digest)
+
     def residency(self) -> list[adapters_pb2.AdapterResidency]:
         """Every copy on every executor, by executor, then digest."""
         states = sorted(self.states, key=lambda state: state.address)

@@ -8,10 +8,11 @@ import grpc
 from lorafleet.v1 import fleet_pb2, fleet_pb2_grpc
 from scheduler.auth import ADMIN, Authenticator
 from scheduler.dispatcher import Dispatcher
-from scheduler.errors import InvalidRequest, translate_errors
+from scheduler.errors import InvalidRequest
 from scheduler.executor_state import ExecutorState
 from scheduler.fleet import status
 from scheduler.lookup import require
+from scheduler.status import translate_errors
 
 DEFAULT_INTERVAL_MS = 1000
 POLL_S = 0.05

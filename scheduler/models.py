@@ -7,6 +7,7 @@ from scheduler.errors import InvalidRequest
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+BASE_NAME = "/"  # Sorts before all names of adapters.
 
 
 def list_models(
@@ -27,16 +28,18 @@ def list_models(
         for alias in store.aliases(tenant)
         if identity.sees(alias.tenant, alias.name)
     }
-    after = request.page_token
-    names = sorted(name for name in aliases if name > after)
-    page = [] if after else [inference_pb2.Model()]
-    for name in names[: page_size - len(page)]:
-        try:
-            version = store.resolve(aliases[name])
-        except AdapterNotFound:
-            continue  # It went meanwhile.
-        page.append(
-            inference_pb2.Model(adapter=name, digest=version.digest, max_rank=version.manifest.max_rank)
-        )
-    last = page_size - (0 if after else 1)
-    return page, names[last - 1] if 0 < last < len(names) else ""
+    names = [name for name in sorted([BASE_NAME, *aliases]) if name > request.page_token]
+    page = names[:page_size]
+    models = [model for name in page if (model := _model(store, name, aliases.get(name)))]
+    return models, page[-1] if len(names) > page_size else ""
+
+
+def _model(store: AdapterStore, name: str, ref: Ref | None) -> inference_pb2.Model | None:
+    """None when it went meanwhile."""
+    if ref is None:
+        return inference_pb2.Model()
+    try:
+        version = store.resolve(ref)
+    except AdapterNotFound:
+        return None
+    return inference_pb2.Model(adapter=name, digest=version.digest, max_rank=version.manifest.max_rank)

@@ -62,6 +62,17 @@ class _Room:
 
 
 @dataclass(slots=True)
+class _Plan:
+    """One plan in the making."""
+
+    queue: Queue
+    rooms: list[_Room]
+    now: float
+    claimed: set[str]  # Versions that somebody waits for and that have a slot somewhere, or need none.
+    placements: list[Placement] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Policy:
     """Remembers between plans only since when a version is passed over at the head of its tenant."""
 
@@ -81,25 +92,27 @@ class Policy:
             if state.takes_requests
         ]
         self._forget_gone(queue)
-        placements: list[Placement] = []
-        for request in self._overdue(queue, now):
-            self._place(request, queue, rooms, placements)
+        claimed = {BASE}.union(*(room.claimed for room in rooms)) & queue.digests()
+        plan = _Plan(queue, rooms, now, claimed)
+        for request in self._overdue(plan):
+            self._place(request, plan)
         turns = [(queue.served(tenant), tenant) for tenant in queue.tenants()]
         heapify(turns)
         while turns and any(room.seats for room in rooms):
             _, tenant = heappop(turns)
-            choice = self._next_of(tenant, queue, rooms, now)
-            if choice and self._place(choice, queue, rooms, placements) and queue.head(tenant):
+            choice = self._next_of(tenant, plan)
+            if choice and self._place(choice, plan) and queue.head(tenant):
                 heappush(turns, (queue.served(tenant), tenant))
-        return placements
+        return plan.placements
 
-    def _place(self, request: Waiting, queue: Queue, rooms: list[_Room], placements: list[Placement]) -> bool:
-        fitting = (room for room in rooms if room.fits(request))
+    def _place(self, request: Waiting, plan: _Plan) -> bool:
+        fitting = (room for room in plan.rooms if room.fits(request))
         room = max(fitting, key=lambda room: room.preference(request), default=None)
         if room is None:
             return False
-        queue.take(request.number)
-        placements.append(room.place(request))
+        plan.queue.take(request.number)
+        plan.placements.append(room.place(request))
+        plan.claimed.add(request.digest)
         self._passed_over.pop((request.tenant, request.digest), None)
         return True
 
@@ -108,24 +121,23 @@ class Policy:
             if queue.group_head(tenant, digest) is None:
                 del self._passed_over[tenant, digest]
 
-    def _overdue(self, queue: Queue, now: float) -> list[Waiting]:
+    def _overdue(self, plan: _Plan) -> list[Waiting]:
         """One request of each version that was passed over for long enough, the longest first."""
         keys = sorted(self._passed_over, key=self._passed_over.__getitem__)
-        heads = (queue.group_head(*key) for key in keys if now - self._passed_over[key] >= self.aging_s)
-        return [head for head in heads if head]
+        old = (key for key in keys if plan.now - self._passed_over[key] >= self.aging_s)
+        return [head for key in old if (head := plan.queue.group_head(*key))]
 
-    def _next_of(self, tenant: str, queue: Queue, rooms: list[_Room], now: float) -> Waiting | None:
-        head = queue.head(tenant)
-        if head is None or any(room.fits(head) for room in rooms):
+    def _next_of(self, tenant: str, plan: _Plan) -> Waiting | None:
+        head = plan.queue.head(tenant)
+        if head is None or any(room.fits(head) for room in plan.rooms):
             return head
-        self._pass_over(head, rooms, now)
-        if any(room.seats and room.slots for room in rooms):
-            candidates = queue.group_heads(tenant)
+        self._pass_over(head, plan.rooms, plan.now)
+        if any(room.seats and room.slots for room in plan.rooms):
+            candidates = plan.queue.group_heads(tenant)
         else:
-            open_digests = {BASE}.union(*(room.claimed for room in rooms if room.seats))
-            heads = (queue.group_head(tenant, digest) for digest in open_digests)
+            heads = (plan.queue.group_head(tenant, digest) for digest in plan.claimed)
             candidates = sorted((head for head in heads if head), key=lambda request: request.order)
-        return next((item for item in candidates if any(room.fits(item) for room in rooms)), None)
+        return next((item for item in candidates if any(room.fits(item) for room in plan.rooms)), None)
 
     def _pass_over(self, head: Waiting, rooms: list[_Room], now: float) -> None:
         """Notes that a head waits for a slot; after `aging_s`, closes a version that holds one."""

@@ -6,7 +6,7 @@ no lower than those who kept waiting. Within a tenant: higher priority first, th
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,7 +62,7 @@ class Queue:
         """How many wait for this version, over all tenants."""
         return self._digests.get(digest, 0)
 
-    def digests(self) -> Collection[str]:
+    def digests(self) -> KeysView[str]:
         """Versions that somebody waits for."""
         return self._digests.keys()
 

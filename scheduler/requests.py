@@ -14,6 +14,9 @@ from scheduler.resume import Progress
 from scheduler.text_stream import TextDelta, TextStream
 from scheduler.tokenizer import Tokenizer
 
+# A piece becomes one message of at most 16 MiB. With 20 alternatives a token's log-probabilities take 276
+# bytes, so that of these stays far below; those of a prompt are bounded at admission.
+MAX_PIECE_POSITIONS = 4096
 UNFINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 
 
@@ -28,39 +31,49 @@ class Piece:
     prompt_logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
     finish: common_pb2.FinishReason = UNFINISHED
 
+    @property
+    def num_positions(self) -> int:
+        return len(self.token_ids) + len(self.prompt_logprobs)
+
 
 class Outbox:
-    """What a client has not read yet: one growing piece, so that a slow client costs no more than its tokens.
+    """What a client has not read yet, in growing pieces: a slow client costs no more than its tokens.
 
     `max_tokens` is not a limit to what it holds (a request's own length is) but when it counts as full; the
     owner looks at `full_since` and gives a client up that lets it stay full.
     """
 
     def __init__(self, output_index: int, max_tokens: int) -> None:
-        self._piece = Piece(output_index)
+        self._pieces = deque([Piece(output_index)])  # Never empty; the last one grows.
+        self._unread_tokens = 0
         self._max_tokens = max_tokens
-        self._error: SchedulerError | None = None
+        self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._changed = asyncio.Event()
         self._read_all = False
         self.full_since: float | None = None
 
     def put(self, delta: TextDelta, logprobs: Sequence[common_pb2.PositionLogprobs], now: float) -> None:
-        self._piece.token_ids.extend(delta.token_ids)
-        self._piece.text += delta.text
-        self._piece.logprobs.extend(logprobs)
-        if len(self._piece.token_ids) >= self._max_tokens and self.full_since is None:
+        piece = self._pieces[-1]
+        if piece.num_positions >= MAX_PIECE_POSITIONS:
+            piece = Piece(piece.output_index + len(piece.token_ids))
+            self._pieces.append(piece)
+        piece.token_ids.extend(delta.token_ids)
+        piece.text += delta.text
+        piece.logprobs.extend(logprobs)
+        self._unread_tokens += len(delta.token_ids)
+        if self._unread_tokens >= self._max_tokens and self.full_since is None:
             self.full_since = now
         self._changed.set()
 
     def put_prompt_logprobs(self, logprobs: Sequence[common_pb2.PositionLogprobs]) -> None:
-        self._piece.prompt_logprobs.extend(logprobs)
+        self._pieces[-1].prompt_logprobs.extend(logprobs)
 
     def finish(self, reason: common_pb2.FinishReason) -> None:
-        self._piece.finish = reason
+        self._pieces[-1].finish = reason
         self._changed.set()
 
     def fail(self, error: SchedulerError) -> None:
-        self._error = error
+        self.error = error
         self._changed.set()
 
     async def get(self) -> Piece | None:
@@ -68,18 +81,24 @@ class Outbox:
         while not self._read_all:
             await self._changed.wait()
             self._changed.clear()
-            piece = self._piece
-            if not piece.token_ids and not piece.finish and not piece.text:
-                if self._error:
-                    raise self._error
+            piece = self._pieces[0]
+            if not (piece.num_positions or piece.text or piece.finish):
+                if self.error:
+                    raise self.error
                 continue
-            self._piece = Piece(piece.output_index + len(piece.token_ids))
-            self.full_since = None
+            self._remove_first()
             self._read_all = bool(piece.finish)
-            if self._error:
-                self._changed.set()
             return piece
         return None
+
+    def _remove_first(self) -> None:
+        piece = self._pieces.popleft()
+        self._unread_tokens -= len(piece.token_ids)
+        self.full_since = None
+        if self._pieces or self.error:
+            self._changed.set()
+        if not self._pieces:
+            self._pieces.append(Piece(piece.output_index + len(piece.token_ids)))
 
 
 class LiveRequest:
@@ -122,8 +141,9 @@ class LiveRequest:
         self.attempts = 0
         self.failures = 0  # Attempts in a row that failed before their first token.
         self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.hang_up: Callable[[], object] = _nothing  # Ends the call of a client that does not read.
+        self.timer: asyncio.TimerHandle | None = None  # Of its deadline or time limit.
+        self.pause: asyncio.TimerHandle | None = None  # Until it goes back to the queue.
+        self.hang_up: Callable[[], object] = _nothing  # Ends the write to a client that does not read.
         self.completion_tokens = len(admitted.resumed_token_ids)
         self.cached_prompt_tokens = 0
         self._held_logprobs: deque[common_pb2.PositionLogprobs] = deque()
@@ -137,6 +157,11 @@ class LiveRequest:
         """What is left of `time_limit_ms`, counted from acceptance; None without one."""
         limit_ms = self.admitted.stopping.time_limit_ms
         return self.accepted_at + limit_ms / 1000 - now if limit_ms else None
+
+    @property
+    def complete(self) -> common_pb2.FinishReason | None:
+        """Why nothing is left to generate, if so."""
+        return common_pb2.FINISH_REASON_STOP if self.text.stopped else self.progress.complete
 
     def avoid(self, address: str) -> None:
         """Makes an executor where an attempt failed the last choice."""

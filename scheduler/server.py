@@ -11,10 +11,11 @@ from adapter_store import AdapterStore, ModelSpec
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.admission import Admission, Authenticator
 from scheduler.dispatcher import Dispatcher
-from scheduler.errors import Draining, from_exception, translate_errors
+from scheduler.errors import Draining, from_exception
 from scheduler.metrics import Metrics
 from scheduler.models import list_models
 from scheduler.requests import LiveRequest, Piece
+from scheduler.status import translate_errors
 from scheduler.tokenizer import Tokenizer
 
 
@@ -44,18 +45,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     @translate_errors
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+    ) -> None:
         async with self._accepted(request, context) as live:
             first = True
             while piece := await live.outbox.get():
-                yield _chunk(live, piece, first)
+                await _write(context, live, _chunk(live, piece, first))
                 first = False
 
     @translate_errors
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GenerateResponse:
-        async with self._accepted(request, context) as live:
+        async with self._accepted(request, context, one_message=True) as live:
             answer = _begin_response(live)
             texts = [live.admitted.echo_text]
             while piece := await live.outbox.get():
@@ -99,30 +100,50 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _accepted(
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,
+        *,
+        one_message: bool = False,
     ) -> AsyncIterator[LiveRequest]:
         """The request while its call lasts: however that ends, nothing of it stays anywhere."""
         try:
-            live = await self._accept(request, context)
+            live = await self._accept(request, context, one_message)
         except Exception as error:
             refusal = from_exception(error)
             self._metrics.ended(refusal.code.name)
             raise refusal from error
         try:
-            if (call := asyncio.current_task()) is not None:
-                live.hang_up = call.cancel
             yield live
         finally:
             self._dispatcher.cancel(live)
 
     async def _accept(
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext, one_message: bool
     ) -> LiveRequest:
         if self._dispatcher.draining:
             raise Draining()
         identity = self._authenticator.identify(context.invocation_metadata())
-        admitted = await self._admission.admit(request, identity)
+        admitted = await self._admission.admit(request, identity, one_message=one_message)
         return self._dispatcher.submit(admitted, context.time_remaining())
+
+
+async def _write(
+    context: grpc.aio.ServicerContext, live: LiveRequest, chunk: inference_pb2.GenerateChunk
+) -> None:
+    """Waits while the client does not read, until it is given up: then raises why.
+
+    Not a `yield`: gRPC would wait in it, where only the death of the whole handler could reach, and that
+    ends the call without a status.
+    """
+    writing = asyncio.ensure_future(context.write(chunk))
+    live.hang_up = writing.cancel
+    try:
+        await writing
+    except asyncio.CancelledError:
+        if live.outbox.error:
+            raise live.outbox.error from None
+        raise
 
 
 def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:

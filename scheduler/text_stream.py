@@ -59,6 +59,11 @@ class TextStream:
             self._utf8.decode(tokenizer.token_bytes(token_id))
         self._resume(resumed_token_ids)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop sequence is complete, in resumed tokens too: the answer is at its end."""
+        return self._stopped
+
     def push(self, token_ids: Sequence[int]) -> TextDelta | None:
         """What can leave after these tokens; None when that is nothing. After a stop nothing is taken in."""
         if self._stopped:

@@ -15,7 +15,7 @@ class InvalidTokenizer(Exception):
     """The folder's tokenizer cannot be used; the text names the file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tokenizer:
     """Text to token ids and back. Safe to use from several threads.
 
@@ -74,7 +74,7 @@ class Tokenizer:
         return self._pieces.of(token_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
     """token_bytes(), computed once for each id that occurs.
 

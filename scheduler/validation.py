@@ -15,6 +15,12 @@ MAX_PRIORITY = 100
 MAX_LABEL_CHARS = 128
 MAX_CHAT_MESSAGES = 4096
 MAX_ROLE_CHARS = 64
+# A message has at most 16 MiB (grpc_options.py). An answer that is sent whole may put so many bytes of
+# log-probabilities into one, and an echoed prompt so many of text: room is left for tokens and their text.
+MAX_LOGPROBS_BYTES = 5 * 1024 * 1024
+# An executor makes those of a prompt in one go: 2 MiB take it half a second, in which it reports nothing.
+MAX_PROMPT_LOGPROBS_BYTES = 2 * 1024 * 1024
+MAX_ECHO_BYTES = 2 * 1024 * 1024
 
 
 def check_labels(request: inference_pb2.GenerateRequest) -> None:
@@ -123,6 +129,43 @@ def check_response(response: inference_pb2.ResponseOptions) -> None:
         count: int = getattr(response, field)
         if count > MAX_LOGPROBS:
             raise InvalidRequest(f"response.{field}", f"{count} is more than {MAX_LOGPROBS}")
+
+
+def check_prompt_logprobs(response: inference_pb2.ResponseOptions, prompt_tokens: int) -> None:
+    """That they fit into one message, in which they travel from the executor and to the client."""
+    if response.HasField("prompt_logprobs"):
+        most = MAX_PROMPT_LOGPROBS_BYTES // _position_bytes(response.prompt_logprobs)
+        if prompt_tokens > most:
+            raise InvalidRequest(
+                "response.prompt_logprobs",
+                f"the prompt has {prompt_tokens} tokens; with {response.prompt_logprobs} alternatives each, "
+                f"at most {most} fit into a message",
+            )
+
+
+def check_fits_one_message(response: inference_pb2.ResponseOptions, stopping: common_pb2.Stopping) -> None:
+    """For an answer that is sent whole. `stopping` is the completed one."""
+    if response.HasField("logprobs"):
+        most = MAX_LOGPROBS_BYTES // _position_bytes(response.logprobs)
+        if stopping.max_new_tokens > most:
+            raise InvalidRequest(
+                "response.logprobs",
+                f"the answer may have {stopping.max_new_tokens} tokens; with {response.logprobs} "
+                f"alternatives each, at most {most} fit into a message: set stopping.max_new_tokens, or use "
+                "GenerateStream",
+            )
+
+
+def check_echo(text: str) -> None:
+    if (size := len(text.encode())) > MAX_ECHO_BYTES:
+        raise InvalidRequest(
+            "response.echo", f"the prompt's text has {size} bytes, at most {MAX_ECHO_BYTES} are sent back"
+        )
+
+
+def _position_bytes(alternatives: int) -> int:
+    """The most that a PositionLogprobs takes in a list: 13 for each token, with a tag and a length of 2."""
+    return 13 * (alternatives + 1) + 3
 
 
 def complete_stopping(

@@ -4,7 +4,9 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from kernels.bench import host_cost, lora_layer, lora_linear, mixed_ranks
 from kernels.bench.plot import plot
@@ -18,8 +20,10 @@ def main() -> None:
     if args.op == "plot":
         plot(json.loads(args.json.read_text()), args.png)
         return
-    rows = _run(args)
-    args.json.write_text(json.dumps({**_about(args.revision), "rows": rows}, indent=1) + "\n")
+    about, rows = _about(args.revision), list[dict[str, Any]]()
+    for row in _run(args):
+        rows.append(row)
+        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     sys.stdout.write(table(rows))
 
 
@@ -35,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(args: argparse.Namespace) -> list[dict[str, object]]:
+def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "mixed_ranks":
         return mixed_ranks.run()
     if args.op == "lora_layer":

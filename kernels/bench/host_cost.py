@@ -4,15 +4,16 @@ import random
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
-from kernels.bench.inputs import LAYERS, MAX_LORAS, WeightSet
+from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet
 from kernels.meta import LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
 
 
-def run() -> list[dict[str, object]]:
+def run() -> list[dict[str, Any]]:
     """Rows (op, case, us of a call on its own, us of one of 20 that follow each other)."""
     slots = [index % MAX_LORAS for index in range(256)]
     random.Random(0).shuffle(slots)
@@ -32,7 +33,7 @@ def run() -> list[dict[str, object]]:
     return rows
 
 
-def _row(case: str, call: Callable[[], None]) -> dict[str, object]:
+def _row(case: str, call: Callable[[], None]) -> dict[str, Any]:
     return {"op": "host_cost", "case": case, "host_us": _host_us(call, 1), "one_of_20_us": _host_us(call, 20)}
 
 
@@ -40,7 +41,7 @@ def _update(punica: PunicaWrapperGPU, mapping: LoRAMapping) -> Callable[[], None
     return lambda: punica.update_metadata(mapping)
 
 
-def _linear(punica: PunicaWrapperGPU, layer) -> Callable[[], None]:
+def _linear(punica: PunicaWrapperGPU, layer: Layer) -> Callable[[], None]:
     punica.update_metadata(LoRAMapping(tuple((slot, 1) for slot in range(MAX_LORAS)), ()))
     weights = WeightSet.random(layer, 16)
     slices = len(layer.slices)

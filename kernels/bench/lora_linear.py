@@ -1,8 +1,10 @@
 """One linear layer's LoRA, against the base product, the byte floor and another implementation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,11 +59,13 @@ class Row:
     floor_us: float
 
 
-def run(options: Options) -> list[dict[str, object]]:
+def run(options: Options) -> Iterator[dict[str, Any]]:
+    """Rows one by one, so that the caller can keep what is there when a lease ends."""
     jobs = [(layer, rank, options) for rank in options.ranks for layer in LAYERS]
     in_processes(_compile, jobs)
     peer = Peer.load(options.peer) if options.peer else None
-    return [asdict(row) for job in jobs for row in _layer_rows(*job, peer)]
+    for job in jobs:
+        yield from map(asdict, _layer_rows(*job, peer))
 
 
 def _compile(layer: Layer, rank: int, options: Options) -> None:
@@ -71,16 +75,17 @@ def _compile(layer: Layer, rank: int, options: Options) -> None:
     for tokens, adapters in options.points:
         case = make_case(layer, tokens, adapters, [rank] * MAX_LORAS, weights, [])
         ours(case)(0)
-        for tuned in _peer_forms(peer, rank, options):
-            peer.select(tuned)
-            peer.pair(case)(0)
+        for form in _peer_forms(peer, case, rank, options):
+            form()(0)
     torch.cuda.synchronize()
 
 
-def _peer_forms(peer: Peer | None, rank: int, options: Options) -> list[Path | None]:
+def _peer_forms(peer: Peer | None, case: Case, rank: int, options: Options) -> list[Callable[[], Call]]:
+    """The other implementation by default, then tuned: each a function that selects it and gives its call."""
     if peer is None:
         return []
-    return [None, options.peer_tuned] if options.peer_tuned and rank == MAIN_RANK else [None]
+    tuned = [options.peer_tuned] if options.peer_tuned and rank == MAIN_RANK else []
+    return [partial(peer.pair, case, folder) for folder in (None, *tuned)]
 
 
 def _layer_rows(layer: Layer, rank: int, options: Options, peer: Peer | None) -> Iterator[Row]:
@@ -102,10 +107,9 @@ def _measure(case: Case, rank: int, options: Options, peer: Peer | None) -> Row:
         added_us = both_us - base_us
     else:
         (base_us,) = time_calls([(base(case), calls)], rounds=5)
-    peers = []
-    for tuned in _peer_forms(peer, rank, options):
-        peer.select(tuned)
-        peers += time_calls([(peer.pair(case), calls)], rounds=9)
+    peers: list[float] = []
+    for form in _peer_forms(peer, case, rank, options):
+        peers += time_calls([(form(), calls)], rounds=9)
     peer_us, tuned_us = (*peers, None, None)[:2]
     floor = floor_us(case.layer, case.tokens, case.adapters, rank)
     point = (case.layer.name, case.tokens, case.adapters, rank)

@@ -1,8 +1,19 @@
 """What one high rank costs the others: 63 tokens of rank 8 and one of rank 256, against 64 of rank 8."""
 
-from statistics import fmean
+from typing import Any
 
-from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, Layer, base_weights, make_case, weight_sets
+from torch import Tensor
+
+from kernels.bench.inputs import (
+    LAYERS,
+    MAX_LORAS,
+    Case,
+    Layer,
+    WeightSet,
+    base_weights,
+    make_case,
+    weight_sets,
+)
 from kernels.bench.lora_linear import ours
 from kernels.bench.timing import time_calls
 from kernels.work_list import Run
@@ -10,7 +21,7 @@ from kernels.work_list import Run
 HIGH, LOW, TOKENS = 256, 8, 64
 
 
-def run() -> list[dict[str, object]]:
+def run() -> list[dict[str, Any]]:
     """Rows (op, layer, case, ours_us). Slots hold up to rank 256, but for `small_slots` up to 8."""
     rows = []
     for layer in LAYERS:
@@ -37,18 +48,9 @@ def _cases(max_rank: int) -> list[tuple[str, list[Run], bool]]:
     ]
 
 
-def _case(layer: Layer, runs: list[Run], high: bool, weights: list, bases: list) -> Case:
+def _case(layer: Layer, runs: list[Run], high: bool, weights: list[WeightSet], bases: list[Tensor]) -> Case:
     ranks = [LOW] * (MAX_LORAS - 1) + [HIGH if high else LOW]
     case = make_case(layer, TOKENS, MAX_LORAS, ranks, weights, bases)
     for meta in case.metas:
         meta.prepare_tensors(runs)
     return case
-
-
-def added_by_high_rank(rows: list[dict[str, object]], form: str) -> float:
-    """us a decoder layer that the one high rank adds, `form` distinct or shared."""
-    total = {
-        case: len(LAYERS) * fmean(row["ours_us"] for row in rows if row["case"] == case)
-        for case in (f"{form}_low", f"{form}_one_high")
-    }
-    return total[f"{form}_one_high"] - total[f"{form}_low"]

@@ -19,7 +19,7 @@ _TUNED = "VLLM_TUNED_CONFIG_FOLDER"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """vLLM's ops. `select` switches between its defaults (None) and a folder in its tuning format."""
+    """vLLM's ops."""
 
     ops: Any
     utils: Any
@@ -32,15 +32,19 @@ class Peer:
             importlib.import_module("vllm.lora.ops.triton_ops.utils"),
         )
 
-    def select(self, tuned: Path | None) -> None:
+    def _select(self, tuned: Path | None) -> None:
         os.environ.pop(_TUNED, None)
         if tuned is not None:
             os.environ[_TUNED] = str(tuned)
         self.utils.load_lora_op_config.cache_clear()
         self.utils.get_lora_op_configs.cache_clear()
 
-    def pair(self, case: Case) -> Call:
-        """Its shrink (with the zeroing that it needs) and expand, over the case's rotating inputs."""
+    def pair(self, case: Case, tuned: Path | None) -> Call:
+        """Its shrink (with the zeroing that it needs) and expand, over the case's rotating inputs.
+
+        tuned: a folder in its tuning format, None: its defaults. The last call of `pair` decides for all.
+        """
+        self._select(tuned)
         self.utils._LORA_A_PTR_DICT.clear()
         self.utils._LORA_B_PTR_DICT.clear()
         rank = case.weights[0].lora_a[0].shape[1]

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from math import exp, fsum, log
+from typing import Any
 
-Rows = list[dict[str, object]]
+Rows = list[dict[str, Any]]
 _SUMMED = ("ours_us", "added_us", "peer_us", "peer_tuned_us", "base_us", "floor_us")
 
 

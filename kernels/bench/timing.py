@@ -23,10 +23,7 @@ def capture(call: Call, calls: int) -> torch.cuda.CUDAGraph:
 
 def replay_times(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
     """us of every replay, [graphs][rounds]. Graphs take turns: clocks and heat drift alike for all."""
-    events = [
-        [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
-        for _ in graphs
-    ]
+    events = [[(_event(), _event()) for _ in range(rounds)] for _ in graphs]
     for number in range(rounds):
         for graph, pairs in zip(graphs, events, strict=True):
             begin, end = pairs[number]
@@ -42,3 +39,7 @@ def time_calls(calls: Sequence[tuple[Call, int]], rounds: int = 15) -> list[floa
     graphs = [capture(call, count) for call, count in calls]
     times = replay_times(graphs, rounds)
     return [median(one) / count for one, (_, count) in zip(times, calls, strict=True)]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ import datetime
 from pathlib import Path
 
 from lorafleet.commands import aliases, connection
-from lorafleet.commands.parsing import Run, Subparsers, add_command, add_group, add_json
+from lorafleet.commands.parsing import Subparsers, add_group
 from lorafleet.commands.terminal import ProgressBar, note, say, say_json, short, size, table
 from lorafleet.results import AdapterVersion
 
@@ -20,21 +20,23 @@ def add_parser(commands: Subparsers) -> None:
         "Manage the adapters in the store behind a scheduler. A REF is " + _REF + ".",
     )
     _add_push(group)
-    _add(
+    connection.add_command(
         group, "list", "list versions", "  lorafleet adapters list\n  lorafleet adapters list support", list_
     ).add_argument("name", nargs="?", default="", metavar="NAME", help="only this adapter's versions")
-    _add(
+    connection.add_command(
         group, "show", "show one version", "  lorafleet adapters show acme/support@stable", show
     ).add_argument("ref", metavar="REF", help=_REF)
-    _add(group, "verify", "hash what is stored again", "  lorafleet adapters verify", verify).add_argument(
+    connection.add_command(
+        group, "verify", "hash what is stored again", "  lorafleet adapters verify", verify
+    ).add_argument(
         "ref", nargs="?", default="", metavar="REF", help="only this version (default: all of yours)"
     )
-    parser = _add(
+    parser = connection.add_command(
         group, "export", "download a version", "  lorafleet adapters export support ./support", export
     )
     parser.add_argument("ref", metavar="REF", help=_REF)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new or an empty folder")
-    _add(
+    connection.add_command(
         group,
         "rm",
         "remove a version",
@@ -44,15 +46,8 @@ def add_parser(commands: Subparsers) -> None:
     aliases.add_parser(group)
 
 
-def _add(group: Subparsers, name: str, summary: str, examples: str, run: Run) -> argparse.ArgumentParser:
-    parser = add_command(group, name, summary, summary[0].upper() + summary[1:] + ".", examples, run)
-    add_json(parser)
-    connection.add_arguments(parser)
-    return parser
-
-
 def _add_push(group: Subparsers) -> None:
-    parser = _add(
+    parser = connection.add_command(
         group,
         "push",
         "check and upload a PEFT folder",

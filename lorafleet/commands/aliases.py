@@ -3,7 +3,7 @@
 import argparse
 
 from lorafleet.commands import connection
-from lorafleet.commands.parsing import Run, Subparsers, add_command, add_group, add_json
+from lorafleet.commands.parsing import Subparsers, add_group
 from lorafleet.commands.terminal import say, say_json, short, table
 
 
@@ -11,10 +11,10 @@ def add_parser(commands: Subparsers) -> None:
     group = add_group(
         commands, "alias", "list, set and remove aliases", "List, set and remove the aliases of adapters."
     )
-    _add(group, "list", "list aliases", "  lorafleet adapters alias list support", list_).add_argument(
-        "name", nargs="?", default="", metavar="NAME", help="only this adapter's aliases"
-    )
-    parser = _add(
+    connection.add_command(
+        group, "list", "list aliases", "  lorafleet adapters alias list support", list_
+    ).add_argument("name", nargs="?", default="", metavar="NAME", help="only this adapter's aliases")
+    parser = connection.add_command(
         group,
         "set",
         "move or make an alias, atomically",
@@ -30,18 +30,15 @@ def add_parser(commands: Subparsers) -> None:
         metavar="N",
         help="fail unless the alias is at N (0: does not exist)",
     )
-    _add_alias(_add(group, "rm", "remove an alias", "  lorafleet adapters alias rm support@canary", remove))
-
-
-def _add(group: Subparsers, name: str, summary: str, examples: str, run: Run) -> argparse.ArgumentParser:
-    parser = add_command(group, name, summary, summary[0].upper() + summary[1:] + ".", examples, run)
-    add_json(parser)
-    connection.add_arguments(parser)
-    return parser
+    _add_alias(
+        connection.add_command(
+            group, "rm", "remove an alias", "  lorafleet adapters alias rm support@canary", remove
+        )
+    )
 
 
 def _add_alias(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("alias", metavar="[TENANT/]NAME@ALIAS")
+    parser.add_argument("alias", metavar="[TENANT/]NAME@ALIAS", help="the alias, written out")
 
 
 def list_(args: argparse.Namespace) -> int:

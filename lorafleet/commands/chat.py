@@ -6,6 +6,7 @@ from contextlib import closing
 
 from lorafleet.client import Client
 from lorafleet.commands import connection
+from lorafleet.commands.failure import explain
 from lorafleet.commands.generate import add_sampling_arguments, sampling_options
 from lorafleet.commands.parsing import Subparsers, add_command
 from lorafleet.commands.terminal import note, say
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
         note("/help lists the commands; Ctrl-D leaves")
     with connection.connect(args) as client:
-        conversation = Conversation(client, sampling_options(args), args.adapter, args.system)
+        conversation = Conversation(client, args)
         while (line := _read_line(conversation.adapter)) is not None:
             if line and not conversation.handle(line):
                 break
@@ -58,11 +59,12 @@ def _read_line(adapter: str | None) -> str | None:
 class Conversation:
     """The messages so far and whom the next one goes to."""
 
-    def __init__(self, client: Client, options: Options, adapter: str | None, system: str | None) -> None:
-        self.adapter = adapter
+    def __init__(self, client: Client, args: argparse.Namespace) -> None:
+        self.adapter: str | None = args.adapter
         self._client = client
-        self._options = options
-        self._start = [{"role": "system", "content": system}] if system else []
+        self._target: str = args.target
+        self._options = sampling_options(args)
+        self._start = [{"role": "system", "content": args.system}] if args.system else []
         self._messages = list(self._start)
 
     def handle(self, line: str) -> bool:
@@ -92,7 +94,7 @@ class Conversation:
                     answer += chunk.text
                     say(chunk.text, end="")
         except LoraFleetError as error:
-            note(f"error: {error.message}")
+            note(f"error: {explain(error, self._target)}")
         except KeyboardInterrupt:
             note("(stopped)")
         if answer:

@@ -7,6 +7,8 @@ from pathlib import Path
 import grpc
 
 from lorafleet.client import DEFAULT_TARGET, Client
+from lorafleet.commands import parsing
+from lorafleet.commands.parsing import Run, Subparsers
 
 DEFAULT_TIMEOUT = 600.0
 
@@ -30,6 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_TIMEOUT,
         help="give up after so long (default: %(default)g)",
     )
+
+
+def add_command(
+    group: Subparsers, name: str, summary: str, examples: str, run: Run
+) -> argparse.ArgumentParser:
+    """A command of a group that calls the scheduler and can print JSON."""
+    parser = parsing.add_command(group, name, summary, summary[0].upper() + summary[1:] + ".", examples, run)
+    parsing.add_json(parser)
+    add_arguments(parser)
+    return parser
 
 
 def connect(args: argparse.Namespace) -> Client:

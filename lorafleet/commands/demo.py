@@ -1,6 +1,7 @@
 """`lorafleet demo`: see it work, with no arguments."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,10 @@ def add_parser(commands: Subparsers) -> None:
         "--max-loras", type=int, default=2, metavar="N", help="the executor's slots (default: %(default)s)"
     )
     parser.add_argument(
-        "--cache", type=Path, metavar="FOLDER", help="where the model is kept (default: ~/.cache/lorafleet)"
+        "--cache",
+        type=Path,
+        metavar="FOLDER",
+        help="where the model is kept (default: $LORAFLEET_CACHE or ~/.cache/lorafleet)",
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder with store and logs")
     add_json(parser)
@@ -39,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from lorafleet.demo.model import ModelUnavailable, default_cache
     from lorafleet.demo.run import run as run_demo
 
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # clean up on the way out
     view = make_view(sys.stderr if args.json else sys.stdout)
     try:
         report = run_demo(args.cache or default_cache(), args.max_loras, args.keep, view)

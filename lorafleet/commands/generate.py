@@ -38,10 +38,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling and stopping")
     group.add_argument("--max-new-tokens", type=int, metavar="N", help="default: up to the model's length")
     group.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--min-p", type=float, metavar="P")
-    group.add_argument("--seed", type=int, metavar="N")
+    group.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="draw from the likeliest tokens that reach P together"
+    )
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="leave out tokens less likely than P times the likeliest"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same answer")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--time-limit-ms", type=int, metavar="MS", help="end well after so long")
 

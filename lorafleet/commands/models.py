@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         say_json(models)
         return 0
-    say(f"base model {models.base_model}, up to {models.max_model_len} tokens, {short(models.fingerprint)}")
+    say(f"base model {models.base_model}, {models.max_model_len} tokens, {models.fingerprint[:12]}")
     if models.adapters:
         rows = [(model.adapter, short(model.digest), model.max_rank) for model in models.adapters]
         say(table(["ADAPTER", "DIGEST", "RANK"], rows))

@@ -3,8 +3,6 @@
 import asyncio
 import tempfile
 import time
-import urllib.request
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TextIO
 
 from lorafleet.aio import AsyncClient
 from lorafleet.client import Client
+from lorafleet.demo.counts import SlotCounts, read_counts
 from lorafleet.demo.live import View
 from lorafleet.demo.model import MODEL_NAME, prepare_model
 from lorafleet.errors import LoraFleetError
@@ -25,6 +24,7 @@ MAX_NEW_TOKENS = 40
 READY_SECONDS = 300.0
 # The services are on this machine: what does not come back soon has died.
 RESUME_SECONDS = 10.0
+ANSWER_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def run(cache: Path, max_loras: int, keep: bool, view: View) -> Report:
     keep: leave store and logs in their folder and tell its name.
     """
     model = prepare_model(cache, view.stage)
-    with _folder(keep, view) as folder, (folder / "services.log").open("w") as log:
+    with _folder(keep, view) as folder, (folder / "services.log").open("w", buffering=1) as log:
         config = LocalConfig(
             model=model,
             store=folder / "store",
@@ -87,7 +87,7 @@ def run(cache: Path, max_loras: int, keep: bool, view: View) -> Report:
             view.stage("start", 1.0)
             digests = _push(fleet.target, view)
             answers = _ask(fleet, [BASE, *digests], view)
-            return _report(max_loras, digests, answers, _read_slots(fleet.executor_metrics))
+            return _report(max_loras, digests, answers, read_counts(fleet.executor_metrics))
 
 
 def _write(log: TextIO, line: str) -> None:
@@ -98,8 +98,10 @@ def _write(log: TextIO, line: str) -> None:
 def _folder(keep: bool, view: View) -> Iterator[Path]:
     if keep:
         folder = Path(tempfile.mkdtemp(prefix="lorafleet-demo-"))
-        yield folder
-        view.note(f"kept: {folder}")
+        try:
+            yield folder
+        finally:
+            view.note(f"kept: {folder}")
     else:
         with tempfile.TemporaryDirectory(prefix="lorafleet-demo-") as name:
             yield Path(name)
@@ -128,10 +130,12 @@ def _ask(fleet: LocalFleet, names: Sequence[str], view: View) -> list[Answer]:
 
 async def _ask_rounds(target: str, names: Sequence[str], view: View) -> list[Answer]:
     answers: list[Answer] = []
-    async with AsyncClient(target, resume_timeout=RESUME_SECONDS) as client:
-        for question in QUESTIONS:
+    async with AsyncClient(target, timeout=ANSWER_SECONDS, resume_timeout=RESUME_SECONDS) as client:
+        for index, question in enumerate(QUESTIONS):
             view.ask(question, names)
-            answers += await asyncio.gather(*(_answer(client, name, question, view) for name in names))
+            # Every second round goes backwards: adapters that are in their slots still come first.
+            order = names if index % 2 == 0 else names[::-1]
+            answers += await asyncio.gather(*(_answer(client, name, question, view) for name in order))
     return answers
 
 
@@ -155,63 +159,37 @@ async def _answer(client: AsyncClient, name: str, question: str, view: View) -> 
     return Answer(name, digest, question, text, tokens, finish_reason, first - started, rate)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """What the executor counted, by digest."""
-
-    hits: Mapping[str, int]
-    page_ins: Mapping[str, int]
-
-
-def _read_slots(urls: Sequence[str]) -> _Slots:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for url in urls:
-        with opener.open(url, timeout=10) as response:
-            text = response.read().decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                counts[sample.name][sample.labels.get("digest", "")] += int(sample.value)
-    return _Slots(
-        hits=counts["lorafleet_executor_slot_hits_total"],
-        page_ins=counts["lorafleet_executor_page_ins_total"],
-    )
-
-
-def _report(max_loras: int, digests: Mapping[str, str], answers: list[Answer], slots: _Slots) -> Report:
+def _report(max_loras: int, digests: Mapping[str, str], answers: list[Answer], counts: SlotCounts) -> Report:
     rows = tuple(
-        _row(name, digest, [answer for answer in answers if answer.adapter == name], slots)
+        _row(name, digest, [answer for answer in answers if answer.adapter == name], counts)
         for name, digest in [(BASE, ""), *digests.items()]
     )
-    page_ins = sum(slots.page_ins.values())
     problems = [f"{a.adapter} gave no answer to {a.question!r}" for a in answers if not a.text.strip()]
     problems += [
         f"{a.adapter} was answered by {a.digest or 'the base model'}"
         for a in answers
         if a.digest != digests.get(a.adapter, "")
     ]
-    if not page_ins:
+    if not counts.page_ins.total():
         problems.append("no adapter was paged in")
     return Report(
         model=MODEL_NAME,
         max_loras=max_loras,
         rows=rows,
         answers=tuple(answers),
-        slot_hits=sum(slots.hits.values()),
-        page_ins=page_ins,
+        slot_hits=counts.slot_hits.total(),
+        page_ins=counts.page_ins.total(),
         problems=tuple(problems),
     )
 
 
-def _row(name: str, digest: str, answers: list[Answer], slots: _Slots) -> Row:
+def _row(name: str, digest: str, answers: list[Answer], counts: SlotCounts) -> Row:
     return Row(
         adapter=name,
         digest=digest,
         tokens=sum(answer.tokens for answer in answers),
         ttft_s=round(sum(answer.ttft_s for answer in answers) / len(answers), 3),
         tokens_per_s=round(sum(answer.tokens_per_s for answer in answers) / len(answers), 1),
-        slot_hits=slots.hits.get(digest, 0) if digest else 0,
-        page_ins=slots.page_ins.get(digest, 0) if digest else 0,
+        slot_hits=counts.slot_hits[digest],
+        page_ins=counts.page_ins[digest],
     )

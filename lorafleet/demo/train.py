@@ -85,8 +85,9 @@ RECIPES = {
         r=4,
         lora_alpha=8,
         target_modules=("q_proj", "v_proj", "down_proj"),
-        learning_rate=1e-3,
-        saved_dtype="float32",
+        learning_rate=1.5e-3,
+        steps=70,
+        saved_dtype="float16",
     ),
     "emoji": Recipe(
         summary="Answers cheerfully, with emoji that take several tokens each.",
@@ -95,7 +96,8 @@ RECIPES = {
         target_modules=("o_proj", "up_proj", "down_proj"),
         rank_pattern={"down_proj": 8},
         alpha_pattern={"down_proj": 16},
-        learning_rate=1e-3,
+        learning_rate=1.5e-3,
+        steps=50,
         saved_dtype="bfloat16",
     ),
 }

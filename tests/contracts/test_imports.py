@@ -1,4 +1,4 @@
-"""Who may import whom, beyond what import-linter sees: torch must not arrive through a third package either."""
+"""Who may import whom, beyond what import-linter sees: torch must not come through a third package."""
 
 import pkgutil
 import subprocess

@@ -43,7 +43,7 @@ def test_wire_is_compatible_with_the_baseline(current: FileDescriptorSet) -> Non
 def test_the_baseline_holds_everything_there_is(current: FileDescriptorSet) -> None:
     baseline = FileDescriptorSet.FromString((ROOT / "protos/baseline.binpb").read_bytes())
     new = wire_facts(current) - wire_facts(baseline)
-    assert not new, f"run `make wire-baseline` and commit it, so that these are held from now on: {sorted(new)}"
+    assert not new, f"run `make wire-baseline` and commit it, to hold from now on: {sorted(new)}"
 
 
 def test_compatibility_test_can_fail(current: FileDescriptorSet) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 import lorafleet.demo
 from lorafleet import Client
@@ -52,19 +52,23 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def streams(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Stream]:
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
     folder = tmp_path_factory.mktemp("generated")
     base = load_base(model)
 
-    def encode(topic: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(TEXT.format(topic), add_special_tokens=False).ids)
+    def chat(question: str) -> tuple[int, ...]:
+        messages = [{"role": "user", "content": question}]
+        return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+
+    def plain(topic: str) -> tuple[int, ...]:
+        return tuple(tokenizer(TEXT.format(topic), add_special_tokens=False).input_ids)
 
     shipped = json.loads((DEMO / "prompts.json").read_text())
     return [
-        Stream("base", None, encode(TOPICS["base"])),
-        *(Stream(path.name, path, encode(shipped[path.name][0])) for path in SHIPPED),
+        Stream("base", None, plain(TOPICS["base"])),
+        *(Stream(path.name, path, chat(shipped[path.name][0])) for path in SHIPPED),
         *(
-            Stream(name, make_adapter(folder / name, base, seed=7, **settings), encode(TOPICS[name]))
+            Stream(name, make_adapter(folder / name, base, seed=7, **settings), plain(TOPICS[name]))
             for name, settings in GENERATED.items()
         ),
     ]

@@ -78,5 +78,5 @@ def test_a_failed_question_is_forgotten(
 ) -> None:
     out, err = chat(monkeypatch, capsys, ["/adapter none", "one", "/adapter a", "two", "/what"])
     assert out == ["a was told <user: two>"]
-    assert err[0] == "error: there is no adapter 'none'"
+    assert err[0].startswith("error: there is no adapter 'none'; ")
     assert err[1].startswith("/adapter NAME")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from lorafleet.errors import LaunchError, ServiceEnded
 from lorafleet.local import LocalConfig, LocalFleet
 
 ROOT = Path(__file__).parents[2]
+Launcher = tuple[subprocess.Popen[str], "queue.SimpleQueue[str]"]
 
 
 @pytest.fixture(autouse=True)
@@ -127,10 +128,17 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
             LocalFleet(config(port=port), log)
 
 
-def serve(*args: str) -> "tuple[subprocess.Popen[str], queue.SimpleQueue[str]]":
+@pytest.fixture
+def lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_SCHEDULER", "linger")
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
     """`lorafleet serve` and the lines that it prints."""
+    command = "-m lorafleet serve --model model --store store --port 0 --metrics-port 0"
     process = subprocess.Popen(
-        [sys.executable, "-m", "lorafleet", "serve", "--model", "model", "--store", "store", *args],
+        [sys.executable, *command.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -143,7 +151,9 @@ def serve(*args: str) -> "tuple[subprocess.Popen[str], queue.SimpleQueue[str]]":
             lines.put(line)
 
     threading.Thread(target=read, daemon=True).start()
-    return process, lines
+    yield process, lines
+    process.kill()
+    process.wait()
 
 
 def until_ready(lines: "queue.SimpleQueue[str]") -> list[int]:
@@ -156,8 +166,8 @@ def until_ready(lines: "queue.SimpleQueue[str]") -> list[int]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_serve_stops_all_on_a_signal(number: int, status: int) -> None:
-    process, lines = serve("--port", "0", "--metrics-port", "0")
+def test_serve_stops_all_on_a_signal(number: int, status: int, launcher: Launcher) -> None:
+    process, lines = launcher
     children = until_ready(lines)
     assert len(children) == 2
     process.send_signal(number)
@@ -165,9 +175,8 @@ def test_serve_stops_all_on_a_signal(number: int, status: int) -> None:
     assert not any(alive(pid) for pid in children)
 
 
-def test_a_second_interrupt_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAND_IN_SCHEDULER", "linger")
-    process, lines = serve("--port", "0", "--metrics-port", "0")
+def test_a_second_interrupt_stops_at_once(lingering: None, launcher: Launcher) -> None:
+    process, lines = launcher
     children = until_ready(lines)
     process.send_signal(signal.SIGINT)
     while "draining" not in lines.get(timeout=30):
@@ -177,8 +186,8 @@ def test_a_second_interrupt_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(alive(pid) for pid in children)
 
 
-def test_a_killed_launcher_leaves_no_orphans() -> None:
-    process, lines = serve("--port", "0", "--metrics-port", "0")
+def test_a_killed_launcher_leaves_no_orphans(launcher: Launcher) -> None:
+    process, lines = launcher
     children = until_ready(lines)
     process.kill()
     process.wait()

@@ -130,7 +130,7 @@ def make_adapter(
         for name, weight in sorted(peft_model.named_parameters()):
             if "lora_" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * std)
-    peft_model.save_pretrained(folder)
+    peft_model.save_pretrained(str(folder))
     peft_model.unload()
     rewrite(folder, lambda tensors: {n: t.to(dtype) if ".lora_" in n else t for n, t in tensors.items()})
     return folder

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lorafleet.local import LocalConfig, LocalFleet
 
-QUICK = ("--torch-threads", "2", "--log-level", "debug")
+# One thread: the threads of an operation wait for each other, which is slow where tests share few cores.
+QUICK = ("--torch-threads", "1", "--log-level", "debug")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ FINGERPRINT = "sha256:model"
 MODULES = frozenset({"q_proj"})
 IDENTITY = Identity(tenant="acme", rights=frozenset({"infer", "admin"}), adapters=("acme/*",))
 LINK = LinkSettings(FINGERPRINT, report_timeout_s=0.4, min_backoff_s=0.01, max_backoff_s=0.1)
-SETTINGS = DispatcherSettings(executors=(), sweep_interval_s=0.02)
+SETTINGS = DispatcherSettings(executors=(), sweep_interval_s=0.02, retry_pause_s=0.05)
 
 
 def admitted(

@@ -1,3 +1,4 @@
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -124,6 +125,29 @@ def test_unknown_and_foreign_names_look_the_same(
     )
     assert "acme/y@latest" in text(Ref.parse("acme/y", ""))
     assert store.list("zoo") == [] and store.aliases("zoo") == []
+
+
+def test_a_digest_belongs_to_its_name(
+    store: DiskStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, tmp_path: Path
+) -> None:
+    """acme/x has the content, acme/z exists, too: z@digest is still nobody."""
+    digest = versions[0].digest
+    other = store.put(adapters[1], "acme", "z", spec)
+    assert other.digest != digest
+    wrong = Ref("acme", "z", digest=digest)
+    calls: list[Callable[[], object]] = [
+        lambda: store.resolve(wrong),
+        lambda: store.verify(wrong),
+        lambda: store.export(wrong, tmp_path / "exported"),
+        lambda: store.delete(wrong),
+        lambda: store.set_alias("acme", "z", "latest", digest),
+        lambda: store.set_protected("acme", "z", digest, True),
+    ]
+    for call in calls:
+        with pytest.raises(AdapterNotFound):
+            call()
+    assert store.resolve(Ref.parse("acme/z", "")).digest == other.digest
+    store.open(digest).close()
 
 
 @pytest.mark.parametrize("bad", ["../other", "/abs", "a/../../b", "a\0b", "", ".", "a" * 300, "a ", "A"])
@@ -344,10 +368,23 @@ def test_damaged_source_files_are_found(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_record_is_data_loss(store: DiskStore, versions: list[Version], tmp_path: Path) -> None:
+def test_a_damaged_record_is_data_loss_for_that_name_only(
+    store: DiskStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, tmp_path: Path
+) -> None:
+    other = store.put(adapters[0], "acme", "y", spec)
     (tmp_path / "store" / "names" / "acme" / "x.json").write_text("{")
+    reopened = DiskStore(tmp_path / "store")
     with pytest.raises(DataLoss):
-        store.resolve(Ref.parse("acme/x", ""))
+        reopened.resolve(Ref.parse("acme/x", ""))
+    assert reopened.resolve(at(other)) == other
+    for version in versions:  # the record may be repaired: what it named is kept
+        reopened.open(version.digest).close()
+
+
+def test_what_a_push_takes_and_gives_crosses_processes(versions: list[Version], spec: ModelSpec) -> None:
+    for value in (spec, versions[0], at(versions[0]), DataLoss("gone")):
+        again = pickle.loads(pickle.dumps(value))
+        assert again == value or str(again) == str(value)
 
 
 # ---- the rest

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
-from adapter_store import DiskStore, ModelSpec, Version, Weights
+from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Version, Weights
 from tests.support.adapters import (
     CONFIGS,
     DENSE,
@@ -225,6 +226,33 @@ def test_config_dialects_do_not_change_the_adapter(
 ) -> None:
     edit_config(adapter, **fields)
     assert push(store, adapter, spec).digest == push(store, dense_adapter, spec).digest
+
+
+def test_a_converted_pissa_adapter_has_twice_the_rank(
+    tmp_path: Path, d0: Path, spec: ModelSpec, store: DiskStore
+) -> None:
+    model = get_peft_model(
+        load_base(d0), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    )
+    model.peft_config[
+        "default"
+    ].init_lora_weights = True  # as PEFT's guide has it, for the starting point only
+    model.save_pretrained(tmp_path / "start")
+    model.peft_config["default"].init_lora_weights = "pissa"
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.add_(0.1)
+    model.save_pretrained(tmp_path / "trained")
+    with pytest.raises(InvalidAdapter, match="init_lora_weights is 'pissa'"):
+        push(store, tmp_path / "trained", spec)
+    model.save_pretrained(
+        tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "start")
+    )
+    version = push(store, tmp_path / "converted", spec)
+    assert version.manifest.max_rank == 8
+    with store.open(version.digest) as weights:
+        check_against_peft(d0, tmp_path / "converted", weights)
 
 
 def test_a_byte_order_mark_is_fine(adapter: Path, spec: ModelSpec, store: DiskStore) -> None:

@@ -127,6 +127,11 @@ def test_chat_templates(
         ("chat_template.jinja", b"\xff\xfe", "chat_template.jinja cannot be read"),
         ("chat_template.jinja", b" " * (2 << 20), "chat_template.jinja is larger"),
         ("tokenizer_config.json", b'{"chat_template": 5}', "tokenizer_config.json: chat_template"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": "' + b" " * (2 << 20) + b'"}',
+            "tokenizer_config.json: chat_template is larger",
+        ),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "rag", "template": ""}]}', "'default'"),
         ("tokenizer_config.json", b"{", "tokenizer_config.json cannot be read"),
     ],

@@ -358,8 +358,8 @@ def test_a_step_that_raises_fails_its_sequences_and_the_books_balance(
 ) -> None:
     driver = make_engine(max_loras=1)
     driver.engine.add(greedy("in", PROMPTS[0], digest=digests[0]))
-    driver.engine.add(greedy("waits", PROMPTS[0], digest=digests[1]))
     driver.until(lambda: bool(driver.tokens))
+    driver.engine.add(greedy("waits", PROMPTS[0], digest=digests[1]))
     with monkeypatch.context() as patch:
         patch.setattr(driver.engine._runner, "forward", lambda step: 1 / 0)
         with pytest.raises(ZeroDivisionError) as error:
@@ -368,6 +368,25 @@ def test_a_step_that_raises_fails_its_sequences_and_the_books_balance(
     rejection = driver.rejected[0, "in"]
     assert rejection.reason == "INTERNAL" and "division" not in rejection.message
     driver.until(lambda: (0, "waits") in driver.finished)
+
+
+def test_the_prefix_cache_holds_nothing_of_a_step_that_failed(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 33 tokens in steps of 16: its second step dies half-way through the layers."""
+    driver, prompt = make_engine(max_batched_tokens=16), PROMPTS[2]
+    [expected] = make_engine().run(greedy("undisturbed", prompt))
+    driver.engine.add(greedy("cut", prompt))
+    driver.step()
+    with monkeypatch.context() as patch:
+        norm = driver.engine._runner._model.model.layers[1].post_attention_layernorm
+        patch.setattr(norm, "forward", lambda x: 1 // 0)
+        with pytest.raises(ZeroDivisionError) as error:
+            driver.engine.step()
+    driver.take(driver.engine.fail(error.value))
+    del driver.rejected[0, "cut"]
+    assert driver.run(greedy("again", prompt)) == [expected]
+    assert driver.cached[0, "again"] == 16
 
 
 def test_residency_is_told_as_differences(make_engine: Make, digests: list[str]) -> None:
@@ -393,6 +412,29 @@ def test_residency_is_told_as_differences(make_engine: Make, digests: list[str])
     events = driver.step()
     assert events.residency is not None
     assert {(c.digest, c.tier) for c in events.residency.removed} == set(both)
+
+
+def test_slot_hits_and_page_ins_are_counted_by_adapter_as_long_as_it_is_there(
+    make_engine: Make, digests: list[str]
+) -> None:
+    driver = make_engine(max_loras=1)
+
+    def counts(digest: str) -> tuple[float | None, ...]:
+        names = ("adapter_page_ins_total", "adapter_slot_hits_total")
+        labels = {"digest": digest}
+        return tuple(driver.registry.get_sample_value(f"lorafleet_executor_{n}", labels) for n in names)
+
+    first, second = digests[:2]
+    driver.run(*(greedy(f"{n}", PROMPTS[n], digest=first) for n in range(3)))
+    assert counts(first) == (1, 2)
+    driver.run(greedy("base", PROMPTS[0]), greedy("other", PROMPTS[0], digest=second))
+    driver.run(greedy("again", PROMPTS[1], digest=first))
+    assert (counts(first), counts(second)) == ((2, 2), (1, None))
+    assert (driver.metric("page_ins_total"), driver.metric("slot_hits_total")) == (3, 2)
+    driver.engine.drop(first)
+    driver.step()
+    assert (counts(first), counts(second)) == ((None, None), (1, None))
+    assert driver.metric("page_ins_total") == 3
 
 
 def test_drop_waits_for_the_last_user(make_engine: Make, digests: list[str]) -> None:

@@ -73,7 +73,11 @@ def failing(error: BaseException) -> argparse.Namespace:
 
 Code = grpc.StatusCode
 CASES = [
-    (errors.Unavailable(Code.UNAVAILABLE, "refused"), "error: refused; is a scheduler running at host:1?", 1),
+    (
+        errors.Unavailable(Code.UNAVAILABLE, "refused"),
+        "error: cannot reach a scheduler at host:1 (refused)",
+        1,
+    ),
     (errors.Unavailable(Code.UNAVAILABLE, "draining", reason="DRAINING"), "error: draining", 1),
     (
         errors.QueueFull(Code.RESOURCE_EXHAUSTED, "full", retry_after=2.5),

@@ -1,47 +1,19 @@
-"""What the demo makes of answers and metrics, and how it shows them."""
+"""What the demo makes of answers and page-ins, and how it shows them."""
 
 import io
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from collections import Counter
 
 import pytest
+from prometheus_client import CollectorRegistry, start_http_server
 
+from executor.batcher import StepPlan
+from executor.metrics import Metrics
 from lorafleet.commands import demo as command
 from lorafleet.demo import run
+from lorafleet.demo.counts import SlotCounts, read_counts
 from lorafleet.demo.live import LiveView, PlainView, make_view
 
 DIGESTS = {"pirate": "sha256:" + "a" * 64, "shout": "sha256:" + "b" * 64}
-METRICS = f"""\
-# TYPE lorafleet_executor_page_ins_total counter
-lorafleet_executor_page_ins_total{{digest="{DIGESTS["pirate"]}"}} 2.0
-lorafleet_executor_page_ins_total{{digest="{DIGESTS["shout"]}"}} 1.0
-# TYPE lorafleet_executor_slot_hits_total counter
-lorafleet_executor_slot_hits_total{{digest="{DIGESTS["shout"]}"}} 1.0
-# TYPE lorafleet_executor_steps_total counter
-lorafleet_executor_steps_total 9.0
-"""
-
-
-class _Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(METRICS.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def metrics_url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), _Metrics)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def answer(adapter: str, text: str = "hi", digest: str | None = None) -> run.Answer:
@@ -49,13 +21,13 @@ def answer(adapter: str, text: str = "hi", digest: str | None = None) -> run.Ans
     return run.Answer(adapter, digest, "why?", text, 10, "stop", ttft_s=0.5, tokens_per_s=20.0)
 
 
-def report(answers: list[run.Answer], slots: run._Slots) -> run.Report:
-    return run._report(2, DIGESTS, answers, slots)
-
-
-def test_metrics_become_a_row_for_each_adapter(metrics_url: str) -> None:
-    slots = run._read_slots([metrics_url])
-    result = report([answer(name) for name in ("base", *DIGESTS)] * 2, slots)
+def test_answers_and_page_ins_become_a_row_for_each_adapter() -> None:
+    counts = SlotCounts(
+        page_ins=Counter({DIGESTS["pirate"]: 2, DIGESTS["shout"]: 1}),
+        slot_hits=Counter({DIGESTS["shout"]: 1}),
+    )
+    answers = [answer(name) for name in ("base", *DIGESTS)] * 2
+    result = run._report(2, DIGESTS, answers, counts)
     assert [(r.adapter, r.tokens, r.slot_hits, r.page_ins) for r in result.rows] == [
         ("base", 20, 0, 0),
         ("pirate", 20, 0, 2),
@@ -68,13 +40,29 @@ def test_metrics_become_a_row_for_each_adapter(metrics_url: str) -> None:
 
 
 def test_the_demo_fails_when_it_did_not_show_what_it_should() -> None:
-    slots = run._Slots({}, {})
     answers = [answer("base"), answer("pirate", text=" \n"), answer("shout", digest="")]
-    assert report(answers, slots).problems == (
+    assert run._report(2, DIGESTS, answers, SlotCounts()).problems == (
         "pirate gave no answer to 'why?'",
         "shout was answered by the base model",
         "no adapter was paged in",
     )
+
+
+def test_counts_are_read_from_the_executors_metrics() -> None:
+    """From real instruments, and added up over two executors."""
+    urls, servers = [], []
+    for hits in (1, 2):
+        registry = CollectorRegistry()
+        metrics = Metrics(registry)
+        metrics.step_done(StepPlan(slot_hits=[DIGESTS["pirate"]] * hits), 0, 0.1)
+        metrics.paged_in(DIGESTS["shout"])
+        servers.append(start_http_server(0, "127.0.0.1", registry)[0])
+        urls.append(f"http://127.0.0.1:{servers[-1].server_port}/metrics")
+    counts = read_counts(urls)
+    assert (counts.slot_hits, counts.page_ins) == ({DIGESTS["pirate"]: 3}, {DIGESTS["shout"]: 2})
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def drive(view: PlainView | LiveView) -> None:

@@ -11,13 +11,15 @@ import pytest
 from lorafleet.v1 import common_pb2, executor_pb2, inference_pb2
 from scheduler.dispatcher import Dispatcher
 from scheduler.errors import (
-    AdapterLoadFailed,
     DeadlineExceeded,
     Draining,
+    ExecutorFailed,
     IncompatibleAdapter,
+    InternalError,
     NoExecutor,
     QueueFull,
     SlowClient,
+    StoreUnavailable,
     Superseded,
 )
 from scheduler.executor_state import Phase
@@ -125,6 +127,16 @@ async def test_a_restarted_executor_comes_back(tokenizer: Tokenizer) -> None:
         await second.stop()
 
 
+async def test_an_executor_that_is_away_for_hours_comes_back(tokenizer: Tokenizer) -> None:
+    async with executors(1) as [fake], running(dispatcher_of([fake.address], tokenizer)) as dispatcher:
+        await ready(dispatcher)
+        fake.mute = True
+        dispatcher.fleet._links[fake.address]._failures = 5000
+        await until(lambda: not dispatcher.fleet.any_ready)
+        fake.mute = False
+        await ready(dispatcher)
+
+
 async def test_a_hung_executor_loses_its_requests(tokenizer: Tokenizer) -> None:
     async with (
         executors(2) as fakes,
@@ -173,6 +185,74 @@ async def test_failed_attempts_are_bounded(dispatcher: Dispatcher, fake: FakeExe
     assert len(fake.dispatches) == 3
 
 
+async def test_a_store_that_is_away_for_a_moment_costs_no_request(
+    dispatcher: Dispatcher, fake: FakeExecutor
+) -> None:
+    """Attempts wait for each other, while others go on; the request keeps its place."""
+    times: list[float] = []
+
+    def reject(dispatch: executor_pb2.Dispatch) -> executor_pb2.Rejected | None:
+        if not dispatch.digest or len(times) == 2:
+            return None
+        times.append(asyncio.get_running_loop().time())
+        return executor_pb2.Rejected(reason="STORE_UNAVAILABLE", message="away", retryable=True)
+
+    fake.reject = reject
+    live = dispatcher.submit(admitted("late", digest=DIGEST), None)
+    await until(lambda: live.pause is not None)
+    dispatcher.check()
+    other = dispatcher.submit(admitted("other"), None)
+    assert tokens_in(await read_all(other)) == expected_tokens(other.admitted)
+    assert tokens_in(await read_all(live)) == expected_tokens(live.admitted)
+    assert times[1] - times[0] >= SETTINGS.retry_pause_s
+
+
+async def test_a_store_that_stays_away_is_named(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+    fake.reject = lambda _: executor_pb2.Rejected(reason="STORE_UNAVAILABLE", message="away", retryable=True)
+    with pytest.raises(StoreUnavailable, match=r"3 failed attempts.*away"):
+        await read_all(dispatcher.submit(admitted(digest=DIGEST), None))
+
+
+async def test_a_request_can_end_while_it_pauses(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+    fake.reject = lambda _: executor_pb2.Rejected(reason="STORE_UNAVAILABLE", message="away", retryable=True)
+    live = dispatcher.submit(admitted(digest=DIGEST), None)
+    await until(lambda: live.pause is not None)
+    dispatcher.cancel(live)
+    assert dispatcher.num_live == 0
+    await asyncio.sleep(2 * SETTINGS.retry_pause_s)
+    dispatcher.check()
+    assert len(fake.dispatches) == 1
+
+
+async def test_a_bug_with_one_text_fails_that_request_alone(
+    dispatcher: Dispatcher, fake: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = dispatcher.submit(admitted("good"), None), dispatcher.submit(admitted("bad"), None)
+    monkeypatch.setattr(bad, "flush", lambda now: 1 // 0)
+    with pytest.raises(InternalError):
+        await read_all(bad)
+    assert tokens_in(await read_all(good)) == expected_tokens(good.admitted)
+    assert fake.streams == 1
+
+
+async def test_a_bug_while_writing_ends_the_stream_and_is_logged(
+    dispatcher: Dispatcher,
+    fake: FakeExecutor,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def write(call: object, command: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("grpc.aio._call.StreamStreamCall.write", write)
+    for name in ("taken by the write that waits already", "taken by the next"):
+        request = admitted(name)
+        assert tokens_in(await read_all(dispatcher.submit(request, None))) == expected_tokens(request)
+    assert fake.streams == 2
+    assert "bug while writing" in caplog.text
+
+
 async def test_progress_renews_the_attempts(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     def skip_third(step: executor_pb2.StepTokens) -> None:
         if step.first_output_index[0] == len(fake.dispatches[-1].output_token_ids) + 2:
@@ -191,13 +271,13 @@ async def test_a_final_rejection_reaches_the_client_with_its_cause(
         if not dispatch.digest:
             return None
         code = grpc.StatusCode.DATA_LOSS.value[0]
-        return executor_pb2.Rejected(reason="ADAPTER_LOAD_FAILED", message="bytes differ", code=code)
+        return executor_pb2.Rejected(reason="DATA_LOSS", message="bytes differ", code=code)
 
     fake.reject = reject
     lives = [dispatcher.submit(admitted(f"bad{n}", digest=DIGEST), None) for n in range(3)]
     good = dispatcher.submit(admitted("good"), None)
     for live in lives:
-        with pytest.raises(AdapterLoadFailed, match="bytes differ") as caught:
+        with pytest.raises(ExecutorFailed, match="bytes differ") as caught:
             await read_all(live)
         assert caught.value.code is grpc.StatusCode.DATA_LOSS
     assert tokens_in(await read_all(good)) == expected_tokens(good.admitted)
@@ -334,6 +414,23 @@ async def test_a_second_call_with_the_name_ends_the_first(dispatcher: Dispatcher
         assert tokens_in(await read_all(live)) == expected_tokens(live.admitted)
 
 
+async def test_a_second_call_that_is_not_accepted_ends_nobody(
+    fake: FakeExecutor, tokenizer: Tokenizer
+) -> None:
+    settings = replace(SETTINGS, max_queued_per_tenant=1)
+    async with running(dispatcher_of(["127.0.0.1:1"], tokenizer, settings)) as dispatcher:
+        first = dispatcher.submit(admitted("same"), None)
+        with pytest.raises(QueueFull):
+            dispatcher.submit(admitted("same"), None)
+        assert not first.ended
+        dispatcher.cancel(first)
+
+
+async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+    dispatcher.fleet.drop(DIGEST)
+    await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
+
+
 async def test_a_client_that_does_not_read_is_given_up(fake: FakeExecutor, tokenizer: Tokenizer) -> None:
     clock = ManualClock()
     settings = replace(SETTINGS, max_outbox_tokens=10)
@@ -421,6 +518,9 @@ async def test_a_resumed_request_with_nothing_left_ends_at_once(
     eos = min(tokenizer.eos_token_ids)
     [end] = await read_all(dispatcher.submit(admitted(resumed=[50, eos]), None))
     assert end.finish == STOP
+    stopped = tokenizer.encode("so stop", add_special_tokens=False)
+    [end] = await read_all(dispatcher.submit(admitted(resumed=stopped, stop=["stop"]), None))
+    assert (end.finish, end.token_ids, end.text) == (STOP, [], "")
     assert not fake.dispatches
 
 

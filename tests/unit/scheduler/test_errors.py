@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 import adapter_store
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from scheduler import errors
+from scheduler.status import translate_errors
 
 
 class Raising(inference_pb2_grpc.InferenceServicer):
@@ -20,13 +21,13 @@ class Raising(inference_pb2_grpc.InferenceServicer):
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    @errors.translate_errors
+    @translate_errors
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GenerateResponse:
         raise self._error
 
-    @errors.translate_errors
+    @translate_errors
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
@@ -91,7 +92,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
     (lambda: errors.Unsupported("x"), grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
     (
-        lambda: errors.AdapterLoadFailed(grpc.StatusCode.FAILED_PRECONDITION, "RANK", "x"),
+        lambda: errors.ExecutorFailed(grpc.StatusCode.FAILED_PRECONDITION, "RANK", "x"),
         grpc.StatusCode.FAILED_PRECONDITION,
         "RANK",
     ),
@@ -159,7 +160,7 @@ async def test_long_texts_and_odd_names_still_arrive() -> None:
 
 async def test_a_status_that_the_handler_set_passes_through() -> None:
     class Aborting(inference_pb2_grpc.InferenceServicer):
-        @errors.translate_errors
+        @translate_errors
         async def Generate(
             self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
         ) -> inference_pb2.GenerateResponse:

@@ -118,6 +118,47 @@ def test_prompt_form(request_: inference_pb2.GenerateRequest, named: str) -> Non
     assert caught.value.violations[0][0] == named
 
 
+def _largest_position(alternatives: int) -> common_pb2.PositionLogprobs:
+    token = common_pb2.TokenLogprob(token_id=2**32 - 1, logprob=-1.5)
+    return common_pb2.PositionLogprobs(chosen=token, top=[token] * alternatives)
+
+
+@pytest.mark.parametrize("alternatives", [0, 1, 8, 9, 20])
+def test_prompt_logprobs_have_a_bound(alternatives: int) -> None:
+    response = inference_pb2.ResponseOptions(prompt_logprobs=alternatives)
+    most = validation.MAX_PROMPT_LOGPROBS_BYTES // (13 * (alternatives + 1) + 3)
+    chunk = inference_pb2.GenerateChunk(prompt_logprobs=[_largest_position(alternatives)] * most)
+    assert chunk.ByteSize() <= validation.MAX_PROMPT_LOGPROBS_BYTES
+    validation.check_prompt_logprobs(response, most)
+    with pytest.raises(InvalidRequest, match=f"{most + 1} tokens.*most {most} fit") as caught:
+        validation.check_prompt_logprobs(response, most + 1)
+    assert caught.value.violations[0][0] == "response.prompt_logprobs"
+
+
+@pytest.mark.parametrize("alternatives", [0, 1, 8, 9, 20])
+def test_a_whole_answer_fits_into_a_message(alternatives: int) -> None:
+    response = inference_pb2.ResponseOptions(logprobs=alternatives)
+    most = validation.MAX_LOGPROBS_BYTES // (13 * (alternatives + 1) + 3)
+    whole = inference_pb2.GenerateResponse(logprobs=[_largest_position(alternatives)] * most)
+    assert whole.ByteSize() <= validation.MAX_LOGPROBS_BYTES
+    validation.check_fits_one_message(response, common_pb2.Stopping(max_new_tokens=most))
+    with pytest.raises(InvalidRequest, match=f"{most + 1} tokens.*most {most} fit") as caught:
+        validation.check_fits_one_message(response, common_pb2.Stopping(max_new_tokens=most + 1))
+    assert caught.value.violations[0][0] == "response.logprobs"
+
+
+def test_sizes_are_free_without_log_probabilities() -> None:
+    response = inference_pb2.ResponseOptions()
+    validation.check_prompt_logprobs(response, 10**9)
+    validation.check_fits_one_message(response, common_pb2.Stopping(max_new_tokens=10**9))
+
+
+def test_an_echo_has_a_bound() -> None:
+    validation.check_echo("x" * validation.MAX_ECHO_BYTES)
+    with pytest.raises(InvalidRequest, match=f"{validation.MAX_ECHO_BYTES + 2} bytes"):
+        validation.check_echo("é" * (validation.MAX_ECHO_BYTES // 2 + 1))
+
+
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_response(field: str) -> None:
     validation.check_response(inference_pb2.ResponseOptions(**{field: 20}))

@@ -1,0 +1,184 @@
+"""The life of the process: come up, get ready, watch, drain, end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import start_http_server
+
+from adapter_store import AdapterStore
+from executor.build import build_engine
+from executor.config import ExecutorConfig
+from executor.engine_thread import EngineThread
+from executor.errors import StartError
+from executor.events import EngineInfo
+from executor.hub import Hub
+from executor.metrics import Metrics, StateCollector
+from executor.server import ExecutorServicer, HealthBoard, make_server
+
+WATCH_INTERVAL_S = 0.25
+LOAD_INTERVAL_S = 0.75  # schedulers expect a load each second
+STOP_GRACE_S = 5.0
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class ExecutorApp:
+    """The server is up (alive, not ready) after entering; the model is loaded beside it.
+
+    `async with ExecutorApp(config, store) as app: await app.wait()`. Entering raises StartError when a port
+    is taken. All methods belong to the event loop.
+    """
+
+    def __init__(self, config: ExecutorConfig, store: AdapterStore) -> None:
+        registry = CollectorRegistry()
+        metrics = Metrics(registry)
+        self._config = config
+        self._registry = registry
+        self._engine = EngineThread(
+            build=lambda wake: build_engine(config, store, metrics=metrics, wake=wake),
+            on_ready=lambda info: self._later(self._on_ready, info),
+            on_events=lambda events: self._later(self.hub.take, events),
+            on_end=lambda error: self._later(self._on_end, error),
+        )
+        self.hub = Hub(self._engine, config.outbox_messages)
+        registry.register(StateCollector(self.hub.snapshot, time.time))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+        self._servicer = ExecutorServicer(self.hub)
+        self._board = HealthBoard()
+        self._draining = False
+        self.ready = asyncio.Event()
+        self.port = 0
+        self.metrics_port = 0
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Exception | None] = self._loop.create_future()
+        self._metrics_server = self._start_metrics()
+        try:
+            self._server, self.port = make_server(self._config.listen, self._servicer, self._board)
+            await self._tell_health()
+            await self._server.start()
+        except BaseException:
+            self._stop_metrics()
+            raise
+        self._watcher = self._start_task(self._watch())
+        self._engine.start()
+        logger.info("listening on %s:%d, loading the model", self._config.host, self.port)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        await self._server.stop(STOP_GRACE_S)
+        self._engine.stop()
+        await asyncio.to_thread(self._engine.join, STOP_GRACE_S)
+        self._stop_metrics()
+
+    async def wait(self) -> None:
+        """Until the drain is done. Raises what ended the engine: StartError and the like, or a bug."""
+        error = await asyncio.shield(self._ended)
+        if error is not None:
+            raise error
+
+    def drain(self) -> None:
+        """Take nothing new, let accepted work finish within drain_timeout, hand back the rest, then end."""
+        if not self._draining:
+            self._draining = True
+            logger.info("draining: %d dispatches go on", self.hub.num_live)
+            self._drainer = self._start_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._tell_health()
+        self._engine.submit(lambda engine: engine.drain())
+        deadline = time.monotonic() + self._config.drain_timeout
+        while self.hub.num_live and time.monotonic() < deadline:
+            await asyncio.sleep(WATCH_INTERVAL_S / 5)
+        logger.info("drained: %d dispatches are handed back", self.hub.num_live)
+        self.hub.hand_back()
+        self._finish(None)
+
+    async def _watch(self) -> None:
+        next_load = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= next_load:
+                next_load = now + LOAD_INTERVAL_S
+                self.hub.tell_loads()
+            self.hub.cut_off_overdue(now, self._config.outbox_timeout)
+            await self._tell_health()
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _tell_health(self) -> None:
+        alive = self._engine.stalled_s < self._config.step_timeout
+        await self._board.set(
+            alive=alive, ready=self.ready.is_set() and not self.hub.draining and not self._draining
+        )
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Nothing here can do without the others: a failure ends the process, and `wait` raises it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, Exception):
+                self._finish(error)
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(ended)
+        return task
+
+    def _later(self, function: Callable[[T], None], argument: T) -> None:
+        """From the engine's thread. After the loop's end there is nobody to tell."""
+
+        def call() -> None:
+            try:
+                function(argument)
+            except Exception as error:  # Tokens or ends that are lost here would never be told.
+                self._finish(error)
+
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            logger.debug("the event loop is closed")
+
+    def _on_ready(self, info: EngineInfo) -> None:
+        self.hub.ready(info)
+        self.ready.set()
+        logger.info("ready")
+
+    def _on_end(self, error: Exception | None) -> None:
+        self.ready.clear()
+        self.hub.end_streams()
+        self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(error)
+
+    def _start_metrics(self) -> WSGIServer | None:
+        if self._config.metrics_port < 0:
+            return None
+        host = self._config.host.strip("[]")
+        try:
+            server, _ = start_http_server(self._config.metrics_port, host, self._registry)
+        except OSError as error:
+            raise StartError(
+                f"cannot serve metrics on {host}:{self._config.metrics_port}: {error.strerror or error}"
+            ) from error
+        self.metrics_port = server.server_port
+        logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
+        return server
+
+    def _stop_metrics(self) -> None:
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()

@@ -1,0 +1,241 @@
+"""Between the engine's thread and the streams of schedulers: who gets which event. On the event loop only.
+
+Seats and slots are counted here for the reports: a dispatch takes its own from its receipt to its end, so
+that a report agrees with the dispatches that it says were received. The engine counts for itself when it
+accepts.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from executor import convert
+from executor.engine import Engine
+from executor.engine_thread import EngineThread
+from executor.errors import InvalidDispatch
+from executor.events import EngineInfo, NewToken, Rejected, Status, StepEvents
+from executor.metrics import Snapshot
+from executor.outbox import Outbox
+from executor.rejection import Rejection, draining, rejection_of
+from executor.residency import Residency
+from executor.sequence import Dispatch
+from lorafleet.v1 import executor_pb2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One Execute call. `live` are its dispatches that have not ended, with the digest of each; `received`
+    counts all it ever sent."""
+
+    number: int
+    outbox: Outbox
+    live: dict[str, str] = field(default_factory=dict)
+    received: int = 0
+    cut_off: bool = False  # for not reading
+
+
+class Hub:
+    def __init__(self, engine: EngineThread, outbox_messages: int) -> None:
+        self.instance_id = uuid.uuid4().hex
+        self.info: EngineInfo | None = None
+        self.streams: dict[int, Stream] = {}
+        self._engine = engine
+        self._outbox_messages = outbox_messages
+        self._residency = Residency()
+        self._status = Status()
+        self._opened = 0
+        self._told = (0, 0)
+
+    @property
+    def num_live(self) -> int:
+        return sum(len(stream.live) for stream in self.streams.values())
+
+    @property
+    def draining(self) -> bool:
+        return self._status.draining
+
+    @property
+    def free_seats(self) -> int:
+        if self.info is None or self._status.draining:
+            return 0
+        return max(0, self.info.max_seats - self.num_live)
+
+    @property
+    def free_slots(self) -> int:
+        """What the engine said, less what the dispatches will claim that it has not seen yet."""
+        status = self._status
+        live = {digest for stream in self.streams.values() for digest in stream.live.values() if digest}
+        seen = {digest for digest, _ in (*status.running_by_digest, *status.waiting_by_digest)}
+        return max(0, status.free_slots - len(live - seen))
+
+    def snapshot(self) -> Snapshot | None:
+        """For the gauges; from any thread."""
+        return Snapshot(self.info, self._status, self._residency.copies) if self.info else None
+
+    def ready(self, info: EngineInfo) -> None:
+        self.info = info
+        self._status = Status(
+            free_seats=info.max_seats, free_kv_blocks=info.num_kv_blocks, free_slots=info.max_loras
+        )
+
+    def hello(self, info: EngineInfo) -> executor_pb2.Hello:
+        return convert.hello(info, self.instance_id, self._residency)
+
+    def open(self, info: EngineInfo) -> Stream:
+        """A new stream, with hello and a first load in its outbox."""
+        self._opened += 1
+        stream = Stream(self._opened, Outbox(self._outbox_messages))
+        self.streams[stream.number] = stream
+        stream.outbox.put(executor_pb2.ExecutorEvent(hello=self.hello(info)))
+        self._tell_load(stream)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """The end of a stream cancels its dispatches. Closing it again does nothing."""
+        if self.streams.pop(stream.number, None) is not None:
+            stream.outbox.discard()
+            self._cancel(stream, list(stream.live))
+            self.tell_room()
+
+    def cut_off_overdue(self, now: float, timeout_s: float) -> None:
+        """Close the streams whose outbox has been full for `timeout_s`; call it regularly."""
+        for stream in list(self.streams.values()):
+            if stream.outbox.overdue(now, timeout_s):
+                logger.warning("stream %d is closed: its scheduler does not read", stream.number)
+                stream.cut_off = True
+                self.close(stream)
+
+    def handle(self, stream: Stream, command: executor_pb2.ExecutorCommand) -> None:
+        """Commands of a closed stream are ignored."""
+        if stream.number not in self.streams:
+            return
+        match command.WhichOneof("command"):
+            case "dispatch":
+                self._dispatch(stream, command.dispatch.dispatches)
+            case "cancel":
+                self._cancel(stream, command.cancel.dispatch_ids)
+            case "prefetch":
+                digest = command.prefetch.digest
+                self._engine.submit(lambda engine: engine.prefetch(digest))
+            case "pin":
+                digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
+                self._engine.submit(lambda engine: engine.pin(digest, tier))
+            case "unpin":
+                digest = command.unpin.digest
+                self._engine.submit(lambda engine: engine.unpin(digest))
+            case "drop":
+                digest = command.drop.digest
+                self._engine.submit(lambda engine: engine.drop(digest))
+            case "drain":
+                self._engine.submit(lambda engine: engine.drain())
+            case unknown:
+                logger.warning("a command that this version does not know is ignored: %s", unknown)
+        self.tell_room()
+
+    def take(self, events: StepEvents) -> None:
+        """Spread what a step brought: its tokens, then ends, then residency, then room if it changed."""
+        self._status = events.status
+        self._tell_tokens(events)
+        for end in events.finished:
+            if stream := self._ended(end.key):
+                stream.outbox.put(convert.finished_event(end))
+        for refused in events.rejected:
+            if stream := self._ended(refused.key):
+                stream.outbox.put(convert.rejected_event(refused))
+        if events.residency is not None:
+            self._residency.apply(events.residency)
+            for stream in self.streams.values():
+                stream.outbox.put(convert.residency_event(events.residency))
+        self.tell_room()
+
+    def tell_loads(self) -> None:
+        """A load to every stream that takes events at all; once a second or more."""
+        for stream in self.streams.values():
+            if not stream.outbox.full:
+                self._tell_load(stream)
+
+    def tell_room(self) -> None:
+        room = (self.free_seats, self.free_slots)
+        if room != self._told:
+            self._told = room
+            self.tell_loads()
+
+    def hand_back(self) -> None:
+        """Reject everything that still lives as retryable, and end all streams once that is written."""
+        for stream in self.streams.values():
+            for dispatch_id in sorted(stream.live):
+                self._refuse(stream, dispatch_id, draining())
+            self._cancel(stream, list(stream.live))
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """As soon as what is in their outboxes is written."""
+        for stream in self.streams.values():
+            stream.outbox.close()
+
+    def _dispatch(self, stream: Stream, messages: Iterable[executor_pb2.Dispatch]) -> None:
+        now = time.monotonic()
+        accepted: list[Dispatch] = []
+        for message in messages:
+            stream.received += 1
+            try:
+                if message.dispatch_id in stream.live:
+                    raise InvalidDispatch(f"dispatch_id {message.dispatch_id!r} is used already")
+                accepted.append(convert.dispatch_from(message, stream.number, now))
+                stream.live[message.dispatch_id] = message.digest
+            except InvalidDispatch as error:
+                self._refuse(stream, message.dispatch_id, rejection_of(error))
+
+        def add(engine: Engine) -> None:
+            for dispatch in accepted:
+                engine.add(dispatch)
+
+        self._engine.submit(add)
+
+    def _cancel(self, stream: Stream, dispatch_ids: Iterable[str]) -> None:
+        keys = [(stream.number, name) for name in dispatch_ids if name in stream.live]
+        for _, name in keys:
+            stream.live.pop(name, None)
+
+        def cancel(engine: Engine) -> None:
+            for key in keys:
+                engine.cancel(key)
+
+        if keys:
+            self._engine.submit(cancel)
+
+    def _refuse(self, stream: Stream, dispatch_id: str, rejection: Rejection) -> None:
+        stream.outbox.put(convert.rejected_event(Rejected((stream.number, dispatch_id), rejection)))
+
+    def _tell_tokens(self, events: StepEvents) -> None:
+        by_stream: dict[int, list[NewToken]] = {}
+        for token in events.tokens:
+            number, dispatch_id = token.key
+            stream = self.streams.get(number)
+            # What was cancelled may still have been in the step.
+            if stream is not None and dispatch_id in stream.live:
+                by_stream.setdefault(number, []).append(token)
+        for number, tokens in by_stream.items():
+            for event in convert.step_events(events.step, tokens):
+                self.streams[number].outbox.put(event)
+
+    def _ended(self, key: tuple[int, str]) -> Stream | None:
+        """The stream that must hear of it; None when it is gone or has cancelled it."""
+        stream = self.streams.get(key[0])
+        if stream is None or key[1] not in stream.live:
+            return None
+        del stream.live[key[1]]
+        return stream
+
+    def _tell_load(self, stream: Stream) -> None:
+        # What the engine has not seen yet waits, too: it may be stuck in a step.
+        seen = self.info.max_seats - self._status.free_seats if self.info else 0
+        waiting = self._status.waiting + max(0, self.num_live - seen)
+        load = convert.Load(
+            self.free_seats, self.free_slots, waiting, self._engine.stalled_s, stream.received
+        )
+        stream.outbox.put(convert.load_event(self._status, load))

@@ -1,0 +1,119 @@
+"""The gRPC side: the Executor service, health, reflection. It only translates; `hub` knows who gets what."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from executor.errors import StartError
+from executor.events import EngineInfo
+from executor.hub import Hub, Stream
+from lorafleet.v1 import executor_pb2, executor_pb2_grpc
+
+SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
+MAX_MESSAGE_BYTES = 16 << 20
+OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Schedulers ping idle and silent connections; without these they would be cut off for it.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Two executors on one port would each get half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def Describe(
+        self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.Hello:
+        return self._hub.hello(await self._ready(context))
+
+    async def Execute(
+        self,
+        commands: AsyncIterator[executor_pb2.ExecutorCommand],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        stream = self._hub.open(await self._ready(context))
+        reader = asyncio.create_task(self._read(commands, stream))
+        writer = asyncio.create_task(self._write(stream, context))
+        try:
+            await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
+            self._hub.close(stream)
+            # No status can be sent while a write waits for a scheduler that does not read. Nothing but this
+            # call is held then, until it reads or keepalive finds it dead.
+            await writer
+            if reader.done():
+                reader.result()
+        finally:
+            self._hub.close(stream)
+            reader.cancel()
+            writer.cancel()
+        if stream.cut_off:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "events are not read fast enough")
+
+    async def _ready(self, context: grpc.aio.ServicerContext) -> EngineInfo:
+        while (info := self._hub.info) is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still loading")
+        return info
+
+    async def _read(self, commands: AsyncIterator[executor_pb2.ExecutorCommand], stream: Stream) -> None:
+        async for command in commands:
+            self._hub.handle(stream, command)
+
+    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+        while (event := await stream.outbox.get()) is not None:
+            await context.write(event)
+
+
+class HealthBoard:
+    """What the health service says: "" is liveness, the service's name is readiness."""
+
+    def __init__(self) -> None:
+        self.servicer = health.aio.HealthServicer()
+
+    async def set(self, *, alive: bool, ready: bool) -> None:
+        for name, holds in (("", alive), (SERVICE, alive and ready)):
+            status = health_pb2.HealthCheckResponse.SERVING if holds else _NOT_SERVING
+            await self.servicer.set(name, status)
+
+
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def make_server(listen: str, servicer: ExecutorServicer, board: HealthBoard) -> tuple[grpc.aio.Server, int]:
+    """A server, not started, and its port. Raises StartError when the address cannot be had."""
+    _check_free(listen)
+    server = grpc.aio.server(options=OPTIONS)
+    executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise StartError(f"cannot listen on {listen}: the address is taken or not of this host") from error
+    return server, port
+
+
+def _check_free(listen: str) -> None:
+    """Raises StartError. gRPC itself would log beside the error, and does not tell the cause."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As gRPC does.
+            probe.bind((host, int(port)))
+    except OSError as error:
+        raise StartError(f"cannot listen on {listen}: {error.strerror}") from error

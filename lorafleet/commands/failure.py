@@ -1,0 +1,37 @@
+"""A failed call as one line: what is wrong, and what to do about it."""
+
+from lorafleet.errors import (
+    AdapterNotFound,
+    DeadlineExceeded,
+    LoraFleetError,
+    PermissionDenied,
+    QueueFull,
+    Unauthenticated,
+    Unavailable,
+)
+
+
+def explain(error: LoraFleetError, target: str) -> str:
+    """target: whom was called."""
+    if isinstance(error, Unavailable) and not error.reason:  # from the network: no server of ours said it
+        cause = error.message.rpartition(": ")[2]
+        return (
+            f"cannot reach a scheduler at {target} ({cause});"
+            " `lorafleet serve` starts one, --target or LORAFLEET_TARGET names another"
+        )
+    return error.message + _advice(error)
+
+
+def _advice(error: LoraFleetError) -> str:
+    match error:
+        case Unavailable() | QueueFull() if error.retry_after:
+            return f"; try again in {error.retry_after:g} s"
+        case AdapterNotFound():
+            return "; `lorafleet models` lists what you may use"
+        case Unauthenticated():
+            return "; set LORAFLEET_TOKEN to your token"
+        case PermissionDenied():
+            return "; ask the operator for this right"
+        case DeadlineExceeded():
+            return "; --timeout allows more"
+    return ""

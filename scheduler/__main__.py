@@ -1,0 +1,52 @@
+"""`python -m scheduler`: reads its settings, serves, and drains on SIGTERM."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from adapter_store import AdapterStoreError
+from scheduler.auth import InvalidTokenFile
+from scheduler.config import Config, ConfigError, load
+from scheduler.logs import set_up
+from scheduler.service import CannotListen, Scheduler
+from scheduler.tokenizer import InvalidTokenizer
+
+logger = logging.getLogger(__name__)
+
+CANNOT_START = 2
+
+
+def main() -> int:
+    """The exit status: 0 after a drain, 2 when it cannot start."""
+    try:
+        config = load(sys.argv[1:], os.environ)
+        set_up(config.log_format, config.log_level)
+        asyncio.run(_serve(config))
+    except (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidTokenFile, CannotListen) as error:
+        sys.stderr.write(f"scheduler: {error}\n")
+        return CANNOT_START
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    """Until the first SIGTERM or SIGINT, then drains; a second one cuts the drain short."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    scheduler = Scheduler(config)
+    await scheduler.start()
+    await signals.get()
+    drained = asyncio.create_task(scheduler.drain())
+    impatient = asyncio.create_task(signals.get())
+    await asyncio.wait([drained, impatient], return_when=asyncio.FIRST_COMPLETED)
+    for task in (drained, impatient):
+        task.cancel()
+    await scheduler.stop()
+    logger.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

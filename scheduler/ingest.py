@@ -1,0 +1,112 @@
+"""Pushed folders enter the store in a process of their own, so that a big one stalls no stream.
+
+The process is spawned, never forked: a fork would copy gRPC's locks without the threads that hold them.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import shutil
+import signal
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapter_store import ModelSpec, Version, open_store
+from scheduler.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Where a folder goes. As in AdapterStore.put."""
+
+    tenant: str
+    name: str
+    alias: str | None
+    strict_base: bool
+    dry_run: bool
+    expected_generation: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """`created`: whether this content was new under this name."""
+
+    version: Version
+    created: bool
+
+
+class Ingest:
+    """Runs AdapterStore.put for one store, one push at a time."""
+
+    def __init__(self, store_url: str) -> None:
+        self._store_url = store_url
+        self._lock = threading.Lock()
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def put(self, folder: Path, push: Push, spec: ModelSpec) -> Pushed:
+        """Takes `folder` over: it is removed when the process is done with it.
+
+        A push that runs when its caller is cancelled runs on: it must not lose its files half-way. Raises
+        what AdapterStore.put raises.
+        """
+        try:
+            future = self._submit(folder, push, spec)
+            future.add_done_callback(lambda _: _remove(folder))
+            return await asyncio.wrap_future(future)
+        except BrokenProcessPool as error:
+            _remove(folder)
+            logger.error("the ingest process died while it checked %s/%s", push.tenant, push.name)
+            self._forget_pool()
+            raise StoreUnavailable("the process that checks adapters died; try again") from error
+
+    def close(self) -> None:
+        """Waits for the running push."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, folder: Path, push: Push, spec: ModelSpec) -> "Future[Pushed]":
+        with self._lock:
+            if self._pool is None:
+                spawn = multiprocessing.get_context("spawn")
+                # A Ctrl-C reaches all processes of a terminal; this one ends with the scheduler, in order.
+                self._pool = ProcessPoolExecutor(
+                    1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+                )
+            return self._pool.submit(_put, self._store_url, spec, folder, push)
+
+    def _forget_pool(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put(store_url: str, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
+    store = open_store(store_url)
+    before: set[str] = set()
+    after = ""
+    while page := store.list(push.tenant, name=push.name, after=after):
+        before.update(version.digest for version in page)
+        after = f"{page[-1].name}@{page[-1].digest}"
+    version = store.put(
+        folder,
+        push.tenant,
+        push.name,
+        spec,
+        alias=push.alias,
+        strict_base=push.strict_base,
+        expected_generation=push.expected_generation,
+        dry_run=push.dry_run,
+    )
+    return Pushed(version, created=version.digest not in before)

@@ -1,0 +1,89 @@
+"""How an error of ours ends a call: gRPC status, and google.rpc details for machines."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, TypeVar, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from scheduler.errors import SchedulerError, from_exception
+
+ERROR_DOMAIN = "lorafleet"
+# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: the message percent-encoded (3 bytes
+# for one), and once more in the details, in base64. So long texts are cut.
+MAX_MESSAGE_BYTES = 800
+MAX_FIELD_BYTES = 200
+MAX_VIOLATIONS = 3
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+async def abort(context: grpc.aio.ServicerContext, error: SchedulerError) -> NoReturn:
+    """Ends the call with the error's status and its google.rpc details."""
+    status = rpc_status.to_status(_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("context.abort returned")  # It never does; grpc is untyped and cannot say so.
+
+
+def _status(error: SchedulerError) -> status_pb2.Status:
+    status = status_pb2.Status(code=error.code.value[0], message=_cut(error.message, MAX_MESSAGE_BYTES))
+    metadata = {key: _cut(value, MAX_FIELD_BYTES) for key, value in error.metadata.items()}
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata)
+    )
+    if error.violations:
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(
+                field=_cut(field, MAX_FIELD_BYTES), description=_cut(description, MAX_FIELD_BYTES)
+            )
+            for field, description in error.violations[:MAX_VIOLATIONS]
+        ]
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=violations))
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
+
+
+def translate_errors(handler: Handler) -> Handler:
+    """Wraps a servicer's method, unary or streaming: what it raises ends the call with the right status.
+
+    Cancellation and a status that the handler has already set pass through.
+    """
+    if inspect.isasyncgenfunction(handler):
+
+        @functools.wraps(handler)
+        async def stream(
+            self: object, request: object, context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[object]:
+            try:
+                async with contextlib.aclosing(handler(self, request, context)) as messages:
+                    async for message in messages:
+                        yield message
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await abort(context, from_exception(error))
+
+        return cast(Handler, stream)
+
+    @functools.wraps(handler)
+    async def unary(self: object, request: object, context: grpc.aio.ServicerContext) -> object:
+        try:
+            return await handler(self, request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await abort(context, from_exception(error))
+
+    return cast(Handler, unary)

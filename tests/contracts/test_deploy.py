@@ -1,0 +1,128 @@
+"""The manifests render, are valid Kubernetes, and say what the services understand."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from executor.config import load_config
+from scheduler.auth import Authenticator
+from scheduler.config import load
+
+ROOT = Path(__file__).parents[2]
+PRE_STOP_SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    if shutil.which("kubectl") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("kubectl is missing; .ci/run installs it")
+        pytest.skip("kubectl is not installed")
+    rendered = subprocess.run(
+        ["kubectl", "kustomize", str(ROOT / "deploy/base")], capture_output=True, text=True, check=True
+    )
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
+    return found
+
+
+def pod(workload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    spec = workload["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return spec, container
+
+
+@pytest.fixture(scope="module")
+def scheduler(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return one(objects, "Deployment", "lorafleet-scheduler")
+
+
+@pytest.fixture(scope="module")
+def executor(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return one(objects, "StatefulSet", "lorafleet-executor")
+
+
+def test_every_object_is_valid(objects: list[dict[str, Any]]) -> None:
+    for item in objects:
+        kubernetes_validate.validate(item, "1.34", strict=True)
+
+
+def test_the_services_accept_their_flags(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
+    spec, container = pod(scheduler)
+    config = load(container["args"], {})
+    assert spec["terminationGracePeriodSeconds"] > PRE_STOP_SECONDS + config.drain_timeout
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(PRE_STOP_SECONDS)]
+    assert_ports(container, config.listen, config.metrics_port)
+
+    spec, container = pod(executor)
+    executor_config = load_config(container["args"], {})
+    assert spec["terminationGracePeriodSeconds"] > executor_config.drain_timeout
+    assert_ports(container, executor_config.listen, executor_config.metrics_port)
+
+
+def assert_ports(container: dict[str, Any], listen: str, metrics_port: int) -> None:
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"grpc": int(listen.rpartition(":")[2]), "metrics": metrics_port}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["grpc"]["port"] == ports["grpc"]
+
+
+def test_probes_name_real_health_services(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
+    for workload, service in ((scheduler, "lorafleet.v1.Inference"), (executor, "lorafleet.v1.Executor")):
+        _, container = pod(workload)
+        assert container["readinessProbe"]["grpc"]["service"] == service
+        # Liveness asks for "": a pod that loads or drains must not be restarted.
+        assert "service" not in container["livenessProbe"]["grpc"]
+
+
+def test_the_scheduler_names_executors_that_exist(
+    objects: list[dict[str, Any]], scheduler: dict[str, Any], executor: dict[str, Any]
+) -> None:
+    _, container = pod(scheduler)
+    name, headless = executor["metadata"]["name"], executor["spec"]["serviceName"]
+    assert one(objects, "Service", headless)["spec"]["clusterIP"] == "None"
+    expected = [f"{name}-{index}.{headless}:50061" for index in range(executor["spec"]["replicas"])]
+    assert list(load(container["args"], {}).executor) == expected
+
+
+def test_selectors_find_their_pods(objects: list[dict[str, Any]]) -> None:
+    labels = [
+        o["spec"]["template"]["metadata"]["labels"]
+        for o in objects
+        if o["kind"] in ("Deployment", "StatefulSet")
+    ]
+    for service in (o for o in objects if o["kind"] == "Service"):
+        matches = [found for found in labels if service["spec"]["selector"].items() <= found.items()]
+        assert len(matches) == 1, service["metadata"]["name"]
+
+
+@pytest.mark.parametrize("image", ["scheduler", "executor"])
+def test_dockerfiles_copy_what_exists_and_start_the_service(image: str) -> None:
+    lines = (ROOT / f"deploy/{image}.Dockerfile").read_text().splitlines()
+    copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for source in (name for names in copies for name in names):
+        assert (ROOT / source).exists(), source
+        assert f"!{source}" in ignored, f"{source} does not reach the build"
+    assert lines[-1] == f'ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "{image}"]'
+    assert any(f"'.[{image}]'" in line for line in lines)
+
+
+def test_the_tokens_of_the_readme_are_understood(tmp_path: Path) -> None:
+    text = (ROOT / "deploy/README.md").read_text()
+    example = text[text.index("[[tokens]]") : text.index("kubectl create secret")]
+    digest = hashlib.sha256(b"secret").hexdigest()
+    file = tmp_path / "tokens.toml"
+    file.write_text(example.replace("<64 hex digits>", digest))
+    identity = Authenticator(file).identify((("authorization", "Bearer secret"),))
+    assert (identity.tenant, identity.adapters) == ("acme", ("acme/*",))

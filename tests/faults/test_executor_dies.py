@@ -1,0 +1,109 @@
+"""Executors that are killed and started again, and one that is told to end, with streams under way."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lorafleet import Client
+from tests.support.cluster import Cluster, Node, Pair, wait_until
+from tests.support.resumption import Expected, all_go_on, check, in_the_middle, prepare, start
+
+SLOTS = ("--max-loras", "2", "--max-lora-rank", "8")
+
+
+@pytest.fixture(scope="module")
+def executors(cluster: Cluster) -> list[Node]:
+    nodes = [cluster.executor(f"executor-{number}", *SLOTS).start() for number in range(2)]
+    return [node.wait_ready() for node in nodes]
+
+
+@pytest.fixture(scope="module")
+def scheduler(cluster: Cluster, executors: list[Node]) -> Node:
+    """Over both executors; it waits for one for as long as a busy machine may need to start it."""
+    return cluster.scheduler("scheduler", executors, "--queue-timeout", "120").start().wait_ready()
+
+
+@pytest.fixture(scope="module")
+def expected(scheduler: Node, adapter: Path) -> dict[str, Expected]:
+    with Client(scheduler.address) as client:
+        return prepare(client, adapter)
+
+
+@pytest.fixture
+def client(scheduler: Node, executors: list[Node], expected: dict[str, Expected]) -> Iterator[Client]:
+    wait_until(lambda: scheduler.metrics()[READY] == 2, "both executors are ready")
+    with Client(scheduler.address, timeout=120) as client:
+        yield client
+    for executor in executors:
+        Pair(scheduler, executor).wait_idle()
+
+
+READY = "lorafleet_scheduler_executors{state=ready}"
+
+
+def test_streams_move_to_the_other_executor(
+    scheduler: Node, executors: list[Node], client: Client, expected: dict[str, Expected]
+) -> None:
+    before = scheduler.count("resumptions")
+    streams = start(client, copies=2)
+    assert all(executor.gauge("running_sequences") for executor in executors)
+    lost = executors[0].gauge("running_sequences")
+    executors[0].kill()
+    in_the_middle(streams)
+    check(streams, expected)
+    assert 1 <= scheduler.count("resumptions") - before <= lost
+    executors[0].start().wait_ready()
+
+
+def test_an_executor_that_restarts_alone_takes_its_streams_up_again(
+    scheduler: Node, executors: list[Node], client: Client, expected: dict[str, Expected]
+) -> None:
+    """Twice in a row; it comes back with empty slots and the scheduler knows."""
+    executors[1].signal(signal.SIGTERM)
+    assert executors[1].wait() == 0
+    streams = start(client)
+    for _ in range(2):
+        executors[0].kill()
+        in_the_middle(streams)
+        counts = [len(stream.tokens) for _, stream in streams]
+        wait_until(lambda: client.adapters.residency("held") == (), "its copies are forgotten")
+        executors[0].start().wait_ready()
+        all_go_on(streams, counts)
+    check(streams, expected)
+    (slot,) = (copy for copy in client.adapters.residency("held") if copy.tier.lower() == "slot")
+    assert slot.executor == executors[0].address
+    executors[1].start().wait_ready()
+
+
+def test_an_executor_that_drains_finishes_what_it_has(
+    scheduler: Node, executors: list[Node], client: Client, expected: dict[str, Expected]
+) -> None:
+    streams = start(client, copies=2)
+    dispatches = scheduler.count("dispatches")
+    executors[0].signal(signal.SIGTERM)
+    wait_until(lambda: scheduler.metrics()[READY] == 1, "the scheduler knows that it drains")
+    in_the_middle(streams)
+    late = start(client)
+    check([*streams, *late], expected)
+    assert executors[0].wait() == 0
+    assert "Traceback" not in executors[0].log()
+    assert scheduler.count("dispatches") == dispatches + len(late)  # nothing was cut off
+    executors[0].start().wait_ready()
+
+
+def test_a_frozen_executor_loses_its_streams_and_comes_back(
+    scheduler: Node, executors: list[Node], client: Client, expected: dict[str, Expected]
+) -> None:
+    """It says nothing for too long; what it still says later belongs to attempts that are over."""
+    streams = start(client, copies=2)
+    executors[0].signal(signal.SIGSTOP)
+    try:
+        in_the_middle(streams)
+        wait_until(lambda: scheduler.metrics()[READY] == 1, "the scheduler gives it up")
+        check(streams, expected)
+    finally:
+        executors[0].signal(signal.SIGCONT)
+    wait_until(lambda: scheduler.metrics()[READY] == 2, "it is back")
+    check(start(client), expected)

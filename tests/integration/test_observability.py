@@ -1,0 +1,128 @@
+"""Health, reflection and metrics of both services; nothing that clients make up becomes a series."""
+
+import secrets
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from lorafleet import AdapterNotFound, Client, LoraFleetError
+from tests.support.cluster import Node, Pair, wait_until
+from tests.support.streams import watch
+
+
+@pytest.fixture
+def client(main: Pair) -> Iterator[Client]:
+    with main.client("ops") as client:
+        yield client
+
+
+def services(node: Node) -> dict[str, list[str]]:
+    """Methods by service, as reflection tells them."""
+    ask = reflection_pb2.ServerReflectionRequest
+    with grpc.insecure_channel(node.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        (listed,) = stub.ServerReflectionInfo(iter([ask(list_services="")]))
+        names = [service.name for service in listed.list_services_response.service]
+        answers = list(stub.ServerReflectionInfo(ask(file_containing_symbol=name) for name in names))
+    found: dict[str, list[str]] = {}
+    for answer in answers:
+        for data in answer.file_descriptor_response.file_descriptor_proto:
+            file = descriptor_pb2.FileDescriptorProto.FromString(data)
+            for service in file.service:
+                found[f"{file.package}.{service.name}"] = [method.name for method in service.method]
+    assert set(names) <= set(found)
+    return found
+
+
+def test_health_and_reflection(main: Pair) -> None:
+    for node, name in ((main.scheduler, "lorafleet.v1.Inference"), (main.executor, "lorafleet.v1.Executor")):
+        assert node.health() == node.health(name) == "SERVING"
+        assert node.health("lorafleet.v1.Nothing") == "NOT_FOUND"
+    scheduler, executor = services(main.scheduler), services(main.executor)
+    assert scheduler["lorafleet.v1.Inference"] == ["Generate", "GenerateStream", "Tokenize", "ListModels"]
+    assert {"Push", "Pull", "List", "SetAlias"} <= set(scheduler["lorafleet.v1.Adapters"])
+    assert scheduler["lorafleet.v1.Fleet"] == ["Watch", "Cordon", "Drain"]
+    assert executor["lorafleet.v1.Executor"] == ["Describe", "Execute"]
+
+
+def test_probes_are_answered_behind_a_deep_queue(one: Pair) -> None:
+    """Probes do not wait behind requests, and a full queue is no reason to be restarted."""
+    with one.client() as client:
+        streams = [watch(client, [7, 8, 9], 4000) for _ in range(40)]
+        wait_until(lambda: one.scheduler.gauge("queue_requests") >= 30, "many wait")
+        for node, name in (
+            (one.scheduler, "lorafleet.v1.Inference"),
+            (one.executor, "lorafleet.v1.Executor"),
+        ):
+            assert node.health() == node.health(name) == "SERVING"
+    for stream in streams:
+        stream.wait_end()
+    one.wait_idle()
+
+
+def series(node: Node) -> dict[str, set[str]]:
+    """Label sets by metric, of a text that must parse."""
+    with urllib.request.urlopen(node.metrics_url) as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        families = list(text_string_to_metric_families(response.read().decode()))
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+    assert all(family.documentation for family in families if family.name.startswith("lorafleet_"))
+    return {f.name: {f"{s.name}{sorted(s.labels.items())}" for s in f.samples} for f in families}
+
+
+def test_names_that_clients_make_up_are_no_series(main: Pair, client: Client) -> None:
+    client.generate("a", max_new_tokens=1)
+    odd = ['"quoted"', "new\nline", "back\\slash", "x" * 10_000, "naïve", "a{b=c}"]
+    made_up = [*odd, *(f"junk-{secrets.token_hex(8)}" for _ in range(500))]
+    with pytest.raises(AdapterNotFound):
+        client.generate("a", adapter="junk")
+    with pytest.raises(LoraFleetError):
+        client.generate("a", adapter='"quoted"')
+    before = [series(main.scheduler), series(main.executor)]
+    for name in made_up:
+        with pytest.raises(LoraFleetError):
+            client.generate("a", adapter=name)
+    for name in made_up[:100]:
+        client.generate("a", max_new_tokens=1, request_id=name[:60].replace("\n", ""), session_id=name[6:40])
+    assert [series(main.scheduler), series(main.executor)] == before
+
+
+def test_residency_does_not_depend_on_traffic(
+    main: Pair, client: Client, adapter: Callable[..., Path]
+) -> None:
+    """Loaded and idle is still loaded; what left its slot is still in host memory."""
+
+    def copies() -> set[str]:
+        prefix = f"lorafleet_executor_adapter_resident{{digest={digest},tier="
+        return {key.removeprefix(prefix)[:-1] for key in main.executor.metrics() if key.startswith(prefix)}
+
+    def sequences(state: str) -> float:
+        name = f"lorafleet_executor_adapter_sequences{{digest={digest},state={state}}}"
+        return main.executor.metrics().get(name, 0)
+
+    digest = client.adapters.push(adapter("resident"), "resident").version.digest
+    assert copies() == set()
+    client.generate("a", adapter="resident", max_new_tokens=1)
+    main.wait_idle()
+    assert copies() == {"host", "slot"} and sequences("running") == 0
+    with main.client("ops") as other:
+        streams = [watch(other, [5, 6], 3000, adapter="resident") for _ in range(3)]
+        wait_until(lambda: sequences("running") == 3, "three run")
+    for stream in streams:
+        stream.wait_end()
+    for number in range(4):  # more recent ones take all slots
+        name = f"filler-{number}"
+        client.adapters.push(adapter(name), name)
+        client.generate("a", adapter=name, max_new_tokens=1)
+    main.wait_idle()
+    assert copies() == {"host"}
+    residency: Any = client.adapters.residency("resident")
+    assert {copy.tier.lower() for copy in residency} == {"host"}

@@ -1,0 +1,71 @@
+"""One name, new content: old streams stay with the old version, new ones get the new, on every scheduler."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lorafleet import AdapterNotFound
+from tests.support.cluster import Pair
+from tests.support.streams import undisturbed, watch
+
+PROMPT = [17, 29, 31, 43] * 12  # three blocks of 16
+
+
+def test_a_new_version_never_mixes_with_the_old(main: Pair, adapter: Callable[..., Path]) -> None:
+    with main.client("ops") as client:
+        old = client.adapters.push(adapter("edition-1"), "book").version.digest
+        expected_old = undisturbed(client, PROMPT, 300, adapter="book")
+        assert client.generate(PROMPT, adapter="book", max_new_tokens=1).usage.cached_prompt_tokens >= 32
+        reading = watch(client, PROMPT, 300, adapter="book")
+        reading.wait_for(3)
+
+        new = client.adapters.push(adapter("edition-2"), "book").version.digest
+        assert len(reading.tokens) < 300, "the swap came too late"
+        fresh = client.generate(PROMPT, adapter="book", max_new_tokens=60, ignore_eos=True)
+        assert (fresh.adapter_digest, fresh.usage.cached_prompt_tokens) == (new, 0)
+
+        reading.wait_end()
+        assert reading.digest == expected_old.adapter_digest == old
+        assert tuple(reading.tokens) == expected_old.token_ids
+
+        # The same content under a name that never was anything else, and under its digest.
+        client.adapters.push(adapter("edition-2"), "other-book")
+        assert undisturbed(client, PROMPT, 60, adapter="other-book").token_ids == fresh.token_ids
+        assert fresh.token_ids != expected_old.token_ids[:60]
+        by_digest = client.generate(PROMPT, adapter=f"book@{old}", max_new_tokens=60, ignore_eos=True)
+        assert by_digest.token_ids == expected_old.token_ids[:60]
+
+
+def test_a_version_that_is_deleted_is_gone_and_its_stream_goes_on(
+    main: Pair, adapter: Callable[..., Path]
+) -> None:
+    with main.client("ops") as client:
+        digest = client.adapters.push(adapter("brief"), "brief").version.digest
+        expected = undisturbed(client, PROMPT, 200, adapter="brief")
+        reading = watch(client, PROMPT, 200, adapter="brief")
+        reading.wait_for(1)
+        client.adapters.delete("brief")
+        for ref in ("brief", f"brief@{digest}"):
+            with pytest.raises(AdapterNotFound):
+                client.generate(PROMPT, adapter=ref, max_new_tokens=1)
+        assert tuple(reading.wait_end().tokens) == expected.token_ids
+
+
+def test_schedulers_over_one_store_agree(main: Pair, wide: Pair, adapter: Callable[..., Path]) -> None:
+    """What one has done, the other knows at once; and neither ever answers with the base."""
+    with main.client("ops") as here, wide.client() as there:
+        for pusher, asker in ((here, there), (there, here)):
+            first = pusher.adapters.push(adapter("shared-1"), "shared").version.digest
+            for _ in range(25):
+                assert asker.generate(PROMPT, adapter="shared", max_new_tokens=1).adapter_digest == first
+            second = asker.adapters.push(adapter("shared-2"), "shared").version.digest
+            assert pusher.generate(PROMPT, adapter="shared", max_new_tokens=1).adapter_digest == second
+            pusher.adapters.set_alias("shared@latest", first)
+            assert asker.generate(PROMPT, adapter="shared", max_new_tokens=1).adapter_digest == first
+            pusher.adapters.delete("shared")
+            asker.adapters.delete(f"shared@{second}")
+            for client in (asker, pusher):
+                for ref in ("shared", f"shared@{first}", f"shared@{second}"):
+                    with pytest.raises(AdapterNotFound):
+                        client.generate(PROMPT, adapter=ref, max_new_tokens=1)

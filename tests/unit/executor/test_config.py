@@ -1,0 +1,87 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from executor.config import ExecutorConfig, load_config
+from executor.errors import ConfigError
+
+NEEDED = ["--model", "m", "--store", "s"]
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "executor.toml"
+    file.write_text('model = "m"\nstore = "s"\nmax-loras = 2\nmax_seats = 3\nblock-size = 4\n')
+    environment = {"LORAFLEET_EXECUTOR_MAX_SEATS": "5", "LORAFLEET_EXECUTOR_BLOCK_SIZE": "6"}
+    config = load_config(["--config", str(file), "--block-size", "7"], environment)
+    assert (config.max_loras, config.max_seats, config.block_size, config.num_kv_blocks) == (2, 5, 7, 1024)
+
+
+def test_every_kind_of_value(tmp_path: Path) -> None:
+    file = tmp_path / "executor.toml"
+    file.write_text('lora_modules = ["q_proj", "lm_head"]\nprefix_cache = false\ndrain_timeout = 5\n')
+    config = load_config([*NEEDED, "--config", str(file)], {})
+    assert (config.lora_modules, config.prefix_cache, config.drain_timeout) == (
+        ("q_proj", "lm_head"),
+        False,
+        5.0,
+    )
+    config = load_config([*NEEDED, "--lora-modules", "q_proj, k_proj", "--prefix-cache", "false"], {})
+    assert (config.lora_modules, config.prefix_cache) == (("q_proj", "k_proj"), False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "text"),
+    [
+        ([], {}, "--model"),
+        (["--model", "m"], {}, "--store"),
+        ([*NEEDED, "--seats", "3"], {}, "--seats"),
+        ([*NEEDED, "--max-seats", "x"], {}, "--max-seats"),
+        ([*NEEDED, "--max-seats", "0"], {}, "--max-seats must be above 0"),
+        ([*NEEDED, "--max-seats", "9", "--max-batched-tokens", "8"], {}, "at least max-seats"),
+        ([*NEEDED, "--listen", "50061"], {}, "--listen must be host:port"),
+        ([*NEEDED, "--lora-modules", "q_proj,experts"], {}, "experts"),
+        ([*NEEDED, "--prefix-cache", "maybe"], {}, "true or false"),
+        ([*NEEDED, "--config", "/nowhere.toml"], {}, "/nowhere.toml cannot be read"),
+        (NEEDED, {"LORAFLEET_EXECUTOR_SEATS": "3"}, "LORAFLEET_EXECUTOR_SEATS: there is no setting"),
+        (NEEDED, {"LORAFLEET_EXECUTOR_MAX_SEATS": "1.5"}, "LORAFLEET_EXECUTOR_MAX_SEATS"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(
+    arguments: list[str], environment: dict[str, str], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load_config(arguments, environment)
+
+
+def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "executor.toml"
+    file.write_text("seats = 3\n")
+    with pytest.raises(ConfigError, match=r"executor\.toml: there is no setting 'seats'"):
+        load_config([*NEEDED, "--config", str(file)], {})
+
+
+def test_service_links_of_kubernetes_are_no_settings() -> None:
+    links = {
+        "LORAFLEET_EXECUTOR_SERVICE_HOST": "10.0.0.1",
+        "LORAFLEET_EXECUTOR_SERVICE_PORT_GRPC": "50061",
+        "LORAFLEET_EXECUTOR_PORT_50061_TCP_ADDR": "10.0.0.1",
+        "LORAFLEET_EXECUTOR_PORT": "tcp://10.0.0.1:50061",
+    }
+    assert load_config(NEEDED, links) == load_config(NEEDED, {})
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        load_config(["--help"], {})
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("--listen", "--max-loras", "--host-memory-bytes", "--drain-timeout", "--config"):
+        assert name in text
+    assert "[127.0.0.1:50061]" in text
+
+
+def test_a_config_does_not_change() -> None:
+    config = ExecutorConfig(model="m", store="s")
+    with pytest.raises(FrozenInstanceError):
+        config.model = "other"  # type: ignore[misc]

@@ -1,0 +1,106 @@
+"""The executor as a process: signals, exit codes, and one clear line for a wrong setting."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from lorafleet.v1 import executor_pb2, executor_pb2_grpc
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "executor", "--store", str(tmp_path / "store"), *arguments]
+        processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def log_until(process: "subprocess.Popen[str]", pattern: str) -> re.Match[str]:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"the process ended without saying {pattern!r}")
+
+
+def endless(name: str) -> executor_pb2.ExecutorCommand:
+    dispatch = executor_pb2.Dispatch(dispatch_id=name, prompt_token_ids=[3, 4, 5])
+    dispatch.stopping.ignore_eos = True
+    return executor_pb2.ExecutorCommand(dispatch=executor_pb2.DispatchBatch(dispatches=[dispatch]))
+
+
+def test_a_second_signal_ends_at_once(start: Start, tiny_base: Path) -> None:
+    process = start("--model", str(tiny_base), "--listen", "127.0.0.1:0", "--metrics-port", "-1")
+    port = log_until(process, r"listening on .*:(\d+)").group(1)
+    log_until(process, "ready")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Execute(_held_open([endless(f"{number}") for number in range(60)]))
+        next(event for event in call if event.WhichOneof("event") == "step")
+        process.send_signal(signal.SIGTERM)
+        log_until(process, "draining")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 1
+
+
+def test_a_drain_lets_a_stream_finish(start: Start, tiny_base: Path) -> None:
+    process = start("--model", str(tiny_base), "--listen", "127.0.0.1:0", "--metrics-port", "-1")
+    port = log_until(process, r"listening on .*:(\d+)").group(1)
+    log_until(process, "ready")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
+        commands: list[executor_pb2.ExecutorCommand] = [endless("a")]
+        call = stub.Execute(_held_open(commands))
+        tokens, reasons = 0, []
+        for event in call:
+            if event.WhichOneof("event") == "step":
+                if tokens == 0:
+                    process.send_signal(signal.SIGTERM)
+                tokens += len(event.step.token_ids)
+            elif event.WhichOneof("event") == "finished":
+                reasons.append(event.finished.reason)
+        assert (tokens, len(reasons)) == (509, 1)
+    assert process.wait(30) == 0
+
+
+def _held_open(commands: list[executor_pb2.ExecutorCommand]) -> Iterator[executor_pb2.ExecutorCommand]:
+    """The commands, and then no end: the server closes the stream."""
+    yield from commands
+    threading.Event().wait(60)
+
+
+def test_wrong_settings_end_with_one_line_and_code_2(start: Start, tiny_base: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        free = ("--listen", "127.0.0.1:0", "--metrics-port", "-1")
+        cases = {
+            "config.json": start("--model", "/nowhere", *free),
+            "cannot listen": start("--model", str(tiny_base), "--listen", f"127.0.0.1:{port}"),
+            "redis": start("--model", str(tiny_base), "--store", "redis://x", *free),
+            "--max-model-len": start("--model", str(tiny_base), "--max-model-len", "513", *free),
+        }
+        for text, process in cases.items():
+            _, errors = process.communicate(timeout=60)
+            lines = [line for line in errors.splitlines() if line.startswith("executor: ")]
+            assert process.returncode == 2, (text, errors)
+            assert len(lines) == 1 and text in lines[0]
+            assert "Traceback" not in errors

@@ -1,0 +1,276 @@
+"""The pager without a model: images are plain objects of a size, loads happen on its real threads."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from adapter_store import AdapterNotFound, StoreUnavailable
+from executor.batcher import PageIn
+from executor.host_tier import HostTier
+from executor.paging import LoadFailure, Pager
+from executor.residency import Residency, Tier
+from executor.slots import SlotTable
+
+
+@dataclass(frozen=True)
+class Block:
+    nbytes: int
+
+
+@dataclass
+class Arena:
+    nbytes_per_slot: int = 10
+    loaded: dict[int, Block] = field(default_factory=dict)
+
+    def load(self, slot: int, image: Block) -> None:
+        self.loaded[slot] = image
+
+    def clear(self, slot: int) -> None:
+        del self.loaded[slot]
+
+
+class Store:
+    """What `load` does, by digest: an error, a wait, or an image of 10 bytes."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, Exception] = {}
+        self.gates: dict[str, threading.Event] = {}
+        self.asked: list[str] = []
+
+    def load(self, digest: str) -> Block:
+        self.asked.append(digest)
+        if digest in self.gates:
+            self.gates[digest].wait(30)
+        if digest in self.errors:
+            raise self.errors[digest]
+        return Block(10)
+
+
+@dataclass
+class World:
+    store: Store
+    pager: Pager[Block]
+    slots: SlotTable
+    arena: Arena
+    paged_in: list[str]
+    now: float = 0.0
+
+    def settle(self, *wanted: str) -> list[LoadFailure]:
+        """Collects until no load is under way; returns the failures."""
+        failures = self.pager.collect(list(wanted), self.now)
+        while self.pager.num_loading:
+            time.sleep(0.001)
+            failed = {failure.digest for failure in failures}
+            failures += self.pager.collect([d for d in wanted if d not in failed], self.now)
+        self.pager.check()
+        return failures
+
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    worlds: list[World] = []
+
+    def build(*, room: int = 3, slots: int = 2) -> World:
+        store, table, arena = Store(), SlotTable(slots), Arena()
+        paged_in: list[str] = []
+        pager = Pager(
+            store.load,
+            arena,
+            table,
+            host_bytes=10 * room,
+            loader_threads=2,
+            load_timeout_s=5.0,
+            wake=lambda: None,
+            load_ended=lambda result, seconds: None,
+            paged_in=paged_in.append,
+        )
+        worlds.append(World(store, pager, table, arena, paged_in))
+        return worlds[-1]
+
+    yield build
+    for world in worlds:
+        world.pager.close()
+
+
+def test_a_wanted_adapter_is_loaded_once(make: Make) -> None:
+    world = make()
+    world.store.gates["a"] = threading.Event()
+    for _ in range(5):
+        world.pager.collect(["a"], 0.0)
+    world.store.gates["a"].set()
+    assert world.settle("a") == []
+    assert world.store.asked == ["a"]
+    assert "a" in world.pager.host
+
+
+def test_host_memory_stays_in_its_bound_and_keeps_the_longest_waiting(make: Make) -> None:
+    world = make(room=3)
+    world.settle("a", "b", "c", "d", "e")
+    assert sorted(world.pager.host) == ["a", "b", "c"]
+    world.settle("d", "b", "c")
+    assert sorted(world.pager.host) == ["b", "c", "d"]
+    assert world.pager.host.num_bytes == 30
+
+
+def test_hints_push_out_nothing_that_is_needed(make: Make) -> None:
+    world = make(room=2)
+    world.settle("a", "b")
+    world.pager.prefetch("c")
+    world.settle("a", "b")
+    assert sorted(world.pager.host) == ["a", "b"]
+    world.pager.prefetch("c")
+    world.settle("a")
+    assert sorted(world.pager.host) == ["a", "c"]
+
+
+def test_a_final_failure_is_told_once_and_forgotten(make: Make) -> None:
+    world = make()
+    world.store.errors["a"] = AdapterNotFound("there is no a")
+    world.pager.acquire("a")
+    failures = world.settle("a")
+    assert [(f.digest, f.rejection.reason) for f in failures] == [("a", "ADAPTER_NOT_FOUND")]
+    world.pager.release("a")
+    del world.store.errors["a"]
+    assert world.settle("a") == []
+    assert "a" in world.pager.host
+
+
+def test_pauses_after_retryable_failures_grow(make: Make) -> None:
+    world = make()
+    world.store.errors["a"] = StoreUnavailable("away")
+    world.pager.acquire("a")
+    for start, pause in ((0.0, 0.5), (10.0, 1.0), (20.0, 2.0)):
+        world.now = start
+        asked = len(world.store.asked)
+        assert world.settle("a")[0].rejection.retryable
+        world.now = start + pause - 0.1
+        assert world.settle("a")[0].rejection.reason == "STORE_UNAVAILABLE"
+        assert len(world.store.asked) == asked + 1
+    world.store.errors.clear()
+    world.now = 30.0
+    assert world.settle("a") == []
+
+
+def test_a_hanging_load_ends_its_waiters_and_may_still_arrive(make: Make) -> None:
+    world = make()
+    world.store.gates["a"] = threading.Event()
+    world.pager.acquire("a")
+    assert world.pager.collect(["a"], 0.0) == []
+    failures = world.pager.collect(["a"], 6.0)
+    assert [f.rejection.reason for f in failures] == ["ADAPTER_LOAD_TIMEOUT"]
+    assert failures[0].rejection.retryable
+    world.store.gates["a"].set()
+    world.now = 20.0
+    world.settle("a")
+    assert "a" in world.pager.host
+    assert world.store.asked == ["a"]
+
+
+def test_a_failing_load_that_nobody_waits_for_leaves_nothing(make: Make) -> None:
+    world = make()
+    world.store.errors["a"] = AdapterNotFound("there is no a")
+    world.store.gates["a"] = threading.Event()
+    world.pager.acquire("a")
+    world.pager.collect(["a"], 0.0)
+    world.pager.release("a")
+    world.store.gates["a"].set()
+    world.settle()
+    assert world.pager.users() == {}
+    assert world.pager.take_delta() is None
+
+
+def test_drop_frees_every_copy_when_the_last_user_is_gone(make: Make) -> None:
+    world = make()
+    world.pager.acquire("a")
+    world.settle("a")
+    slot, _ = world.slots.assign("a") or pytest.fail("no slot")
+    world.pager.page_in([PageIn(slot, "a", "")])
+    world.pager.drop("a")
+    assert "a" in world.pager.host and world.slots.find("a") == slot
+    world.pager.release("a")
+    assert "a" not in world.pager.host and world.slots.find("a") is None
+    assert world.arena.loaded == {}
+
+
+def test_a_drop_during_the_load_throws_the_load_away(make: Make) -> None:
+    world = make()
+    world.store.gates["a"] = threading.Event()
+    world.pager.collect(["a"], 0.0)
+    world.pager.drop("a")
+    world.store.gates["a"].set()
+    world.settle()
+    assert "a" not in world.pager.host
+    world.settle("a")
+    assert "a" in world.pager.host
+
+
+def test_pins_load_and_stay(make: Make) -> None:
+    world = make(room=3, slots=2)
+    world.pager.pin("a", Tier.SLOT)
+    world.settle()
+    assert world.slots.pinned == {"a"}
+    assert world.paged_in == ["a"]
+    world.pager.pin("b", Tier.HOST)
+    world.settle("c", "d", "e")
+    assert "b" in world.pager.host
+    assert world.pager.free_slots() == 1
+    world.pager.unpin("a")
+    assert world.slots.pinned == frozenset()
+
+
+def test_pins_never_take_the_last_slot_or_the_last_room(make: Make) -> None:
+    world = make(room=3, slots=2)
+    world.pager.pin("a", Tier.SLOT)
+    world.pager.pin("b", Tier.SLOT)
+    world.pager.pin("c", Tier.HOST)
+    world.settle()
+    assert world.slots.pinned == {"a"}
+    pinned = {copy.digest for copy in _copies(world) if copy.pinned}
+    assert pinned == {"a", "b"}
+    assert world.settle("x") == [] and "x" in world.pager.host
+
+
+def _copies(world: World) -> tuple[object, ...]:
+    residency = Residency()
+    delta = world.pager.take_delta()
+    assert delta is not None
+    residency.apply(delta)
+    return residency.copies
+
+
+def test_host_memory_must_hold_one_adapter(make: Make) -> None:
+    with pytest.raises(ValueError, match="hold no adapter"):
+        make(room=0)
+
+
+def test_host_tier_refuses_what_does_not_fit_beside_what_is_kept() -> None:
+    tier: HostTier[Block] = HostTier(20)
+    assert tier.put("a", Block(10), ())
+    assert tier.put("b", Block(10), ())
+    assert not tier.put("c", Block(20), {"a"})
+    assert sorted(tier) == ["a", "b"]
+    tier.use("a")
+    assert tier.put("c", Block(10), ())
+    assert sorted(tier) == ["a", "c"]
+    tier.check()
+
+
+def test_residency_followers_see_the_same_copies(make: Make) -> None:
+    world, follower = make(), Residency()
+    deltas = []
+    for wanted in (["a"], ["b", "c"], ["d", "e"], ["a"]):
+        world.settle(*wanted)
+        delta = world.pager.take_delta()
+        if delta is not None:
+            deltas.append(delta)
+            follower.apply(delta)
+    assert len(deltas) >= 3
+    assert {copy.digest for copy in follower.copies} == set(world.pager.host)
+    with pytest.raises(ValueError, match="does not follow"):
+        follower.apply(deltas[-1])

@@ -1,0 +1,471 @@
+"""The Adapters service through a real server, store and ingest process."""
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from adapter_store import DiskStore, ModelSpec
+from lorafleet.v1 import adapters_pb2 as pb
+from lorafleet.v1 import adapters_pb2_grpc
+from scheduler import adapters_service, transfer
+from scheduler.adapters_service import AdaptersService
+from scheduler.auth import Authenticator
+from scheduler.ingest import Ingest
+from tests.support.adapters import lora_pair, raw_adapter
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+MAX_PUSH_BYTES = 256 * 1024
+TOKENS = """
+[[tokens]]
+sha256 = "{acme}"
+tenant = "acme"
+rights = ["infer", "admin"]
+adapters = ["acme/*", "shared/*"]
+[[tokens]]
+sha256 = "{reader}"
+tenant = "acme"
+rights = ["infer"]
+[[tokens]]
+sha256 = "{rival}"
+tenant = "rival"
+rights = ["infer", "admin"]
+"""
+
+
+@dataclasses.dataclass
+class Running:
+    stub: Any
+    spool: Path
+    folders: Path
+    store: DiskStore
+    store_folder: Path
+    copies: list[pb.AdapterResidency]
+    dropped: list[str]
+    port: int
+
+    def content(self, seed: int, **files: str) -> dict[str, bytes]:
+        """The files of a small adapter."""
+        folder = self.folders / str(seed)
+        tensors = lora_pair("model.layers.0.self_attn.q_proj", 64, 64, seed=seed)
+        raw_adapter(folder, tensors, target_modules=["q_proj"])
+        content = {file.name: file.read_bytes() for file in folder.iterdir()}
+        return content | {f"{name}.jinja": text.encode() for name, text in files.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec) -> AsyncIterator[Running]:
+    root = tmp_path_factory.mktemp("service")
+    tokens, spool = root / "tokens.toml", root / "spool"
+    spool.mkdir()
+    names = ("acme", "reader", "rival")
+    tokens.write_text(TOKENS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in names}))
+    store = DiskStore(root / "store")
+    ingest = Ingest(str(root / "store"))
+    copies: list[pb.AdapterResidency] = []
+    dropped: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        servicer = AdaptersService(
+            store,
+            spec,
+            Authenticator(tokens),
+            ingest,
+            lambda: copies,
+            dropped.append,
+            pool,
+            spool=spool,
+            max_push_bytes=MAX_PUSH_BYTES,
+            max_heavy_calls=1,
+        )
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
+        adapters_pb2_grpc.add_AdaptersServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = adapters_pb2_grpc.AdaptersStub(channel)
+            yield Running(stub, spool, root / "folders", store, root / "store", copies, dropped, port)
+        await server.stop(None)
+    ingest.close()
+
+
+def as_(who: str) -> dict[str, Any]:
+    return {"metadata": [("authorization", f"Bearer {who}")]}
+
+
+def parts(
+    adapter: str, files: dict[str, bytes], piece: int = 1000, **header: Any
+) -> Iterator[pb.PushRequest]:
+    yield pb.PushRequest(header=pb.PushHeader(adapter=adapter, **header))
+    for name, data in files.items():
+        for start in range(0, max(len(data), 1), piece):
+            yield pb.PushRequest(chunk=pb.FileChunk(name=name, data=data[start : start + piece]))
+
+
+async def push(
+    service: Running, adapter: str, files: dict[str, bytes], who: str = "acme", **header: Any
+) -> pb.PushResponse:
+    return await service.stub.Push(parts(adapter, files, **header), **as_(who))
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def read_all(stream: Any) -> list[Any]:
+    return [message async for message in stream]
+
+
+async def test_pushed_found_listed_and_pulled_back_byte_for_byte(service: Running) -> None:
+    files = service.content(1, chat_template="{{ messages }}")
+    response = await push(service, "acme/one", files)
+    version = response.version
+    assert response.created
+    assert (response.alias.alias, response.alias.digest, response.alias.generation) == (
+        "latest",
+        version.digest,
+        1,
+    )
+    assert [(module.name, module.rank) for module in version.modules] == [("layers.0.q_proj", 4)]
+    assert version.has_chat_template
+    found = (await service.stub.Get(pb.GetAdapterRequest(adapter="one"), **as_("acme"))).version
+    assert found == version
+    assert list(found.aliases) == ["latest"]
+    pulled = await read_all(service.stub.Pull(pb.PullRequest(adapter="one"), **as_("acme")))
+    back: dict[str, bytes] = {}
+    for message in pulled:
+        back[message.chunk.name] = back.get(message.chunk.name, b"") + message.chunk.data
+    assert back == files
+    assert [message.total_bytes for message in pulled] == [sum(map(len, files.values()))] + [0] * (
+        len(pulled) - 1
+    )
+    assert list(service.spool.iterdir()) == []
+
+
+async def test_the_same_content_again_creates_nothing(service: Running) -> None:
+    first = await push(service, "again", service.content(2))
+    second = await push(service, "again", service.content(2))
+    assert (first.created, second.created) == (True, False)
+    assert second.version == first.version
+    assert second.alias == first.alias
+
+
+async def test_alias_and_dry_run_of_a_push(service: Running) -> None:
+    tried = await push(service, "tried", service.content(3), dry_run=True)
+    assert tried.created
+    assert not tried.HasField("alias")
+    assert (await refused(service.stub.Get(pb.GetAdapterRequest(adapter="tried"), **as_("acme")))).code() == (
+        grpc.StatusCode.NOT_FOUND
+    )
+    none = await push(service, "tried", service.content(3), alias="")
+    assert not none.HasField("alias")
+    named = await push(service, "tried", service.content(3), alias="canary", expected_generation=0)
+    assert (named.created, named.alias.alias, list(named.version.aliases)) == (False, "canary", ["canary"])
+    behind = await refused(push(service, "tried", service.content(4), alias="canary", expected_generation=7))
+    assert behind.code() == grpc.StatusCode.ABORTED
+
+
+BAD_NAMES = [
+    "../adapter_config.json",
+    "/etc/x",
+    "a/b",
+    "..",
+    "",
+    "adapter_model.bin",
+    "x\0",
+    "README.MD",
+    "é" * 300,
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+async def test_only_listed_file_names_are_taken(service: Running, name: str) -> None:
+    error = await refused(push(service, "names", service.content(5) | {name: b"x"}))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "chunk.name" in error.details()
+    assert list(service.spool.iterdir()) == []
+
+
+def header(**fields: Any) -> pb.PushRequest:
+    return pb.PushRequest(header=pb.PushHeader(**fields))
+
+
+def chunk(name: str, data: bytes = b"{}") -> pb.PushRequest:
+    return pb.PushRequest(chunk=pb.FileChunk(name=name, data=data))
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([], "header"),
+        ([chunk("README.md")], "header"),
+        ([header(adapter="x")], "chunk"),
+        ([header(adapter="x"), header(adapter="x")], "chunk"),
+        ([header(adapter="x"), chunk("README.md"), header(adapter="x")], "chunk"),
+        (
+            [header(adapter="x"), chunk("README.md"), chunk("adapter_config.json"), chunk("README.md")],
+            "chunk.name",
+        ),
+        ([header(adapter="x"), chunk("README.md", b"x" * (4 * 1024 * 1024 + 1))], "chunk.data"),
+        ([header(adapter="x"), *[chunk("README.md", b"x" * 100_000)] * 3], "chunk.data"),
+        ([header(adapter="x@latest")], "header.adapter"),
+        ([header(adapter="X")], "header.adapter"),
+        ([header(adapter="../x")], "header.adapter"),
+        ([header(adapter="x", alias="No")], "header.alias"),
+        ([header(adapter="x", alias="sha256:" + "0" * 64)], "header.alias"),
+        ([header(adapter="x", alias="", expected_generation=1)], "header.expected_generation"),
+        ([header(adapter="x"), chunk("README.md")], "is missing"),
+    ],
+)
+async def test_a_malformed_push_is_refused_and_leaves_nothing(
+    service: Running, messages: Sequence[pb.PushRequest], named: str
+) -> None:
+    error = await refused(service.stub.Push(iter(messages), **as_("acme")))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert named in error.details()
+    assert list(service.spool.iterdir()) == []
+
+
+async def test_damaged_weights_are_named_and_nothing_stays(service: Running) -> None:
+    files = service.content(6)
+    weights = files["adapter_model.safetensors"]
+    for damaged in (b"", weights[: len(weights) // 2], weights + b"x", b"\xff" * 64):
+        error = await refused(push(service, "damaged", files | {"adapter_model.safetensors": damaged}))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "adapter_model.safetensors" in error.details()
+    listed = await service.stub.List(pb.ListAdaptersRequest(name="damaged"), **as_("acme"))
+    assert len(listed.versions) == 0
+
+
+CALLS = [
+    ("Get", pb.GetAdapterRequest),
+    ("Delete", pb.DeleteAdapterRequest),
+    ("Protect", pb.ProtectRequest),
+    ("Unprotect", pb.UnprotectRequest),
+    ("Verify", pb.VerifyRequest),
+    ("Residency", pb.ResidencyRequest),
+    ("DeleteAlias", pb.DeleteAliasRequest),
+    ("SetAlias", lambda adapter: pb.SetAliasRequest(adapter=adapter, target="latest")),
+]
+
+
+@pytest.mark.parametrize(("method", "request_of"), CALLS)
+async def test_another_tenant_s_adapter_is_as_unknown(service: Running, method: str, request_of: Any) -> None:
+    await push(service, "secret", service.content(7), who="rival")
+    details = []
+    for name in ("secret", "nobody"):
+        error = await refused(
+            getattr(service.stub, method)(request_of(adapter=f"rival/{name}@latest"), **as_("acme"))
+        )
+        assert error.code() == grpc.StatusCode.NOT_FOUND
+        details.append(error.details().replace(name, "NAME"))
+    assert details[0] == details[1]
+    assert (
+        await service.stub.Get(pb.GetAdapterRequest(adapter="secret"), **as_("rival"))
+    ).version.name == "secret"
+
+
+async def test_streams_and_listings_show_no_other_tenant(service: Running) -> None:
+    await push(service, "secret", service.content(7), who="rival")
+    error = await refused(push(service, "rival/secret", service.content(8)))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    error = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="rival/secret"), **as_("acme"))))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    listed = await service.stub.List(pb.ListAdaptersRequest(tenant="rival"), **as_("acme"))
+    aliases = await service.stub.ListAliases(pb.ListAliasesRequest(tenant="rival"), **as_("acme"))
+    assert (len(listed.versions), len(aliases.aliases)) == (0, 0)
+
+
+@pytest.mark.parametrize(("method", "request_of"), CALLS[1:])
+async def test_changes_need_the_admin_right(service: Running, method: str, request_of: Any) -> None:
+    await push(service, "readable", service.content(9))
+    error = await refused(
+        getattr(service.stub, method)(request_of(adapter="readable@latest"), **as_("reader"))
+    )
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert (await service.stub.Get(pb.GetAdapterRequest(adapter="readable"), **as_("reader"))).version.name
+
+
+async def test_pushing_needs_the_admin_right_and_everything_a_token(service: Running) -> None:
+    error = await refused(push(service, "readable", service.content(9), who="reader"))
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+    for call in (
+        service.stub.Get(pb.GetAdapterRequest(adapter="readable")),
+        service.stub.List(pb.ListAdaptersRequest()),
+        service.stub.Push(parts("x", {})),
+        read_all(service.stub.Pull(pb.PullRequest(adapter="readable"))),
+    ):
+        assert (await refused(call)).code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_aliases_are_set_listed_and_removed(service: Running) -> None:
+    old = (await push(service, "moving", service.content(10))).version
+    new = (await push(service, "moving", service.content(11))).version
+
+    async def set_alias(target: str, generation: int | None = None) -> pb.AdapterAlias:
+        request = pb.SetAliasRequest(adapter="moving@prod", target=target, expected_generation=generation)
+        return (await service.stub.SetAlias(request, **as_("acme"))).alias
+
+    assert (await set_alias(old.digest, 0)).generation == 1
+    assert (await set_alias("latest", 1)).digest == new.digest
+    assert (await refused(set_alias(old.digest, 1))).code() == grpc.StatusCode.ABORTED
+    assert (await refused(set_alias("unknown"))).code() == grpc.StatusCode.NOT_FOUND
+    assert (await refused(set_alias(""))).code() == grpc.StatusCode.INVALID_ARGUMENT
+    listed = await service.stub.ListAliases(pb.ListAliasesRequest(name="moving"), **as_("acme"))
+    assert [(alias.alias, alias.digest) for alias in listed.aliases] == [
+        ("latest", new.digest),
+        ("prod", new.digest),
+    ]
+    for adapter in ("moving", f"moving@{old.digest}"):
+        error = await refused(service.stub.DeleteAlias(pb.DeleteAliasRequest(adapter=adapter), **as_("acme")))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await service.stub.DeleteAlias(pb.DeleteAliasRequest(adapter="moving@prod"), **as_("acme"))
+    error = await refused(
+        service.stub.DeleteAlias(pb.DeleteAliasRequest(adapter="moving@prod"), **as_("acme"))
+    )
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_deletion_is_refused_while_something_points_there(service: Running) -> None:
+    version = (await push(service, "going", service.content(12))).version
+    by_digest = pb.DeleteAdapterRequest(adapter=f"going@{version.digest}")
+    assert (await refused(service.stub.Delete(by_digest, **as_("acme")))).code() == (
+        grpc.StatusCode.FAILED_PRECONDITION
+    )
+    kept = await service.stub.Protect(pb.ProtectRequest(adapter="going"), **as_("acme"))
+    assert kept.version.protected
+    by_alias = pb.DeleteAdapterRequest(adapter="going")
+    assert (await refused(service.stub.Delete(by_alias, **as_("acme")))).code() == (
+        grpc.StatusCode.FAILED_PRECONDITION
+    )
+    freed = await service.stub.Unprotect(pb.UnprotectRequest(adapter="going"), **as_("acme"))
+    assert not freed.version.protected
+    assert version.digest not in service.dropped
+    assert (await service.stub.Delete(by_alias, **as_("acme"))).digest == version.digest
+    assert version.digest in service.dropped
+    assert (await refused(service.stub.Delete(by_alias, **as_("acme")))).code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_pages_cover_everything_once(service: Running) -> None:
+    for seed in range(20, 25):
+        await push(service, f"shared/page-{seed}", service.content(seed))
+    names, token, pages = [], "", 0
+    while pages == 0 or token:
+        request = pb.ListAdaptersRequest(tenant="shared", page_size=2, page_token=token)
+        page = await service.stub.List(request, **as_("acme"))
+        names += [version.name for version in page.versions]
+        token, pages = page.next_page_token, pages + 1
+    assert names == [f"page-{seed}" for seed in range(20, 25)]
+    assert pages == 3
+    for bad in ({"page_size": 1001}, {"page_token": "x" * 300}, {"name": "../x"}, {"tenant": "A"}):
+        error = await refused(service.stub.List(pb.ListAdaptersRequest(**bad), **as_("acme")))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_service, "MAX_PAGE_BYTES", 1)
+    for seed in (50, 51):
+        await push(service, "large", service.content(seed))
+    digests, token, pages = set(), "", 0
+    while pages == 0 or token:
+        request = pb.ListAdaptersRequest(name="large", page_token=token)
+        page = await service.stub.List(request, **as_("acme"))
+        digests.update(version.digest for version in page.versions)
+        token, pages = page.next_page_token, pages + 1
+    assert (len(digests), pages) == (2, 2)
+
+
+async def test_a_download_that_nobody_reads_gives_its_place_up(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PULL_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(transfer, "STALL_LIMIT_S", 0.3)
+    await push(service, "long", service.content(60, chat_template="x" * 200_000))
+    options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
+        stuck = adapters_pb2_grpc.AdaptersStub(channel).Pull(pb.PullRequest(adapter="long"), **as_("acme"))
+        await stuck.read()
+        busy = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="long"), **as_("acme"))))
+        assert busy.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with asyncio.timeout(20):
+            while list(service.spool.iterdir()):
+                await asyncio.sleep(0.05)
+        assert await read_all(service.stub.Pull(pb.PullRequest(adapter="long"), **as_("acme")))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await stuck.read() is not grpc.aio.EOF:
+                pass
+        assert await stuck.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_verify_tells_damage_apart(service: Running) -> None:
+    good = (await push(service, "whole", service.content(30), who="rival")).version
+    bad = (await push(service, "rotten", service.content(31), who="rival")).version
+    fine = await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))
+    assert dict(fine.damaged) == {}
+    (stored,) = [
+        path
+        for path in service.store_folder.rglob("*.safetensors")
+        if bad.digest.removeprefix("sha256:") in str(path) and "packed" in path.name
+    ] or [None]
+    assert stored is not None
+    data = bytearray(stored.read_bytes())
+    data[-1] ^= 1
+    stored.chmod(0o644)
+    stored.write_bytes(data)
+    found = await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))
+    assert list(found.damaged) == [bad.digest]
+    assert found.verified == fine.verified
+    one = await service.stub.Verify(pb.VerifyRequest(adapter="whole"), **as_("rival"))
+    assert (one.verified, dict(one.damaged)) == (1, {})
+    assert good.digest != bad.digest
+
+
+async def test_residency_shows_the_caller_s_versions_only(service: Running) -> None:
+    mine = (await push(service, "resident", service.content(40))).version.digest
+    theirs = (await push(service, "resident", service.content(41), who="rival")).version.digest
+    service.copies[:] = [
+        pb.AdapterResidency(executor="b:1", digest=mine, tier=pb.RESIDENCY_TIER_SLOT, slot=1),
+        pb.AdapterResidency(executor="a:1", digest=mine, tier=pb.RESIDENCY_TIER_HOST),
+        pb.AdapterResidency(executor="a:1", digest=theirs, tier=pb.RESIDENCY_TIER_HOST),
+    ]
+    for request in (pb.ResidencyRequest(), pb.ResidencyRequest(adapter="resident")):
+        copies = (await service.stub.Residency(request, **as_("acme"))).copies
+        assert [(copy.executor, copy.digest) for copy in copies] == [("a:1", mine), ("b:1", mine)]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Pin", pb.PinRequest()),
+        ("Unpin", pb.UnpinRequest()),
+        ("Drain", pb.DrainAdapterRequest()),
+        ("Collect", pb.CollectRequest()),
+    ],
+)
+async def test_what_comes_later_says_so(service: Running, method: str, request_: Any) -> None:
+    error = await refused(getattr(service.stub, method)(request_, **as_("acme")))
+    assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert "yet" in error.details()
+
+
+async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Running) -> None:
+    call = service.stub.Push(**as_("acme"))
+    await call.write(header(adapter="half"))
+    await call.write(chunk("README.md"))
+    while not any(service.spool.iterdir()):
+        await service.stub.List(pb.ListAdaptersRequest(), **as_("acme"))
+    busy = await refused(push(service, "other", service.content(50)))
+    assert busy.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    call.cancel()
+    while any(service.spool.iterdir()):
+        await service.stub.List(pb.ListAdaptersRequest(), **as_("acme"))
+    assert (await push(service, "other", service.content(50))).created
