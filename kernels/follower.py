@@ -22,7 +22,9 @@ class Entries:
 
     @classmethod
     def of(cls, meta: LoRAKernelMeta, entry_rows: int) -> "Entries":
-        tiled = entry_rows == ROWS_PER_TILE
+        tiled = entry_rows == ROWS_PER_TILE and meta.plan.tiles > 0
+        given = ROWS_PER_TILE if tiled else meta.plan.rows_per_item
+        check(entry_rows == given, "config", f"is for entries of {entry_rows} rows, the step's have {given}")
         work, listed = (meta.tiles, meta.plan.tiles) if tiled else (meta.items, meta.plan.items)
         return cls(work, listed, listed + -(-meta.plan.base_rows // entry_rows))
 
@@ -100,6 +102,16 @@ def check_rope(
     check(k == v, "lora_b", "has k and v of different widths")
     check(q % head_dim == 0 and k % head_dim == 0, "cos", f"makes heads of {head_dim} columns, y has others")
     return head_dim
+
+
+def check_rotation(y: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache | None, k_width: int) -> None:
+    """What the Triton kernel asks beyond the reference."""
+    head_dim = 2 * cos.shape[1]
+    known = head_dim in (16, 32, 64, 128, 256)
+    check(known, "cos", f"makes heads of {head_dim} columns, which the kernel does not serve")
+    check(sin.stride(0) == cos.stride(0), "sin", "must have the stride of cos")
+    if cache is not None:
+        check_cache(cache, y, k_width // head_dim, head_dim)
 
 
 def check_cache(cache: PagedCache, y: Tensor, heads: int, head_dim: int) -> None:

@@ -9,17 +9,8 @@ from torch import Tensor
 
 from kernels.checks import check, check_hidden_block, check_rows
 from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.expand_tile import (
-    delta,
-    load_b,
-    load_entry,
-    load_h,
-    load_rank,
-    places_of,
-    valid_of,
-)
+from kernels.expand_tile import delta, load_b, load_h, load_rank
 from kernels.follower import (
-    Entries,
     check_add_rms_norm,
     check_follower,
     check_like,
@@ -27,23 +18,14 @@ from kernels.follower import (
 )
 from kernels.follower_tuning import NormConfig, add_rms_norm_config, plain_norm_warps
 from kernels.launch import Launch, row_signature, signature
-from kernels.launch_plan import ROWS_PER_ITEM
 from kernels.meta import LoRAKernelMeta
 
 # A row and its share of B must fit a program's registers.
 _MAX_HIDDEN = 8192
 
 
-@triton.jit
-def _normalise(out, place, values, factors, scale, valid):
-    """factors * (values * scale), rounded before the product as the executor's RMSNorm does."""
-    element = out.dtype.element_ty
-    normal = (values * scale).to(element).to(tl.float32)
-    tl.store(out + place, (factors.to(tl.float32) * normal).to(element), mask=valid)
-
-
 @triton.jit(do_not_specialize=["num_rows"])
-def add_rms_norm_row_kernel(
+def add_rms_norm_kernel(
     out, residual, y, h, b, ranks, weight, order, mapping,
     num_rows, out_stride, residual_stride, y_stride, slot_stride, b_stride, eps,
     HIDDEN: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
@@ -76,67 +58,10 @@ def add_rms_norm_row_kernel(
     tl.store(residual + row * residual_stride + n, rounded, mask=valid)
     values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
-    _normalise(out, row * out_stride + n, values, factors, scale, valid)
-
-
-@triton.jit
-def _load_ranks_of_rows(
-    h, start, count, r, rank, num_rows, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """float32 [ROWS]: one rank of h, zero beyond the slot's."""
-    place = tl.arange(0, ROWS)
-    valid = place < tl.where(r < rank, count, 0)
-    places = h + (start + place).to(tl.int64) * MAX_RANK + r
-    total = tl.load(places, mask=valid, other=0.0)
-    for i in tl.static_range(1, SPLIT):
-        total += tl.load(places + tl.cast(i, tl.int64) * num_rows * MAX_RANK, mask=valid, other=0.0)
-    return total
-
-
-@triton.jit(do_not_specialize=["num_rows", "listed"])
-def add_rms_norm_rows_kernel(
-    out, residual, y, h, b, ranks, weight, work, order, starts,
-    num_rows, listed, out_stride, residual_stride, y_stride, slot_stride, b_stride, eps,
-    HIDDEN: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
-    ENTRY_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (part of an entry, entry): ROWS whole rows of one slot share each read of B, rank by rank.
-
-    Sums, not tl.dot: its accumulator would have to change layout for every row that is loaded and stored.
-    """
-    let_next_kernel_start(PDL)
-    done = tl.program_id(0) * ROWS
-    slot, start, count = load_entry(
-        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ENTRY_ROWS, True
-    )
-    start += done
-    count -= done
-    if count <= 0:
-        wait_for_former_kernel(PDL)
-        return
-
-    rank = load_rank(ranks, 0, slot, MAX_LORAS, MAX_RANK)
-    b += slot.to(tl.int64) * slot_stride
-    n = tl.arange(0, BLOCK_N)
-    rows = tl.load(order + start + tl.arange(0, ROWS), mask=tl.arange(0, ROWS) < count, other=0).to(tl.int64)
-    valid = valid_of(count, n < HIDDEN, ROWS)
-    factors = tl.load(weight + n, mask=n < HIDDEN, other=0.0)
-    wait_for_former_kernel(PDL)
-    residual += places_of(rows, residual_stride, n, ROWS)
-    total = tl.load(y + places_of(rows, y_stride, n, ROWS), mask=valid, other=0.0).to(tl.float32)
-    total += tl.load(residual, mask=valid, other=0.0).to(tl.float32)
-    for block in range(0, rank, BLOCK_RANK):
-        for i in tl.static_range(BLOCK_RANK):
-            r = block + i
-            h_r = _load_ranks_of_rows(h, start, count, r, rank, num_rows, SPLIT, MAX_RANK, ROWS)
-            b_r = tl.load(b + r * b_stride + n, mask=n < tl.where(r < rank, HIDDEN, 0), other=0.0)
-            total += h_r[:, None] * b_r.to(tl.float32)[None, :]
-    rounded = total.to(residual.dtype.element_ty)
-    tl.store(residual, rounded, mask=valid)
-    values = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, 1) / HIDDEN + eps)[:, None]
-    _normalise(out, places_of(rows, out_stride, n, ROWS), values, factors[None, :], scale, valid)
+    # Rounded before it meets the weight, as the executor's RMSNorm does.
+    normal = (values * scale).to(out.dtype.element_ty).to(tl.float32)
+    result = (factors.to(tl.float32) * normal).to(out.dtype.element_ty)
+    tl.store(out + row * out_stride + n, result, mask=valid)
 
 
 def lora_expand_add_rms_norm(
@@ -151,10 +76,10 @@ def lora_expand_add_rms_norm(
     meta: LoRAKernelMeta,
     config: NormConfig | None = None,
 ) -> None:
-    """Semantics: residual[row(p)] += y[row(p)] + h[0, p, :r] @ lora_b[slot, :r]; out = norm(residual) * weight.
+    """Semantics: residual[row(p)] += y[row(p)] + h[0, p, :r] @ lora_b[slot, :r]; out = norm(residual).
 
     p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot,
-    r = ranks[0, slot]; base rows have no product. norm(z) = z / sqrt(mean(z^2) + eps), z the rounded residual.
+    r = ranks[0, slot]; base rows have no product. norm(z) = z / sqrt(mean(z^2) + eps) * weight, row by row.
 
     out       [rows, hidden], as y, overwritten
     residual  [rows, hidden], as y, changed in place
@@ -168,48 +93,46 @@ def lora_expand_add_rms_norm(
     The residual's sum is formed in float32 and rounded once; the normalised row is rounded before it meets
     the weight. Raises KernelArgumentError.
 
-    Serves up to 8192 columns. Wider rows, DoRA's output scale, tensor-parallel layers (whose y is not yet the
-    sum over devices) and other norms take lora_expand and what follows it. High ranks that the plan cuts into
-    parts are right here but slow.
+    Serves up to 8192 columns, and pays in steps of up to some hundred rows: every row reads its B anew, and
+    forms that share it (16 rows by tl.dot in two walks, 4 rows by sums) lost at (8192, 8) too: o 91, the pair
+    86 us more than without LoRA. Wider rows, DoRA's output scale, tensor-parallel layers (whose y is not yet
+    the sum over devices) and other norms take lora_expand and what follows it. High ranks that the plan cuts
+    into parts are right here but slow.
     """
     rows, hidden = len(y), y.shape[-1]
-    config = config or add_rms_norm_config(meta.plan, rows, hidden, y.element_size())
+    config = config or add_rms_norm_config(meta.plan, hidden, y.element_size())
     splits = h.shape[0] if h.dim() == 4 else 1
     row_tensors = (row_signature(out), row_signature(residual), row_signature(y))
     form = (config, splits, row_tensors, signature(lora_b, ranks, weight))
-    launch = meta.launches.get((add_rms_norm_row_kernel, form))
+    launch = meta.launches.get((add_rms_norm_kernel, form))
     if launch is None:
         check_add_rms_norm(out, residual, y, h, lora_b, ranks, weight, meta)
         check_follower((lora_b,), y=y, out=out, residual=residual, weight=weight, ranks=ranks)
         check(hidden <= _MAX_HIDDEN, "y", f"has {hidden} columns, at most {_MAX_HIDDEN} are served")
         launch = _launch(config, splits, lora_b, meta.max_loras, has_dependent_launch(y.device))
-        meta.launches[add_rms_norm_row_kernel, form] = launch
+        meta.launches[add_rms_norm_kernel, form] = launch
     for argument, tensor in (("y", y), ("out", out), ("residual", residual)):
         check_rows(tensor, argument, meta)
     check_hidden_block(h, lora_b, 1, meta)
     if meta.plan.items == 0:
         add_rms_norm(out, residual, y, weight, eps)
         return
-    strides = (out.stride(0), residual.stride(0), y.stride(0), lora_b.stride(0), lora_b.stride(1))
-    order, tensors = meta.token_indices_sorted_by_lora_ids, (out, residual, y, h, lora_b, ranks, weight)
-    if config.rows == 1:
-        launch((rows,), *tensors, order, meta.token_lora_mapping, meta.num_rows, *strides, eps)
-        return
-    entries = Entries.of(meta, ROWS_PER_ITEM)
-    places = (entries.work, order, meta.lora_token_start_loc, meta.num_rows, entries.listed)
-    launch((ROWS_PER_ITEM // config.rows, entries.total), *tensors, *places, *strides, eps)
+    launch(
+        (rows,), out, residual, y, h, lora_b, ranks, weight, meta.token_indices_sorted_by_lora_ids,
+        meta.token_lora_mapping, meta.num_rows, out.stride(0), residual.stride(0), y.stride(0),
+        lora_b.stride(0), lora_b.stride(1), eps,
+    )  # fmt: skip
 
 
 def _launch(config: NormConfig, splits: int, lora_b: Tensor, max_loras: int, pdl: bool) -> Launch:
+    hidden = lora_b.shape[2]
     constants = {
-        "HIDDEN": lora_b.shape[2], "MAX_LORAS": max_loras, "MAX_RANK": lora_b.shape[1], "SPLIT": splits,
-        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "PDL": pdl,
+        "HIDDEN": hidden, "MAX_LORAS": max_loras, "MAX_RANK": lora_b.shape[1], "SPLIT": splits,
+        "BLOCK_RANK": config.block_rank, "BLOCK_N": triton.next_power_of_2(hidden), "HAS_LORA": True,
+        "PDL": pdl,
     }  # fmt: skip
-    options = {"num_warps": config.num_warps, "num_ctas": config.num_ctas, "launch_pdl": pdl}
-    if config.rows == 1:
-        return Launch(add_rms_norm_row_kernel, {**constants, "HAS_LORA": True}, options)
-    constants |= {"ENTRY_ROWS": ROWS_PER_ITEM, "ROWS": config.rows}
-    return Launch(add_rms_norm_rows_kernel, constants, options)
+    options = {"num_warps": config.num_warps, "launch_pdl": pdl}
+    return Launch(add_rms_norm_kernel, constants, options)
 
 
 def add_rms_norm(out: Tensor, residual: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
@@ -228,9 +151,9 @@ def add_rms_norm(out: Tensor, residual: Tensor, y: Tensor, weight: Tensor, eps: 
         return
     block_n = triton.next_power_of_2(hidden)
     pdl = has_dependent_launch(y.device)
-    add_rms_norm_row_kernel[(rows,)](
+    add_rms_norm_kernel[(rows,)](
         out=out, residual=residual, y=y, h=y, b=y, ranks=y, weight=weight, order=y, mapping=y, num_rows=rows,
         out_stride=out.stride(0), residual_stride=residual.stride(0), y_stride=y.stride(0), slot_stride=0,
         b_stride=0, eps=eps, HIDDEN=hidden, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, BLOCK_RANK=0, BLOCK_N=block_n,
-        HAS_LORA=False, PDL=pdl, num_warps=plain_norm_warps(block_n), launch_pdl=pdl,
+        HAS_LORA=False, PDL=pdl, num_warps=plain_norm_warps(rows, hidden), launch_pdl=pdl,
     )  # fmt: skip

@@ -30,20 +30,15 @@ from kernels.expand_tile import (
 from kernels.follower import (
     Entries,
     PagedCache,
-    check_cache,
     check_follower,
     check_like,
     check_rope,
+    check_rotation,
     check_rows_contiguous,
 )
 from kernels.follower_tuning import PLAIN, FollowerConfig, rope_config
 from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
-
-
-@triton.jit
-def _angle(table, rows, stride, lane, valid, neutral, ROWS: tl.constexpr):
-    return tl.load(table + places_of(rows, stride, lane, ROWS), mask=valid, other=neutral).to(tl.float32)
 
 
 @triton.jit
@@ -86,8 +81,9 @@ def _rows_rope(
         h_tile = load_h(h, s, start, count, r, rank, num_rows, 3, SPLIT, MAX_RANK, ROWS)
     first = tl.load(places, mask=valid, other=0.0).to(tl.float32)
     second = tl.load(places + HALF, mask=valid, other=0.0).to(tl.float32)
-    c = _angle(cos, rows, angle_stride, lane, turned, 1.0, ROWS)
-    d = _angle(sin, rows, angle_stride, lane, turned, 0.0, ROWS)
+    angle = places_of(rows, angle_stride, lane, ROWS)
+    c = tl.load(cos + angle, mask=turned, other=1.0).to(tl.float32)
+    d = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32)
     if HAS_LORA:
         first += delta(
             h_tile, b_first, h, b, b_stride, s, start, count, n, rank, width, num_rows, 3, SPLIT, MAX_RANK,
@@ -110,8 +106,8 @@ def expand_rope_kernel(
     num_rows, listed, y_stride, slot_stride, b_stride0, b_stride1, b_stride2, angle_stride, plane_stride,
     Q_WIDTH: tl.constexpr, K_WIDTH: tl.constexpr, HALF: tl.constexpr, MAX_LORAS: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ENTRY_ROWS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HAS_CACHE: tl.constexpr,
-    HAS_LORA: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, COLUMNS: tl.constexpr, HAS_CACHE: tl.constexpr, HAS_LORA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (some heads, entry): COLUMNS pairs of columns (i, i + HALF), which turn together."""
     let_next_kernel_start(PDL)
@@ -141,11 +137,11 @@ def expand_rope_kernel(
         b_first = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n, rank, width)
         b_second = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n + HALF, rank, width)
     wait_for_former_kernel(PDL)
-    for done in tl.range(0, count if ENTRY_ROWS > ROWS else 1, ROWS, num_stages=STAGES):
+    for done in range(0, count if ENTRY_ROWS > ROWS else 1, ROWS):
         _rows_rope(
             y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start + done, count - done, s, n,
-            lane, column, rank, width, num_rows, y_stride, b_stride, angle_stride, plane_stride, K_WIDTH, SPLIT,
-            MAX_RANK, ROWS, BLOCK_RANK, COLUMNS, HALF, HAS_CACHE, HAS_LORA,
+            lane, column, rank, width, num_rows, y_stride, b_stride, angle_stride, plane_stride, K_WIDTH,
+            SPLIT, MAX_RANK, ROWS, BLOCK_RANK, COLUMNS, HALF, HAS_CACHE, HAS_LORA,
         )  # fmt: skip
 
 
@@ -191,7 +187,7 @@ def lora_expand_rope(
     if launch is None:
         check_rope(y, h, lora_b, ranks, cos, sin, meta)
         check_follower(lora_b, ranks=ranks, y=y, cos=cos, sin=sin)
-        _check_launch(y, cos, sin, cache, lora_b[1].shape[2])
+        check_rotation(y, cos, sin, cache, lora_b[1].shape[2])
         launch = _launch(config, splits, lora_b, head_dim, meta.max_loras, cache is not None, y.device)
         meta.launches[expand_rope_kernel, form] = launch
     for argument, tensor in (("y", y), ("cos", cos), ("sin", sin)):
@@ -226,8 +222,8 @@ def _launch(
     constants = {
         "Q_WIDTH": q.shape[2], "K_WIDTH": k.shape[2], "HALF": head_dim // 2, "MAX_LORAS": max_loras,
         "MAX_RANK": q.shape[1], "SPLIT": splits, "ENTRY_ROWS": config.entry_rows, "ROWS": config.rows,
-        "BLOCK_RANK": config.block_rank, "COLUMNS": config.block_n // 2, "STAGES": config.num_stages,
-        "HAS_CACHE": has_cache, "HAS_LORA": True, "PDL": pdl,
+        "BLOCK_RANK": config.block_rank, "COLUMNS": config.block_n // 2, "HAS_CACHE": has_cache,
+        "HAS_LORA": True, "PDL": pdl,
     }  # fmt: skip
     return Launch(expand_rope_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
 
@@ -239,7 +235,7 @@ def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | 
     check_rows_contiguous(y=y, cos=cos, sin=sin)
     check_like(sin, "sin", cos, "cos")
     check(len(cos) == rows and columns > 2 * k_width, "cos", f"must have the {rows} rows of y")
-    _check_launch(y, cos, sin, cache, k_width)
+    check_rotation(y, cos, sin, cache, k_width)
     if rows == 0:
         return
     block_n = max(PLAIN.block_n, head_dim)
@@ -250,19 +246,10 @@ def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | 
         y=y, h=y, b0=y, b1=y, b2=y, ranks=y, cos=cos, sin=sin, cache=data, kv_slots=kv_slots, work=y, order=y,
         starts=y, num_rows=rows, listed=0, y_stride=y.stride(0), slot_stride=0, b_stride0=0, b_stride1=0,
         b_stride2=0, angle_stride=cos.stride(0), plane_stride=data.stride(0), Q_WIDTH=q_width,
-        K_WIDTH=k_width, HALF=head_dim // 2, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows, ROWS=PLAIN.rows,
-        BLOCK_RANK=0, COLUMNS=block_n // 2, STAGES=1, HAS_CACHE=cache is not None, HAS_LORA=False, PDL=pdl,
-        num_warps=PLAIN.num_warps, launch_pdl=pdl,
+        K_WIDTH=k_width, HALF=head_dim // 2, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows,
+        ROWS=PLAIN.rows, BLOCK_RANK=0, COLUMNS=block_n // 2, HAS_CACHE=cache is not None, HAS_LORA=False,
+        PDL=pdl, num_warps=PLAIN.num_warps, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def _check_launch(y: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache | None, k_width: int) -> None:
-    head_dim = 2 * cos.shape[1]
-    known = head_dim in (16, 32, 64, 128, 256)
-    check(known, "cos", f"makes heads of {head_dim} columns, which the kernel does not serve")
-    check(sin.stride(0) == cos.stride(0), "sin", "must have the stride of cos")
-    if cache is not None:
-        check_cache(cache, y, k_width // head_dim, head_dim)
 
 
 def _head_tiles(q_width: int, k_width: int, block_n: int) -> int:

@@ -27,18 +27,37 @@ from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 
 
-@triton.jit
-def _rows_silu_mul(
-    out, y, h, gate_b, up_b, b0, b1, order, start, count, n, rank0, rank1, num_rows, out_stride, y_stride,
-    b_stride0, b_stride1,
-    WIDTH: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LORA: tl.constexpr,
+@triton.jit(do_not_specialize=["num_rows", "listed"])
+def expand_silu_mul_kernel(
+    out, y, h, b0, b1, ranks, work, order, starts,
+    num_rows, listed, out_stride, y_stride, slot_stride, b_stride0, b_stride1,
+    WIDTH: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LORA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (column tile, entry): the tile of gate and of up. B is on its way before the wait."""
+    let_next_kernel_start(PDL)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot, start, count = load_entry(
+        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ROWS, HAS_LORA
+    )
+    if count == 0:
+        wait_for_former_kernel(PDL)
+        return
+
+    if HAS_LORA:
+        rank0 = load_rank(ranks, 0, slot, MAX_LORAS, MAX_RANK)
+        rank1 = load_rank(ranks, 1, slot, MAX_LORAS, MAX_RANK)
+        b0 += slot.to(tl.int64) * slot_stride
+        b1 += slot.to(tl.int64) * slot_stride
+        r = tl.arange(0, BLOCK_RANK)
+        gate_b = load_b(b0, b_stride0, r, n, rank0, WIDTH)
+        up_b = load_b(b1, b_stride1, r, n, rank1, WIDTH)
     rows = rows_at(order, start, count, ROWS, HAS_LORA)
     valid = valid_of(count, n < WIDTH, ROWS)
     places = y + places_of(rows, y_stride, n, ROWS)
+    wait_for_former_kernel(PDL)
     if HAS_LORA:
-        r = tl.arange(0, BLOCK_RANK)
         gate_h = load_h(h, 0, start, count, r, rank0, num_rows, 2, SPLIT, MAX_RANK, ROWS)
         up_h = load_h(h, 1, start, count, r, rank1, num_rows, 2, SPLIT, MAX_RANK, ROWS)
     gate = tl.load(places, mask=valid, other=0.0).to(tl.float32)
@@ -54,41 +73,6 @@ def _rows_silu_mul(
         )  # fmt: skip
     result = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
     tl.store(out + places_of(rows, out_stride, n, ROWS), result, mask=valid)
-
-
-@triton.jit(do_not_specialize=["num_rows", "listed"])
-def expand_silu_mul_kernel(
-    out, y, h, b0, b1, ranks, work, order, starts,
-    num_rows, listed, out_stride, y_stride, slot_stride, b_stride0, b_stride1,
-    WIDTH: tl.constexpr, MAX_LORAS: tl.constexpr, MAX_RANK: tl.constexpr, SPLIT: tl.constexpr,
-    ENTRY_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, HAS_LORA: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (column tile, entry). B is on its way before the wait, and stays for all rows of the entry."""
-    let_next_kernel_start(PDL)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    slot, start, count = load_entry(
-        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ENTRY_ROWS, HAS_LORA
-    )
-    if count == 0:
-        wait_for_former_kernel(PDL)
-        return
-
-    rank0, rank1, gate_b, up_b = 0, 0, 0, 0
-    if HAS_LORA:
-        rank0 = load_rank(ranks, 0, slot, MAX_LORAS, MAX_RANK)
-        rank1 = load_rank(ranks, 1, slot, MAX_LORAS, MAX_RANK)
-        b0 += slot.to(tl.int64) * slot_stride
-        b1 += slot.to(tl.int64) * slot_stride
-        gate_b = load_b(b0, b_stride0, tl.arange(0, BLOCK_RANK), n, rank0, WIDTH)
-        up_b = load_b(b1, b_stride1, tl.arange(0, BLOCK_RANK), n, rank1, WIDTH)
-    wait_for_former_kernel(PDL)
-    for done in tl.range(0, count if ENTRY_ROWS > ROWS else 1, ROWS, num_stages=STAGES):
-        _rows_silu_mul(
-            out, y, h, gate_b, up_b, b0, b1, order, start + done, count - done, n, rank0, rank1, num_rows,
-            out_stride, y_stride, b_stride0, b_stride1, WIDTH, SPLIT, MAX_RANK, ROWS, BLOCK_RANK, BLOCK_N,
-            HAS_LORA,
-        )  # fmt: skip
 
 
 def lora_expand_silu_mul(
@@ -135,7 +119,7 @@ def lora_expand_silu_mul(
     if meta.plan.items == 0:
         silu_mul(out, y)
         return
-    entries = Entries.of(meta, config.entry_rows)
+    entries = Entries.of(meta, config.rows)
     launch(
         (triton.cdiv(out.shape[1], config.block_n), entries.total), out, y, h, gate, up, ranks, entries.work,
         meta.token_indices_sorted_by_lora_ids, meta.lora_token_start_loc, meta.num_rows, entries.listed,
@@ -146,8 +130,8 @@ def lora_expand_silu_mul(
 def _launch(config: FollowerConfig, splits: int, gate: Tensor, max_loras: int, pdl: bool) -> Launch:
     constants = {
         "WIDTH": gate.shape[2], "MAX_LORAS": max_loras, "MAX_RANK": gate.shape[1], "SPLIT": splits,
-        "ENTRY_ROWS": config.entry_rows, "ROWS": config.rows, "BLOCK_RANK": config.block_rank,
-        "BLOCK_N": config.block_n, "STAGES": config.num_stages, "HAS_LORA": True, "PDL": pdl,
+        "ROWS": config.rows, "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "HAS_LORA": True,
+        "PDL": pdl,
     }  # fmt: skip
     return Launch(expand_silu_mul_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
 
@@ -167,6 +151,6 @@ def silu_mul(out: Tensor, y: Tensor) -> None:
     expand_silu_mul_kernel[(triton.cdiv(width, PLAIN.block_n), rows)](
         out=out, y=y, h=y, b0=y, b1=y, ranks=y, work=y, order=y, starts=y, num_rows=rows, listed=0,
         out_stride=out.stride(0), y_stride=y.stride(0), slot_stride=0, b_stride0=0, b_stride1=0, WIDTH=width,
-        MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows, ROWS=PLAIN.rows, BLOCK_RANK=0,
-        BLOCK_N=PLAIN.block_n, STAGES=1, HAS_LORA=False, PDL=pdl, num_warps=PLAIN.num_warps, launch_pdl=pdl,
+        MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ROWS=PLAIN.rows, BLOCK_RANK=0, BLOCK_N=PLAIN.block_n,
+        HAS_LORA=False, PDL=pdl, num_warps=PLAIN.num_warps, launch_pdl=pdl,
     )  # fmt: skip

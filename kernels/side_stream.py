@@ -1,34 +1,38 @@
-"""A second stream, for what a layer can do before its base product is there; eagerly or under capture."""
+"""A second stream, for what a layer can do beside its base product; eagerly or under capture."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
+
 
 class SideStream:
-    """Runs a layer's shrink beside its base product, which reads the same x.
+    """Runs a layer's shrink beside its base product, which reads the same x:
 
-        with side.fork():
-            lora_shrink(h, x, ...)
-        y = base_layer(x)
-        side.join()
+        h = torch.empty(...)
+        y = side.run_beside(lambda: base_layer(x), lambda: lora_shrink(h, x, ...))
         lora_expand(y, h, ...)  # or a fused follower
 
-    Allocate h before the fork: then it belongs to the current stream, which joins before it reads h. One fork
-    may be open at a time, and every fork must be joined before a capture ends.
+    What both read must not change before the call returns; what the second writes must be allocated before,
+    so that it belongs to the stream that goes on with it.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._stream = torch.cuda.Stream(device)
 
-    @contextmanager
-    def fork(self) -> Iterator[None]:
-        """What is launched inside waits for the current stream's work so far, and only for that."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+    def run_beside(self, first: Callable[[], T], second: Callable[[], None]) -> T:
+        """first() on the current stream, second() on the side stream; neither waits for the other, and what
+        the current stream launches from here on waits for both."""
+        current = torch.cuda.current_stream(self._stream.device)
+        start = torch.cuda.Event()
+        start.record(current)
+        # The product first: it takes its multiprocessors, and the small launch what is left. The other order
+        # costs 0.3 to 0.7 us a layer at 1 token, 2 to 3 in down at 64 tokens (H100, Llama-3.1-8B).
+        result = first()
+        self._stream.wait_event(start)
         with torch.cuda.stream(self._stream):
-            yield
-
-    def join(self) -> None:
-        """What the current stream launches from here on waits for the fork's work."""
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            second()
+        current.wait_stream(self._stream)
+        return result

@@ -1,4 +1,4 @@
-"""The four projections of a decoder layer with what follows each of them, with LoRA in several forms or none."""
+"""The projections of a decoder layer with what follows each of them, with LoRA in several forms or none."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.bench.inputs import Case
 from kernels.follower import PagedCache
+from kernels.follower_tuning import Follower
 from kernels.lora_expand_add_rms_norm import add_rms_norm, lora_expand_add_rms_norm
 from kernels.lora_expand_rope import lora_expand_rope, rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul, silu_mul
@@ -20,8 +21,7 @@ from kernels.tuning import shrink_config
 
 HEAD_DIM, KV_HEADS, BLOCK_SIZE = 128, 8, 16
 EPS = 1e-5
-# none: no LoRA. pair: shrink, expand, then the plain follower. fused: shrink, then expand in the follower.
-# beside: as fused, with shrink on a second stream beside the base product.
+# Without LoRA, and kernels.follower_tuning's forms.
 FORMS = ("none", "pair", "fused", "beside")
 
 Fused = Callable[[Tensor, Tensor, Sequence[Tensor], LoRAKernelMeta], None]
@@ -33,6 +33,7 @@ class Projection:
     their result in `out`, the next projection's input."""
 
     case: Case
+    follower: Follower
     plain: Callable[[Tensor], None]
     fused: Fused
     out: Tensor
@@ -52,19 +53,15 @@ class Projection:
                 add_pair(y, x, weights.lora_a, weights.lora_b, *tables, meta)
             self.plain(y)
             return self.out
-        beside = form == "beside"
         slices, width = len(case.layer.slices), case.layer.width
-        config = shrink_config(meta.plan, slices, width, x.element_size(), final=beside)
+        config = shrink_config(meta.plan, slices, width, x.element_size(), final=form == "beside")
         shape = (slices, case.tokens, weights.lora_a[0].shape[1])
         h = torch.empty(shape if config.final else (config.split, *shape), device=x.device)
         shrink = partial(lora_shrink, h, x, weights.lora_a, case.ranks, case.scales, meta, config)
-        if beside:
-            with self.side.fork():
-                shrink()
-        product()
-        if beside:
-            self.side.join()
+        if form == "beside":
+            self.side.run_beside(product, shrink)
         else:
+            product()
             shrink()
         self.fused(y, h, weights.lora_b, meta)
         return self.out
@@ -91,7 +88,7 @@ def _rope(case: Case, side: SideStream) -> Projection:
     def plain(y: Tensor) -> None:
         rope(y, cos, sin, KV_HEADS * HEAD_DIM, cache)
 
-    return Projection(case, plain, fused, case.ys[0][:, : case.layer.slices[0]], side)
+    return Projection(case, "rope", plain, fused, case.ys[0][:, : case.layer.slices[0]], side)
 
 
 def _silu_mul(case: Case, side: SideStream) -> Projection:
@@ -100,7 +97,7 @@ def _silu_mul(case: Case, side: SideStream) -> Projection:
     def fused(y: Tensor, h: Tensor, lora_b: Sequence[Tensor], meta: LoRAKernelMeta) -> None:
         lora_expand_silu_mul(out, y, h, lora_b, case.ranks, meta)
 
-    return Projection(case, lambda y: silu_mul(out, y), fused, out, side)
+    return Projection(case, "silu_mul", lambda y: silu_mul(out, y), fused, out, side)
 
 
 def _add_rms_norm(case: Case, side: SideStream) -> Projection:
@@ -110,4 +107,6 @@ def _add_rms_norm(case: Case, side: SideStream) -> Projection:
     def fused(y: Tensor, h: Tensor, lora_b: Sequence[Tensor], meta: LoRAKernelMeta) -> None:
         lora_expand_add_rms_norm(out, residual, y, h, lora_b[0], case.ranks, weight, EPS, meta)
 
-    return Projection(case, lambda y: add_rms_norm(out, residual, y, weight, EPS), fused, out, side)
+    return Projection(
+        case, "add_rms_norm", lambda y: add_rms_norm(out, residual, y, weight, EPS), fused, out, side
+    )

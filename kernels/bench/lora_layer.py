@@ -9,6 +9,7 @@ from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, base_weights, make_ca
 from kernels.bench.layer_parts import FORMS, Projection, make_projection
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
+from kernels.follower_tuning import best_form
 from kernels.side_stream import SideStream
 
 RANK = 16
@@ -26,10 +27,10 @@ GOALS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """us of one projection, or of all four in a row (layer "all", each in its best form).
+    """us of one projection, or of all four in a row (layer "all", in the forms that best_form names).
 
-    exposed_us: with LoRA in the best form, less base_us, the same without; pair_us, fused_us and beside_us are
-    the same difference for each form. All were replayed in turns.
+    exposed_us: with LoRA in `form`, less base_us, the same without; pair_us, fused_us and beside_us
+    are the same difference for each form. All were replayed in turns.
     """
 
     op: str
@@ -70,14 +71,9 @@ def _projection(
 def _point_rows(tokens: int, adapters: int, shared: dict[str, tuple]) -> list[Row]:
     parts = [_projection(layer, tokens, adapters, *shared[layer.name]) for layer in LAYERS]
     rows = [_projection_row(part) for part in parts]
-    forms = [row.form for row in rows]
-    base_us, with_us = time_calls(
-        [
-            (_layer(parts, ["none"] * len(parts)), _calls(tokens, 8)),
-            (_layer(parts, forms), _calls(tokens, 8)),
-        ],
-        rounds=25,
-    )
+    forms = [best_form(part.case.metas[0].plan, part.follower) for part in parts]
+    calls = [(_layer(parts, each), _calls(tokens, 8)) for each in (["none"] * len(parts), forms)]
+    base_us, with_us = time_calls(calls, rounds=25)
     point = (tokens, adapters)
     whole = Row(
         "lora_layer", "all", *point, RANK, ",".join(forms), with_us - base_us, base_us, None, None, None,

@@ -19,10 +19,10 @@ def lora_expand_add_rms_norm(
     eps: float,
     meta: LoRAKernelMeta,
 ) -> None:
-    """Semantics: residual[row(p)] += y[row(p)] + h[0, p, :r] @ lora_b[slot, :r]; out = norm(residual) * weight.
+    """Semantics: residual[row(p)] += y[row(p)] + h[0, p, :r] @ lora_b[slot, :r]; out = norm(residual).
 
     p is a place of the sorted order, row(p) = token_indices_sorted_by_lora_ids[p], slot that row's slot,
-    r = ranks[0, slot]; base rows have no product. norm(z) = z / sqrt(mean(z^2) + eps), z the rounded residual.
+    r = ranks[0, slot]; base rows have no product. norm(z) = z / sqrt(mean(z^2) + eps) * weight, row by row.
 
     out       [rows, hidden], as y, overwritten
     residual  [rows, hidden], as y, changed in place

@@ -1,6 +1,7 @@
 """The fused followers at real shapes, in captured graphs, on two streams. Run with `pytest -m gpu`."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -175,14 +176,13 @@ def test_a_captured_layer_replays_other_steps(kind: str, rows_per_item: int, bes
 
     def step() -> None:
         h.fill_(torch.nan)
+        product = partial(torch.mm, given["x"], base.T, out=given["y"])
+        shrink = partial(layer.shrink, given, h, meta)
         if beside:
-            with side.fork():
-                layer.shrink(given, h, meta)
-        torch.mm(given["x"], base.T, out=given["y"])
-        if beside:
-            side.join()
+            side.run_beside(product, shrink)
         else:
-            layer.shrink(given, h, meta)
+            product()
+            shrink()
         layer.follow(given, h, meta)
 
     graph = capture(step)
