@@ -253,4 +253,4 @@ def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | 
 
 
 def _head_tiles(q_width: int, k_width: int, block_n: int) -> int:
-    return triton.cdiv(q_width, block_n) + 2 * triton.cdiv(k_width, block_n)
+    return -(-q_width // block_n) + 2 * -(-k_width // block_n)

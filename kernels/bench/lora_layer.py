@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
-from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, base_weights, make_case, weight_sets
+from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet, base_weights, make_case, weight_sets
 from kernels.bench.layer_parts import FORMS, Projection, make_projection
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
@@ -62,13 +63,15 @@ def _compile(layer: Layer) -> None:
 
 
 def _projection(
-    layer: Layer, tokens: int, adapters: int, weights: Sequence[object], bases: Sequence[object]
+    layer: Layer, tokens: int, adapters: int, weights: list[WeightSet], bases: list[Tensor]
 ) -> Projection:
     case = make_case(layer, tokens, adapters, [RANK] * MAX_LORAS, weights, bases)
     return make_projection(case, SideStream("cuda"))
 
 
-def _point_rows(tokens: int, adapters: int, shared: dict[str, tuple]) -> list[Row]:
+def _point_rows(
+    tokens: int, adapters: int, shared: dict[str, tuple[list[WeightSet], list[Tensor]]]
+) -> list[Row]:
     parts = [_projection(layer, tokens, adapters, *shared[layer.name]) for layer in LAYERS]
     rows = [_projection_row(part) for part in parts]
     forms = [best_form(part.case.metas[0].plan, part.follower) for part in parts]
@@ -93,7 +96,9 @@ def _projection_row(part: Projection) -> Row:
     added = {form: us - base_us for form, us in zip(FORMS[1:], others, strict=True)}
     best = min(added, key=added.__getitem__)
     point = (case.layer.name, case.tokens, case.adapters, RANK)
-    return Row("lora_layer", *point, best, added[best], base_us, *added.values(), None)
+    return Row(
+        "lora_layer", *point, best, added[best], base_us, added["pair"], added["fused"], added["beside"], None
+    )
 
 
 def _layer(parts: Sequence[Projection], forms: Sequence[str]) -> Call:

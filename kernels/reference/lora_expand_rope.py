@@ -39,7 +39,7 @@ def lora_expand_rope(
     widths = [weight.shape[2] for weight in lora_b]
     whole = y.float() if y.element_size() < 4 else y.clone()
     lora_expand(whole, h, lora_b, ranks, (0, widths[0], widths[0] + widths[1]), meta)
-    q, k, v = whole.split(widths, dim=1)
+    q, k, v = torch.split(whole, widths, dim=1)
     q, k = _turned(q, cos, sin), _turned(k, cos, sin)
     if cache is None:
         y.copy_(torch.cat((q, k, v), dim=1))
@@ -49,11 +49,12 @@ def lora_expand_rope(
     y[:, : widths[0]] = q
     rows = cache.kv_slots >= 0
     for plane, values in zip(cache.data.flatten(1, 2), (k, v), strict=True):
-        plane[cache.kv_slots[rows]] = values[rows].unflatten(1, (-1, head_dim)).to(y.dtype)
+        plane[cache.kv_slots[rows]] = values[rows].view(-1, plane.shape[1], head_dim).to(y.dtype)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    pairs = x.unflatten(1, (-1, 2, cos.shape[1]))  # [rows, heads, half, columns]
+    half = cos.shape[1]
+    pairs = x.reshape(len(x), x.shape[1] // (2 * half), 2, half)
     first, second = pairs[:, :, 0], pairs[:, :, 1]
     c, s = cos.float()[:, None], sin.float()[:, None]
     return torch.stack((first * c - second * s, second * c + first * s), dim=2).flatten(1)
