@@ -91,7 +91,8 @@ def lora_expand_add_rms_norm(
     config    block sizes. None: the tuned ones for this step
 
     The residual's sum is formed in float32 and rounded once; the normalised row is rounded before it meets
-    the weight. Raises KernelArgumentError.
+    the weight. On sm_90 lora_b, ranks, weight and metadata are read while the kernel before may still run
+    (`let_next_kernel_start` says who must not write them). Raises KernelArgumentError.
 
     Serves up to 8192 columns, and pays in steps of up to some hundred rows: every row reads its B anew, and
     forms that share it (16 rows by tl.dot in two walks, 4 rows by sums) lost at (8192, 8) too: o 91, the pair
@@ -103,14 +104,14 @@ def lora_expand_add_rms_norm(
     config = config or add_rms_norm_config(meta.plan, hidden, y.element_size())
     splits = h.shape[0] if h.dim() == 4 else 1
     row_tensors = (row_signature(out), row_signature(residual), row_signature(y))
-    form = (config, splits, row_tensors, signature(lora_b, ranks, weight))
-    launch = meta.launches.get((add_rms_norm_kernel, form))
+    form = ("add_rms_norm", config, splits, row_tensors, signature(lora_b, ranks, weight))
+    launch = meta.launches.get(form)
     if launch is None:
         check_add_rms_norm(out, residual, y, h, lora_b, ranks, weight, meta)
         check_follower((lora_b,), y=y, out=out, residual=residual, weight=weight, ranks=ranks)
         check(hidden <= _MAX_HIDDEN, "y", f"has {hidden} columns, at most {_MAX_HIDDEN} are served")
         launch = _launch(config, splits, lora_b, meta.max_loras, has_dependent_launch(y.device))
-        meta.launches[add_rms_norm_kernel, form] = launch
+        meta.launches[form] = launch
     for argument, tensor in (("y", y), ("out", out), ("residual", residual)):
         check_rows(tensor, argument, meta)
     check_hidden_block(h, lora_b, 1, meta)

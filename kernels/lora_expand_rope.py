@@ -5,7 +5,6 @@ The truth is kernels/reference/lora_expand_rope.py.
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -171,7 +170,8 @@ def lora_expand_rope(
     cache     k and v go there, at their kv_slots, and y's columns of k and v keep the base's output
     config    block sizes. None: the tuned ones for this step
 
-    All in float32, rounded once. Raises KernelArgumentError.
+    All in float32, rounded once. On sm_90 weights, ranks and metadata are read while the kernel before may
+    still run (`let_next_kernel_start` says who must not write them). Raises KernelArgumentError.
 
     Serves heads of 16, 32, 64, 128 or 256 columns, and a bias where the base layer adds it to y. Norms of q
     and k, slots for only some of the three and DoRA's output scale take lora_expand, what comes between, and
@@ -182,14 +182,14 @@ def lora_expand_rope(
     splits = h.shape[0] if h.dim() == 4 else 1
     written = () if cache is None else (signature(cache.data), row_signature(cache.kv_slots))
     row_tensors = (row_signature(y), row_signature(cos), row_signature(sin), written)
-    form = (config, splits, row_tensors, signature(*lora_b, ranks))
-    launch = meta.launches.get((expand_rope_kernel, form))
+    form = ("rope", config, splits, row_tensors, signature(*lora_b, ranks))
+    launch = meta.launches.get(form)
     if launch is None:
         check_rope(y, h, lora_b, ranks, cos, sin, meta)
         check_follower(lora_b, ranks=ranks, y=y, cos=cos, sin=sin)
         check_rotation(y, cos, sin, cache, lora_b[1].shape[2])
-        launch = _launch(config, splits, lora_b, head_dim, meta.max_loras, cache is not None, y.device)
-        meta.launches[expand_rope_kernel, form] = launch
+        launch = _launch(config, splits, *lora_b[:2], head_dim, meta.max_loras, cache is not None)
+        meta.launches[form] = launch
     for argument, tensor in (("y", y), ("cos", cos), ("sin", sin)):
         check_rows(tensor, argument, meta)
     q, k, v = lora_b
@@ -209,16 +209,9 @@ def lora_expand_rope(
 
 
 def _launch(
-    config: FollowerConfig,
-    splits: int,
-    lora_b: Sequence[Tensor],
-    head_dim: int,
-    max_loras: int,
-    has_cache: bool,
-    device: torch.device,
+    config: FollowerConfig, splits: int, q: Tensor, k: Tensor, head_dim: int, max_loras: int, has_cache: bool
 ) -> Launch:
-    q, k, _ = lora_b
-    pdl = has_dependent_launch(device)
+    pdl = has_dependent_launch(q.device)
     constants = {
         "Q_WIDTH": q.shape[2], "K_WIDTH": k.shape[2], "HALF": head_dim // 2, "MAX_LORAS": max_loras,
         "MAX_RANK": q.shape[1], "SPLIT": splits, "ENTRY_ROWS": config.entry_rows, "ROWS": config.rows,

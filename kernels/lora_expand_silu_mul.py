@@ -97,7 +97,8 @@ def lora_expand_silu_mul(
     ranks   int32 [2, max_loras], contiguous; 0: the slot has no such module
     config  block sizes. None: the tuned ones for this step
 
-    All in float32, rounded once. Raises KernelArgumentError.
+    All in float32, rounded once. On sm_90 weights, ranks and metadata are read while the kernel before may
+    still run (`let_next_kernel_start` says who must not write them). Raises KernelArgumentError.
 
     Serves gate and up as two slices, and a bias where the base layer adds it to y. Slots for only one of the
     two and DoRA's output scale take lora_expand, then silu_mul. High ranks that the plan cuts into parts are
@@ -105,13 +106,13 @@ def lora_expand_silu_mul(
     """
     config = config or silu_mul_config(meta.plan, y.element_size())
     splits = h.shape[0] if h.dim() == 4 else 1
-    form = (config, splits, row_signature(out), row_signature(y), signature(*lora_b, ranks))
-    launch = meta.launches.get((expand_silu_mul_kernel, form))
+    form = ("silu_mul", config, splits, row_signature(out), row_signature(y), signature(*lora_b, ranks))
+    launch = meta.launches.get(form)
     if launch is None:
         check_silu_mul(out, y, h, lora_b, ranks, meta)
         check_follower(lora_b, y=y, out=out, ranks=ranks)
         launch = _launch(config, splits, lora_b[0], meta.max_loras, has_dependent_launch(y.device))
-        meta.launches[expand_silu_mul_kernel, form] = launch
+        meta.launches[form] = launch
     check_rows(y, "y", meta)
     check_rows(out, "out", meta)
     gate, up = lora_b
