@@ -188,7 +188,7 @@ def lora_expand_rope(
         check_rope(y, h, lora_b, ranks, cos, sin, meta)
         check_follower(lora_b, ranks=ranks, y=y, cos=cos, sin=sin)
         check_rotation(y, cos, sin, cache, lora_b[1].shape[2])
-        launch = _launch(config, splits, *lora_b[:2], head_dim, meta.max_loras, cache is not None)
+        launch = _launch(config, splits, lora_b[0], lora_b[1], head_dim, meta.max_loras, cache is not None)
         meta.launches[form] = launch
     for argument, tensor in (("y", y), ("cos", cos), ("sin", sin)):
         check_rows(tensor, argument, meta)
@@ -223,8 +223,7 @@ def _launch(
 
 def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | None = None) -> None:
     """The same without LoRA: the last `k_width` columns of y are v, those before k, the others q."""
-    rows, columns = y.shape
-    head_dim = 2 * cos.shape[1]
+    (rows, columns), head_dim = y.shape, 2 * cos.shape[1]
     check_rows_contiguous(y=y, cos=cos, sin=sin)
     check_like(sin, "sin", cos, "cos")
     check(len(cos) == rows and columns > 2 * k_width, "cos", f"must have the {rows} rows of y")
