@@ -48,8 +48,8 @@ def best_form(plan: LaunchPlan, follower: Follower) -> Form:
 
     What LoRA adds to the four projections of a layer, as pair / fused / beside: (1, 1) 16.7 / 14.3 / 11.5,
     (64, 1) 29.0 / 25.1 / 15.0, (64, 8) 34.4 / 29.2 / 22.1, (64, 64) 71.1 / 69.4 / 71.7, (256, 64) 112 / 120 /
-    126. gate_up at (8192, 8) 404 / 202 / 194, qkv 113 / 103 / 104; o 86 / 91 / 93, down 122 / 133 / 148. (Beside: with
-    the shrink launched before the product; SideStream launches it after, which is faster.)
+    126. gate_up at (8192, 8) 404 / 202 / 194, qkv 113 / 103 / 104; o 86 / 91 / 93, down 122 / 133 / 148.
+    (Beside: with the shrink launched before the product; SideStream launches it after, which is faster.)
     """
     if plan.tiles:
         return "pair" if follower == "add_rms_norm" else "fused"
