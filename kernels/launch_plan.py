@@ -27,6 +27,7 @@ class LaunchPlan:
     items          programs launched per tile column; a step with fewer leaves the others idle
     tiles          64-row tiles for shrink, 0: shrink runs over the items
     parts          whether items of ranks far above block_rank are cut into parts, to run side by side
+    base_rows      rows without an adapter that a fused follower covers; shrink and expand never see them
 
     A captured graph replays every step that was prepared with the plan of its capture.
     """
@@ -36,6 +37,7 @@ class LaunchPlan:
     items: int
     tiles: int
     parts: bool
+    base_rows: int = 0
 
     @classmethod
     def for_graph(
@@ -49,7 +51,7 @@ class LaunchPlan:
     ) -> "LaunchPlan":
         """The plan that holds every step of at most `rows` rows: any adapters, counts and ranks, or none."""
         items = rows if rows_per_item == 1 else most_pieces(rows, max_loras, rows_per_item)
-        return cls(rows_per_item, block_rank, items + (SPARE_ITEMS if parts else 0), 0, parts)
+        return cls(rows_per_item, block_rank, items + (SPARE_ITEMS if parts else 0), 0, parts, rows)
 
 
 def most_pieces(rows: int, max_loras: int, rows_per_piece: int) -> int:

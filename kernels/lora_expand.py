@@ -15,6 +15,7 @@ from kernels.device import (
     of_slice,
     wait_for_former_kernel,
 )
+from kernels.expand_tile import delta, load_b, load_h
 from kernels.launch import Launch, row_signature, signature
 from kernels.launch_plan import MAX_SLICES, PARTS
 from kernels.meta import LoRAKernelMeta
@@ -23,42 +24,6 @@ from kernels.tuning import ExpandConfig, expand_config
 # A part's tile: 128 bytes of 2-byte columns, so whole cache lines, and ranks enough to need few turns.
 _NARROW = 64
 _PART_RANKS = 128
-
-
-@triton.jit
-def _load_b(b, b_stride, r, n, rank, width):
-    valid = (r < rank)[:, None] & (n < width)[None, :]
-    return tl.load(b + r[:, None] * b_stride + n[None, :], mask=valid, other=0.0)
-
-
-@triton.jit
-def _load_h(
-    h, s, start, count, r, rank, num_rows,
-    SLICES: tl.constexpr, SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The sum of shrink's splits, in their order: [ranks] for one-row items, else [ROWS, ranks]."""
-    base = h + (s.to(tl.int64) * num_rows + start) * MAX_RANK
-    split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
-    if ROWS == 1:
-        places = base + r
-        valid = r < rank
-    else:
-        place = tl.arange(0, ROWS)
-        places = base + place[:, None] * MAX_RANK + r[None, :]
-        valid = (place < count)[:, None] & (r < rank)[None, :]
-    total = tl.load(places, mask=valid, other=0.0)
-    for i in tl.static_range(1, SPLIT):
-        total += tl.load(places + i * split_stride, mask=valid, other=0.0)
-    return total
-
-
-@triton.jit
-def _add_product(acc, h, b, ROWS: tl.constexpr):
-    """acc += h @ b; acc is [columns] for one-row items, else [ROWS, columns]."""
-    if ROWS == 1:
-        return acc + tl.sum(h[:, None] * b.to(tl.float32), 0)
-    else:
-        return tl.dot(h.to(b.dtype), b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -72,30 +37,28 @@ def _expand_tile(
     """Columns [first, first + BLOCK_N) of one slice for one item's rows. B is on its way before the wait."""
     n = first + tl.arange(0, BLOCK_N)
     r = tl.arange(0, BLOCK_RANK)
-    b_tile = _load_b(b, b_stride, r, n, rank, width)
+    b_tile = load_b(b, b_stride, r, n, rank, width)
     rows = load_rows(order, start, count, ROWS)
     # Rank 0 adds nothing and has no output scale: the product stays zero.
     scaled_width = tl.where(rank > 0, width, 0)
     wait_for_former_kernel(PDL)
     if ROWS == 1:
-        acc = tl.zeros([BLOCK_N], dtype=tl.float32)
         places = y + rows * y_stride + column_start + n
         valid = n < width
         factors = output_scale + n
         scaled = n < scaled_width
     else:
-        acc = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
         places = y + (rows * y_stride)[:, None] + (column_start + n)[None, :]
         valid = (tl.arange(0, ROWS) < count)[:, None] & (n < width)[None, :]
         factors = output_scale + n[None, :]
         scaled = (n < scaled_width)[None, :]
-    h_tile = _load_h(h, s, start, count, r, rank, num_rows, SLICES, SPLIT, MAX_RANK, ROWS)
+    h_tile = load_h(h, s, start, count, r, rank, num_rows, SLICES, SPLIT, MAX_RANK, ROWS)
     if ADD_INPUTS:
         before = tl.load(places, mask=valid, other=0.0)
-    acc = _add_product(acc, h_tile, b_tile, ROWS)
-    for block in range(BLOCK_RANK, rank, BLOCK_RANK):
-        h_tile = _load_h(h, s, start, count, block + r, rank, num_rows, SLICES, SPLIT, MAX_RANK, ROWS)
-        acc = _add_product(acc, h_tile, _load_b(b, b_stride, block + r, n, rank, width), ROWS)
+    acc = delta(
+        h_tile, b_tile, h, b, b_stride, s, start, count, n, rank, width, num_rows, SLICES, SPLIT, MAX_RANK,
+        ROWS, BLOCK_RANK, BLOCK_N,
+    )  # fmt: skip
     if ADD_INPUTS:
         acc += before.to(tl.float32)
     if HAS_OUTPUT_SCALE:

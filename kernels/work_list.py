@@ -65,10 +65,12 @@ def describe(
     if chosen.parts:
         items = _high_ranks_first(items, active, ranks, chosen)
     tiles = _cut(active, counts, ROWS_PER_TILE) if chosen.tiles else items[:0]
+    base_rows = int(totals[0])
     if plan is None:
-        chosen = replace(chosen, items=len(items), tiles=len(tiles))
-    elif len(items) > plan.items or len(tiles) > plan.tiles > 0:
-        raise KernelArgumentError("plan", f"{plan} is too small for {len(items)} items, {len(tiles)} tiles")
+        chosen = replace(chosen, items=len(items), tiles=len(tiles), base_rows=base_rows)
+    elif len(items) > plan.items or len(tiles) > plan.tiles > 0 or base_rows > plan.base_rows:
+        needed = f"{len(items)} items, {len(tiles)} tiles, {base_rows} base rows"
+        raise KernelArgumentError("plan", f"{plan} is too small for {needed}")
     return StepWork(row_slots, rows, active, counts, chosen, items, tiles)
 
 

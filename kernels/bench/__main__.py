@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernels.bench import host_cost, lora_linear, mixed_ranks
+from kernels.bench import host_cost, lora_layer, lora_linear, mixed_ranks
 from kernels.bench.plot import plot
 from kernels.bench.table import table
 
-OPS = ("lora_linear", "mixed_ranks", "host_cost")
+OPS = ("lora_linear", "lora_layer", "mixed_ranks", "host_cost")
 
 
 def main() -> None:
@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "mixed_ranks":
         return mixed_ranks.run()
+    if args.op == "lora_layer":
+        return lora_layer.run()
     if args.op == "host_cost":
         return host_cost.run()
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)

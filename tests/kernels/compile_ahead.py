@@ -11,11 +11,13 @@ from kernels.launch_plan import PARTS
 from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
+from tests.kernels.compile_followers import follower_cases
 
 POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
     "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
-    "offset1": "i64", "offset2": "i64",
+    "offset1": "i64", "offset2": "i64", "cos": "*fp32", "sin": "*fp32", "mapping": "*i32", "starts": "*i32",
+    "kv_slots": "*i64", "eps": "fp32",
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -39,6 +41,7 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
         yield f"expand {name}", expand_kernel, {**EXPAND, **body}, 4
     gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
     yield "embedding", embedding_kernel, gather, 2
+    yield from follower_cases()
 
 
 def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
@@ -49,9 +52,10 @@ def compile_case(kernel: object, constants: dict[str, object], warps: int, arch:
             signature[name] = "constexpr"
             continue
         strides = name.endswith("stride") or name.startswith("b_stride")
-        integer = "i32" if strides or name in ("num_rows", "vocab") else f"*{element}"
+        counts = name in ("num_rows", "vocab", "listed")
+        integer = "i32" if strides or counts else f"*{element}"
         signature[name] = POINTERS.get(name, integer)
-        if name not in ("num_rows", "vocab"):
+        if not counts and name != "eps":
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "launch_pdl": arch >= 90}

@@ -1,0 +1,33 @@
+"""Which form a step's layers take, by its plan."""
+
+import pytest
+
+from kernels.follower_tuning import Follower, Form, best_form
+from kernels.meta import LoRAKernelMeta
+from kernels.work_list import Run
+
+STEPS: dict[str, tuple[list[Run], Form, Form]] = {
+    # runs, the form of norm layers, of the others
+    "one token": ([(0, 1)], "beside", "beside"),
+    "shared by few": ([(slot, 8) for slot in range(8)], "beside", "beside"),
+    "all distinct": ([(slot, 1) for slot in range(64)], "fused", "fused"),
+    "shared by many": ([(slot, 4) for slot in range(64)], "pair", "pair"),
+    "prefill": ([(slot, 128) for slot in range(8)], "pair", "fused"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("follower", ["silu_mul", "add_rms_norm", "rope"])
+def test_the_measured_form_is_chosen(name: str, follower: Follower) -> None:
+    runs, norm_form, other_form = STEPS[name]
+    meta = LoRAKernelMeta.make(64, 1024, "cpu")
+    meta.prepare_tensors(runs)
+    assert best_form(meta.plan, follower) == (norm_form if follower == "add_rms_norm" else other_form)
+
+
+def test_high_ranks_in_parts_take_the_pair() -> None:
+    meta = LoRAKernelMeta.make(64, 1024, "cpu")
+    meta.slot_ranks[:] = [8] * 63 + [256]
+    meta.prepare_tensors([(slot, 1) for slot in range(64)])
+    assert meta.plan.parts
+    assert best_form(meta.plan, "silu_mul") == "pair"
