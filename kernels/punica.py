@@ -38,11 +38,11 @@ class PunicaWrapperBase(ABC):
         """
         tokens, prompt = self.token_mapping_meta, self.prompt_mapping_meta
         work = tokens.describe(mapping.index_mapping, plan)
-        same = plan == prompt_plan and mapping.prompt_mapping == mapping.index_mapping
+        same = plan == prompt_plan and mapping.same_rows()
         prompt_work = work if same else prompt.describe(mapping.prompt_mapping, prompt_plan)
-        host = tokens.staging.begin()
-        tokens.fill(host, work)
-        prompt.fill(host, prompt_work)
+        turn = tokens.staging.begin()
+        tokens.fill(turn, work)
+        prompt.fill(turn, prompt_work)
         tokens.staging.send()
 
     def set_slot_rank(self, slot: int, rank: int) -> None:
