@@ -285,4 +285,5 @@ def _launch(
         "BLOCK_N": config.block_n, "ADD_INPUTS": add_inputs, "HAS_OUTPUT_SCALE": output_scale is not None,
         "PDL": pdl,
     }  # fmt: skip
-    return Launch(expand_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    return Launch(expand_kernel, constants, options)

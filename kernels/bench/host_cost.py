@@ -2,15 +2,17 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet
 from kernels.meta import LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.work_list import Ints, Run
 
 
 def run() -> list[dict[str, Any]]:
@@ -21,16 +23,22 @@ def run() -> list[dict[str, Any]]:
     prefill = tuple((slot, 128) for slot in range(MAX_LORAS))
     last_rows = tuple((slot, 1) for slot in range(MAX_LORAS))
     punica = PunicaWrapperGPU(MAX_LORAS, 8192, "cuda")
-    rows = [
-        _row(
-            "update_metadata, 256 shuffled rows",
-            _update(punica, LoRAMapping(decode, decode[:-1] + decode[-1:])),
-        ),
-        _row("update_metadata, 8192 rows in 64 runs", _update(punica, LoRAMapping(prefill, last_rows))),
-    ]
+    rows = []
+    for form in (tuple, _array):
+        cases = {
+            "256 shuffled rows": LoRAMapping(form(decode), form(list(decode))),
+            "8192 rows in 64 runs": LoRAMapping(form(prefill), form(last_rows)),
+        }
+        for name, mapping in cases.items():
+            kind = "an array" if form is _array else "pairs"
+            rows.append(_row(f"update_metadata, {name}, as {kind}", _update(punica, mapping)))
     for layer in LAYERS[1:3]:
         rows.append(_row(f"add_lora_linear, {layer.name}, 64 rows", _linear(punica, layer)))
     return rows
+
+
+def _array(runs: Iterable[Run]) -> Ints:
+    return np.array(list(runs), dtype=np.int32)
 
 
 def _row(case: str, call: Callable[[], None]) -> dict[str, Any]:
