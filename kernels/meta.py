@@ -41,10 +41,27 @@ class LoRAMapping:
 
     def same_rows(self) -> bool:
         """Whether every row reaches the head, in a step of plain decoding say. May miss some such steps."""
-        rows, prompt = self.index_mapping, self.prompt_mapping
-        if isinstance(rows, tuple) and isinstance(prompt, tuple):
-            return rows == prompt
-        return rows is prompt or (len(rows) == len(prompt) and np.array_equal(rows, prompt))
+        return _equal(self.index_mapping, self.prompt_mapping)
+
+    def equals(self, other: "LoRAMapping") -> bool:
+        """May miss that pairs and an array say the same."""
+        return _equal(self.index_mapping, other.index_mapping) and _equal(
+            self.prompt_mapping, other.prompt_mapping
+        )
+
+    def snapshot(self) -> "LoRAMapping":
+        """What this says now, whatever the caller writes into its arrays later."""
+        return LoRAMapping(*map(_frozen, (self.index_mapping, self.prompt_mapping)))
+
+
+def _equal(runs: tuple[Run, ...] | Ints, others: tuple[Run, ...] | Ints) -> bool:
+    if isinstance(runs, np.ndarray) and isinstance(others, np.ndarray):
+        return runs is others or np.array_equal(runs, others)
+    return isinstance(runs, tuple) and isinstance(others, tuple) and runs == others
+
+
+def _frozen(runs: tuple[Run, ...] | Ints) -> tuple[Run, ...] | Ints:
+    return runs.copy() if isinstance(runs, np.ndarray) else runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +146,10 @@ class LoRAKernelMeta:
         self.plan, self.num_rows, self.num_active_loras = work.plan, len(work.slots), len(work.active)
         self.no_lora_flag_cpu = self.num_active_loras == 0
         self._work, self._groups = work, None
+
+    def describes(self, work: StepWork) -> bool:
+        """Whether `work` is what was written last."""
+        return self._work is work
 
     @property
     def groups(self) -> tuple[LoRAGroup, ...]:

@@ -42,7 +42,7 @@ class ExpandConfig:
     """rows: 1, 16 or 64, the height of an entry; 64 only where the plan has tiles.
 
     num_stages: of the loop over ranks beyond block_rank. Its buffers take shared memory also where no rank
-    is so high: 139 KiB of a multiprocessor's 227 for 64 ranks x 512 columns with 3 stages, 65 with 1.
+    is so high: 136 KiB of a multiprocessor's 227 for 64 ranks x 512 columns with 3 stages, 64 with 1.
     """
 
     rows: int
