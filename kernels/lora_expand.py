@@ -1,6 +1,7 @@
 """Expand on the GPU: rank space back into output columns. The truth is kernels/reference/lora_expand.py."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -17,7 +18,7 @@ from kernels.device import (
 )
 from kernels.expand_tile import delta, load_b, load_h
 from kernels.launch import Launch, row_signature, signature
-from kernels.launch_plan import MAX_SLICES, PARTS
+from kernels.launch_plan import MAX_SLICES, PARTS, ROWS_PER_TILE
 from kernels.meta import LoRAKernelMeta
 from kernels.tuning import ExpandConfig, expand_config
 
@@ -148,32 +149,81 @@ def lora_expand(
     One-row items use h in float32, others in lora_b's dtype; sums are float32, rounded once to y's dtype.
     Raises KernelArgumentError.
     """
-    slices = len(lora_b)
-    check(slices > 0, "lora_b", "holds no slice")
+    check(len(lora_b) > 0, "lora_b", "holds no slice")
     config = config or expand_config(meta.plan, lora_b[0].element_size())
+    launch = expand_launch(
+        y, h, lora_b, ranks, column_starts, meta, config, add_inputs=add_inputs, output_scale=output_scale
+    )
+    check_rows(y, "y", meta)
+    check_hidden_block(h, lora_b[0], len(lora_b), meta)
+    launch(y, h, lora_b, ranks, ranks if output_scale is None else output_scale, meta)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandLaunch:
+    """A checked launch: what stays the same while y, lora_b and the tables keep their form."""
+
+    kernel: Launch
+    config: ExpandConfig
+    tiles: int
+    strides: tuple[int, ...]  # of y's rows, lora_b's slots, its three slices' rows, output_scale's slots
+
+    def __call__(
+        self,
+        y: Tensor,
+        h: Tensor,
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        output_scale: Tensor,
+        meta: LoRAKernelMeta,
+    ) -> None:
+        """y and h must fit the step and the config: nothing but the config's rows is checked here."""
+        work, entries = _work(self.config, meta)
+        if entries == 0:
+            return
+        self.kernel(
+            (self.tiles, entries), y, h, lora_b[0], lora_b[min(1, len(lora_b) - 1)], lora_b[-1], ranks,
+            output_scale, work, meta.token_indices_sorted_by_lora_ids, meta.num_rows, *self.strides,
+        )  # fmt: skip
+
+
+def expand_launch(
+    y: Tensor,
+    h: Tensor,
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    column_starts: Sequence[int],
+    meta: LoRAKernelMeta,
+    config: ExpandConfig,
+    *,
+    add_inputs: bool = True,
+    output_scale: Tensor | None = None,
+) -> ExpandLaunch:
+    """Checked and made when tensors of this form come for the first time; later only looked up."""
     splits = h.shape[0] if h.dim() == 4 else 1
     tables = (ranks,) if output_scale is None else (ranks, output_scale)
     form = (config, splits, meta.plan.parts, add_inputs, tuple(column_starts))
     key = ("expand", form, row_signature(y), signature(*lora_b, *tables))
-    launch = meta.launches.get(key)
+    launch: ExpandLaunch | None = meta.launches.get(key)
     if launch is None:
         check_expand(y, h, lora_b, ranks, column_starts, meta, output_scale)
         check_launchable("lora_b", lora_b, y=y, ranks=ranks)
-        launch = meta.launches[key] = _launch(
-            config, splits, add_inputs, column_starts, lora_b, meta, *tables
-        )
-    check_rows(y, "y", meta)
-    check_hidden_block(h, lora_b[0], slices, meta)
-    if meta.plan.items == 0:
-        return
-    first, second, third = lora_b[0], lora_b[min(1, slices - 1)], lora_b[slices - 1]
-    tiles = sum(-(-weight.shape[2] // config.block_n) for weight in lora_b)
-    scale, scale_stride = (ranks, 0) if output_scale is None else (output_scale, output_scale.stride(0))
-    launch(
-        (tiles, meta.plan.items), y, h, first, second, third, ranks, scale, meta.items,
-        meta.token_indices_sorted_by_lora_ids, meta.num_rows, y.stride(0), first.stride(0), first.stride(1),
-        second.stride(1), third.stride(1), scale_stride,
-    )  # fmt: skip
+        kernel = _launch(config, splits, add_inputs, column_starts, lora_b, meta, *tables)
+        row_strides = [lora_b[min(s, len(lora_b) - 1)].stride(1) for s in range(MAX_SLICES)]
+        scale_stride = 0 if output_scale is None else output_scale.stride(0)
+        strides = (y.stride(0), lora_b[0].stride(0), *row_strides, scale_stride)
+        tiles = sum(-(-weight.shape[2] // config.block_n) for weight in lora_b)
+        launch = meta.launches[key] = ExpandLaunch(kernel, config, tiles, strides)
+    return launch
+
+
+def _work(config: ExpandConfig, meta: LoRAKernelMeta) -> tuple[Tensor, int]:
+    """The list whose entries have the config's rows, and how many programs walk it."""
+    if config.rows == ROWS_PER_TILE and meta.plan.tiles:
+        return meta.tiles, meta.plan.tiles
+    rows = meta.plan.rows_per_item
+    check(config.rows == rows, "config", f"is for entries of {config.rows} rows, the step's have {rows}")
+    return meta.items, meta.plan.items
 
 
 def _launch(
@@ -198,4 +248,5 @@ def _launch(
         "BLOCK_N": config.block_n, "ADD_INPUTS": add_inputs, "HAS_OUTPUT_SCALE": output_scale is not None,
         "PDL": pdl,
     }  # fmt: skip
-    return Launch(expand_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    return Launch(expand_kernel, constants, options)

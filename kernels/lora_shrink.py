@@ -1,6 +1,7 @@
 """Shrink on the GPU: rows into their adapter's rank space. The truth is kernels/reference/lora_shrink.py."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -186,38 +187,66 @@ def lora_shrink(
     (`let_next_kernel_start` says who must not write them).
     Sums are float32; repeated launches give equal bits. Raises KernelArgumentError.
     """
-    slices = len(lora_a)
-    check(slices > 0, "lora_a", "holds no slice")
-    config = config or shrink_config(meta.plan, slices, x.shape[-1], x.element_size(), final=h.dim() == 3)
-    offsets = [_offset(lora_a, 1), _offset(lora_a, 2)]
-    key = (
-        shrink_kernel,
-        config,
-        meta.plan.parts,
-        *offsets,
-        row_signature(x),
-        signature(*lora_a, ranks, scales),
+    check(len(lora_a) > 0, "lora_a", "holds no slice")
+    config = config or shrink_config(
+        meta.plan, len(lora_a), x.shape[-1], x.element_size(), final=h.dim() == 3
     )
-    launch = meta.launches.get(key)
+    launch = shrink_launch(h, x, lora_a, ranks, scales, meta, config)
+    check_rows(x, "x", meta)
+    check_hidden_block(h, lora_a[0], len(lora_a), meta)
+    _check_config(config, h, meta)
+    launch(h, x, lora_a[0], ranks, scales, meta)
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkLaunch:
+    """A checked launch: what stays the same while x, lora_a and the tables keep their form."""
+
+    kernel: Launch
+    config: ShrinkConfig
+    slices: int
+    strides: tuple[int, ...]  # of x's rows, lora_a's slots and rows; offsets of the second and third slice
+
+    def __call__(
+        self, h: Tensor, x: Tensor, first_a: Tensor, ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
+    ) -> None:
+        """h and x must fit the step and the config: nothing is checked here."""
+        config, plan = self.config, meta.plan
+        work, entries = (meta.tiles, plan.tiles) if config.fused else (meta.items, plan.items)
+        if entries == 0:
+            return
+        partials = h
+        if config.final and config.split > 1:
+            partials = torch.empty((config.split, *h.shape), dtype=h.dtype, device=h.device)
+        self.kernel(
+            (config.split, 1 if config.fused else self.slices, entries), h, partials, x, first_a, ranks,
+            scales, work, meta.token_indices_sorted_by_lora_ids, meta.finished_splits, meta.num_rows,
+            *self.strides,
+        )  # fmt: skip
+
+
+def shrink_launch(
+    h: Tensor,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    ranks: Tensor,
+    scales: Tensor,
+    meta: LoRAKernelMeta,
+    config: ShrinkConfig,
+) -> ShrinkLaunch:
+    """Checked and made when tensors of this form come for the first time; later only looked up."""
+    offsets = (_offset(lora_a, 1), _offset(lora_a, 2))
+    tensors = (row_signature(x), signature(*lora_a, ranks, scales))
+    key = ("shrink", config, meta.plan.parts, offsets, tensors)
+    launch: ShrinkLaunch | None = meta.launches.get(key)
     if launch is None:
         check_shrink(h, x, lora_a, ranks, scales, meta)
         check_launchable("lora_a", lora_a, x=x, ranks=ranks, scales=scales)
         check(x.dtype == lora_a[0].dtype, "x", f"is {x.dtype}, lora_a {lora_a[0].dtype}")
-        launch = meta.launches[key] = _launch(config, x, lora_a, meta)
-    check_rows(x, "x", meta)
-    first = lora_a[0]
-    check_hidden_block(h, first, slices, meta)
-    _check_config(config, h, meta)
-    work, entries = (meta.tiles, meta.plan.tiles) if config.fused else (meta.items, meta.plan.items)
-    if entries == 0:
-        return
-    finalise = config.final and config.split > 1
-    partials = torch.empty((config.split, *h.shape), dtype=h.dtype, device=h.device) if finalise else h
-    launch(
-        (config.split, 1 if config.fused else slices, entries), h, partials, x, first, ranks, scales, work,
-        meta.token_indices_sorted_by_lora_ids, meta.finished_splits, meta.num_rows, x.stride(0),
-        first.stride(0), first.stride(1), *offsets,
-    )  # fmt: skip
+        strides = (x.stride(0), lora_a[0].stride(0), lora_a[0].stride(1), *offsets)
+        launch = ShrinkLaunch(_launch(config, x, lora_a, meta), config, len(lora_a), strides)
+        meta.launches[key] = launch
+    return launch
 
 
 def _launch(config: ShrinkConfig, x: Tensor, lora_a: Sequence[Tensor], meta: LoRAKernelMeta) -> Launch:

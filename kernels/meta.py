@@ -3,16 +3,16 @@
 Built from runs, `(slot, rows)` per sequence in row order, never by sorting tokens. Slot -1 means no adapter.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.host_fields import HostFields
 from kernels.launch_plan import (
     MAX_SINGLE_ROWS,
     MAX_SLICES,
@@ -23,18 +23,45 @@ from kernels.launch_plan import (
     most_pieces,
 )
 from kernels.staging import Staging
-from kernels.work_list import Run, StepWork, describe
+from kernels.work_list import Ints, Run, Runs, StepWork, describe
 
 # A rank hint for slots whose rank nobody told: it steers speed only.
 _USUAL_RANK = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LoRAMapping:
-    """The runs of one step: all its rows, and the rows among them that reach the head (sampled or scored)."""
+    """The runs of one step: all its rows, and the rows among them that reach the head (sampled or scored).
 
-    index_mapping: tuple[Run, ...]
-    prompt_mapping: tuple[Run, ...]
+    Pairs (slot, rows), or int32 [runs, 2] of them: an array costs the step less time.
+    """
+
+    index_mapping: tuple[Run, ...] | Ints
+    prompt_mapping: tuple[Run, ...] | Ints
+
+    def same_rows(self) -> bool:
+        """Whether every row reaches the head, in a step of plain decoding say. May miss some such steps."""
+        return _equal(self.index_mapping, self.prompt_mapping)
+
+    def equals(self, other: "LoRAMapping") -> bool:
+        """May miss that pairs and an array say the same."""
+        return _equal(self.index_mapping, other.index_mapping) and _equal(
+            self.prompt_mapping, other.prompt_mapping
+        )
+
+    def snapshot(self) -> "LoRAMapping":
+        """What this says now, whatever the caller writes into its arrays later."""
+        return LoRAMapping(*map(_frozen, (self.index_mapping, self.prompt_mapping)))
+
+
+def _equal(runs: tuple[Run, ...] | Ints, others: tuple[Run, ...] | Ints) -> bool:
+    if isinstance(runs, np.ndarray) and isinstance(others, np.ndarray):
+        return runs is others or np.array_equal(runs, others)
+    return isinstance(runs, tuple) and isinstance(others, tuple) and runs == others
+
+
+def _frozen(runs: tuple[Run, ...] | Ints) -> tuple[Run, ...] | Ints:
+    return runs.copy() if isinstance(runs, np.ndarray) else runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +104,7 @@ class LoRAKernelMeta:
         self.staging = staging
         sizes = _sizes(max_loras, max_num_tokens)
         ends = list(accumulate(sizes, initial=first))
-        self._part = slice(first, ends[-1])
-        self._idle = _idle_step(sizes)
-        self._bounds = [slice(start, end) for start, end in pairwise(ends)]
+        self._hosts = [HostFields(array[first : ends[-1]], sizes) for array in staging.arrays]
         parts = [staging.part(start, size) for start, size in zip(ends, sizes, strict=False)]
         self.items, self.tiles = parts[0].view(-1, 4), parts[1].view(-1, 4)
         self.num_tokens_per_lora, self.lora_token_start_loc, self.lora_ids = parts[2:5]
@@ -90,6 +115,8 @@ class LoRAKernelMeta:
         )
         # What the launchers have compiled for this meta, by what it was compiled for.
         self.launches: dict[Hashable, Any] = {}
+        # And for which layers' weights: kernels/lora_linear.py.
+        self.linears: dict[Hashable, Any] = {}
         self.num_rows = 0
         self._groups: tuple[LoRAGroup, ...] | None = None
 
@@ -98,7 +125,7 @@ class LoRAKernelMeta:
         (meta,) = make_metas(1, max_loras, max_num_tokens, device)
         return meta
 
-    def prepare_tensors(self, runs: Iterable[Run], plan: LaunchPlan | None = None) -> None:
+    def prepare_tensors(self, runs: Runs, plan: LaunchPlan | None = None) -> None:
         """Describe a step anew; nothing of the last one stays. One host-to-device copy, no sync back.
 
         With a plan the work is cut to fit it, as the replay of a graph captured under it needs. Raises
@@ -109,25 +136,20 @@ class LoRAKernelMeta:
         self.fill(self.staging.begin(), work)
         self.staging.send()
 
-    def describe(self, runs: Iterable[Run], plan: LaunchPlan | None = None) -> StepWork:
+    def describe(self, runs: Runs, plan: LaunchPlan | None = None) -> StepWork:
         """The step as arrays; changes nothing. Raises as `prepare_tensors` does."""
         return describe(runs, self.max_loras, self.max_num_tokens, self.slot_ranks, plan)
 
-    def fill(self, host: npt.NDArray[np.int32], work: StepWork) -> None:
-        """Write a described step into the host buffer of a shared Staging, which the caller then sends."""
-        host[self._part] = self._idle
-        items, tiles, per_lora, starts, ids, mapping, order = (host[bounds] for bounds in self._bounds)
-        rows, active = len(work.slots), len(work.active)
-        items[: work.items.size] = work.items.reshape(-1)
-        tiles[: work.tiles.size] = work.tiles.reshape(-1)
-        per_lora[:active] = work.counts
-        per_lora.cumsum(out=starts[1:])
-        ids[:active] = work.active
-        mapping[:rows] = work.slots
-        order[:rows] = work.order
-        self.plan, self.num_rows, self.num_active_loras = work.plan, rows, active
-        self.no_lora_flag_cpu = active == 0
+    def fill(self, turn: int, work: StepWork) -> None:
+        """Write a described step into a host buffer of a shared Staging, which the caller then sends."""
+        self._hosts[turn].write(work)
+        self.plan, self.num_rows, self.num_active_loras = work.plan, len(work.slots), len(work.active)
+        self.no_lora_flag_cpu = self.num_active_loras == 0
         self._work, self._groups = work, None
+
+    def describes(self, work: StepWork) -> bool:
+        """Whether `work` is what was written last."""
+        return self._work is work
 
     @property
     def groups(self) -> tuple[LoRAGroup, ...]:
@@ -160,14 +182,6 @@ def _sizes(max_loras: int, max_num_tokens: int) -> list[int]:
     used = [4 * items, 4 * tiles, max_loras, max_loras + 1, max_loras, max_num_tokens]
     padding = -(sum(used) + max_num_tokens) % 4
     return [*used, max_num_tokens + padding]
-
-
-def _idle_step(sizes: list[int]) -> npt.NDArray[np.int32]:
-    """What the fields hold beyond a step's entries."""
-    items, tiles, per_lora, starts, ids, mapping, order = sizes
-    lists = np.tile(np.array([-1, 0, 0, 0], dtype=np.int32), (items + tiles) // 4)
-    fields = [(0, per_lora + starts), (-1, ids + mapping), (0, order)]
-    return np.concatenate([lists, *(np.full(size, value, dtype=np.int32) for value, size in fields)])
 
 
 def _groups(work: StepWork) -> Iterator[LoRAGroup]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +12,17 @@ from kernels.meta import LoRAMapping, make_metas
 from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
+from kernels.work_list import StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The last step as it was given, and what was made of it."""
+
+    mapping: LoRAMapping
+    plans: tuple[LaunchPlan | None, LaunchPlan | None]
+    work: StepWork
+    prompt_work: StepWork
 
 
 class PunicaWrapperBase(ABC):
@@ -27,6 +39,7 @@ class PunicaWrapperBase(ABC):
         self.device = torch.device(device)
         # Prompt log-probabilities can send every row of a step to the head.
         self.token_mapping_meta, self.prompt_mapping_meta = make_metas(2, max_loras, max_num_tokens, device)
+        self._last: _Described | None = None
 
     def update_metadata(
         self, mapping: LoRAMapping, plan: LaunchPlan | None = None, prompt_plan: LaunchPlan | None = None
@@ -34,21 +47,33 @@ class PunicaWrapperBase(ABC):
         """Describe the next step: once a step, before the model runs. One host-to-device copy, no sync.
 
         The plans are those of a captured graph that is to be replayed; without one the step is cut as suits
-        it. Raises KernelArgumentError, with the last step's description untouched.
+        it. Raises KernelArgumentError, with the last step's description untouched. A step like the last one,
+        as decoding has while its sequences stay, is known by its runs and costs no copy; so all steps belong
+        to one stream.
         """
-        tokens, prompt = self.token_mapping_meta, self.prompt_mapping_meta
+        tokens, prompt, last = self.token_mapping_meta, self.prompt_mapping_meta, self._last
+        if (
+            last is not None
+            and tokens.describes(last.work)
+            and prompt.describes(last.prompt_work)
+            and (plan, prompt_plan) == last.plans
+            and mapping.equals(last.mapping)
+        ):
+            return
         work = tokens.describe(mapping.index_mapping, plan)
-        same = plan == prompt_plan and mapping.prompt_mapping == mapping.index_mapping
+        same = plan == prompt_plan and mapping.same_rows()
         prompt_work = work if same else prompt.describe(mapping.prompt_mapping, prompt_plan)
-        host = tokens.staging.begin()
-        tokens.fill(host, work)
-        prompt.fill(host, prompt_work)
+        turn = tokens.staging.begin()
+        tokens.fill(turn, work)
+        prompt.fill(turn, prompt_work)
         tokens.staging.send()
+        self._last = _Described(mapping.snapshot(), (plan, prompt_plan), work, prompt_work)
 
     def set_slot_rank(self, slot: int, rank: int) -> None:
         """Tell a slot's highest rank, when an adapter enters it. It steers speed only, never the result."""
         self.token_mapping_meta.slot_ranks[slot] = rank
         self.prompt_mapping_meta.slot_ranks[slot] = rank
+        self._last = None
 
     @abstractmethod
     def add_shrink(

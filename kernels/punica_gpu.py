@@ -7,10 +7,9 @@ from torch import Tensor
 
 from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
+from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
-from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
-from kernels.tuning import shrink_config
 
 
 class PunicaWrapperGPU(PunicaWrapperBase):
@@ -56,20 +55,3 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
         add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
-
-
-def add_pair(
-    y: Tensor,
-    x: Tensor,
-    lora_a: Sequence[Tensor],
-    lora_b: Sequence[Tensor],
-    ranks: Tensor,
-    scales: Tensor,
-    column_starts: Sequence[int],
-    meta: LoRAKernelMeta,
-) -> None:
-    config = shrink_config(meta.plan, len(lora_a), x.shape[-1], x.element_size())
-    shape = (len(lora_a), x.shape[0], lora_a[0].shape[1])
-    h = torch.empty(shape if config.final else (config.split, *shape), dtype=torch.float32, device=x.device)
-    lora_shrink(h, x, lora_a, ranks, scales, meta, config)
-    lora_expand(y, h, lora_b, ranks, column_starts, meta)

@@ -21,16 +21,16 @@ class Staging:
             if on_gpu
             else [self.device_buffer]
         )
-        self._arrays = [host.numpy() for host in self._hosts]
+        self.arrays: list[npt.NDArray[np.int32]] = [host.numpy() for host in self._hosts]
         self._copied = [torch.cuda.Event() for _ in self._hosts] if on_gpu else []  # type: ignore[no-untyped-call]
         self._turn = 0
 
-    def begin(self) -> npt.NDArray[np.int32]:
-        """The host buffer to fill now. What it holds is older than the last step's: write every field."""
+    def begin(self) -> int:
+        """Which of `arrays` to fill now. What it holds is older than the last step, where there are two."""
         self._turn = (self._turn + 1) % len(self._hosts)
         if self._copied:
             self._copied[self._turn].synchronize()
-        return self._arrays[self._turn]
+        return self._turn
 
     def send(self) -> None:
         """Copy what was filled to the device, in the current stream's order."""

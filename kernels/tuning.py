@@ -39,10 +39,17 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
+    """rows: 1, 16 or 64, the height of an entry; 64 only where the plan has tiles.
+
+    num_stages: of the loop over ranks beyond block_rank. Its buffers take shared memory also where no rank
+    is so high: 136 KiB of a multiprocessor's 227 for 64 ranks x 512 columns with 3 stages, 64 with 1.
+    """
+
     rows: int
     block_rank: int
     block_n: int
     num_warps: int
+    num_stages: int = 3
 
 
 @lru_cache(maxsize=1024)

@@ -1,5 +1,6 @@
 """A step's rows, sorted by slot and cut into pieces of GPU work: numpy, from runs, never row by row."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,11 +22,14 @@ from kernels.launch_plan import (
 
 Run = tuple[int, int]
 Ints = npt.NDArray[np.int32]
+# Pairs, or int32 [runs, 2], which saves the time of turning them into an array.
+Runs = Iterable[Run] | Ints
 
 # An item of more than this many rank tiles sticks out. Its parts shorten the tail of a small grid; a large
 # grid has no tail to shorten.
 _HIGH = 4
 _MAX_SPLIT_ROWS = 256
+_ONE_ROW = np.array([0, 0, 1, WHOLE], dtype=np.int32)
 # 64-row tiles pay when most of their rows are filled.
 _MIN_TILED_ROWS = 512
 
@@ -35,7 +39,7 @@ class StepWork:
     """One step as arrays. `items` and `tiles` are int32 [n, 4]: (slot, first place, rows, part)."""
 
     slots: Ints  # per row
-    order: Ints  # row numbers by ascending slot, base rows last
+    order: npt.NDArray[np.integer[Any]]  # row numbers by ascending slot, base rows last
     active: npt.NDArray[np.int64]  # slots with rows, ascending
     counts: Ints  # their rows
     plan: LaunchPlan
@@ -44,23 +48,24 @@ class StepWork:
 
 
 def describe(
-    runs: Iterable[Run], max_loras: int, max_rows: int, slot_ranks: Ints, plan: LaunchPlan | None
+    runs: Runs, max_loras: int, max_rows: int, slot_ranks: Ints, plan: LaunchPlan | None
 ) -> StepWork:
     """Cut a step as `plan` says, or as its rows suggest. Raises KernelArgumentError for a slot outside
     [-1, max_loras), a negative count, more than `max_rows` rows, or a plan that is too small.
 
     Small arrays: the time is a microsecond an operation, so operations are counted here, not elements.
     """
-    pairs = np.fromiter(chain.from_iterable(runs), dtype=np.int32)
-    slots, lengths = pairs[0::2], pairs[1::2]
-    totals = _checked_totals(slots, lengths, max_loras)
+    pairs = _pairs(runs)
+    slots, lengths = pairs[:, 0], pairs[:, 1]
+    total, longest = _checked_rows(slots, lengths, max_loras, max_rows)
     # As unsigned, -1 is the largest value; 16 bits are sorted by radix.
     order = slots.astype(np.uint16 if max_loras < 2**16 - 1 else np.uint32).argsort(kind="stable")
-    row_slots, rows = _rows(slots, lengths, order, max_rows)
+    one_row_each = total == len(pairs) and longest <= 1
+    totals = np.bincount(slots + 1, weights=None if one_row_each else lengths, minlength=max_loras + 1)
     active = totals[1:].nonzero()[0]
     counts = totals[active + 1].astype(np.int32)
     ranks = slot_ranks[active]
-    chosen = plan or _choose(counts, len(rows) - int(totals[0]), ranks)
+    chosen = plan or _choose(counts, total - int(totals[0]), ranks)
     items = _cut(active, counts, chosen.rows_per_item)
     if chosen.parts:
         items = _high_ranks_first(items, active, ranks, chosen)
@@ -71,30 +76,43 @@ def describe(
     elif len(items) > plan.items or len(tiles) > plan.tiles > 0 or base_rows > plan.base_rows:
         needed = f"{len(items)} items, {len(tiles)} tiles, {base_rows} base rows"
         raise KernelArgumentError("plan", f"{plan} is too small for {needed}")
-    return StepWork(row_slots, rows, active, counts, chosen, items, tiles)
+    if one_row_each:
+        return StepWork(slots, order, active, counts, chosen, items, tiles)
+    rows = _rows_in_order(lengths, order)
+    return StepWork(slots.repeat(lengths), rows, active, counts, chosen, items, tiles)
 
 
-def _checked_totals(slots: Ints, lengths: Ints, max_loras: int) -> npt.NDArray[Any]:
-    """Rows of each slot, those without an adapter first."""
-    if slots.size:
-        if slots.min() < -1 or slots.max() >= max_loras:
-            raise KernelArgumentError("runs", f"name a slot outside [-1, {max_loras})")
-        if lengths.min() < 0:
-            raise KernelArgumentError("runs", "hold a negative number of rows")
-    return np.bincount(slots + 1, weights=lengths, minlength=max_loras + 1)
+def _pairs(runs: Runs) -> Ints:
+    if not isinstance(runs, np.ndarray):
+        return np.fromiter(chain.from_iterable(runs), dtype=np.int32).reshape(-1, 2)
+    if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 2:
+        raise KernelArgumentError("runs", f"must be int32 [runs, 2], are {runs.dtype} {list(runs.shape)}")
+    return runs
 
 
-def _rows(slots: Ints, lengths: Ints, order: npt.NDArray[np.int64], max_rows: int) -> tuple[Ints, Ints]:
-    """(slot of every row, row numbers run by run in `order`). Runs of a slot keep their order."""
-    ends = lengths.cumsum()
-    total = int(ends[-1]) if len(ends) else 0
+def _checked_rows(slots: Ints, lengths: Ints, max_loras: int, max_rows: int) -> tuple[int, int]:
+    """(all rows, rows of the longest run)."""
+    if not len(slots):
+        return 0, 0
+    # As unsigned, a number below the least is a large one: one maximum checks both ends.
+    if (slots + 1).view(np.uint32).max() > max_loras:
+        raise KernelArgumentError("runs", f"name a slot outside [-1, {max_loras})")
+    longest = int(lengths.view(np.uint32).max())
+    if longest >= 2**31:
+        raise KernelArgumentError("runs", "hold a negative number of rows")
+    total = int(lengths.sum(dtype=np.int64))
     if total > max_rows:
         raise KernelArgumentError("runs", f"hold {total} rows, the buffers {max_rows}")
-    if total == len(lengths) and (total == 0 or lengths.max() == 1):
-        return slots, order.astype(np.int32)  # one row a run
+    return total, longest
+
+
+def _rows_in_order(lengths: Ints, order: npt.NDArray[np.int64]) -> Ints:
+    """Row numbers, run by run in `order`. Runs of a slot keep their order."""
     in_order = lengths[order]
-    shift = ends[order] - in_order.cumsum()
-    return slots.repeat(lengths), (np.arange(total) + shift.repeat(in_order)).astype(np.int32)
+    shift = lengths.cumsum(dtype=np.int32)[order] - in_order.cumsum(dtype=np.int32)
+    rows: Ints = shift.repeat(in_order)
+    rows += np.arange(len(rows), dtype=np.int32)
+    return rows
 
 
 def _choose(counts: Ints, rows: int, ranks: Ints) -> LaunchPlan:
@@ -113,7 +131,7 @@ def _choose(counts: Ints, rows: int, ranks: Ints) -> LaunchPlan:
 
 
 def _rank_class(rank: int) -> int:
-    return next((height for height in RANK_CLASSES if rank <= height), RANK_CLASSES[-1])
+    return RANK_CLASSES[min(bisect_left(RANK_CLASSES, rank), len(RANK_CLASSES) - 1)]
 
 
 def _typical_class(counts: Ints, ranks: Ints) -> int:
@@ -133,15 +151,27 @@ def _high_ranks_first(items: Ints, active: npt.NDArray[np.int64], ranks: Ints, p
 
 
 def _cut(active: npt.NDArray[np.int64], counts: Ints, rows_per_piece: int) -> Ints:
-    pieces = counts if rows_per_piece == 1 else -(-counts // rows_per_piece)
-    out = np.empty((int(pieces.sum()), 4), dtype=np.int32)
-    out[:, 0] = active.repeat(pieces)
-    out[:, 3] = WHOLE
     if rows_per_piece == 1:
-        out[:, 1] = np.arange(len(out))
-        out[:, 2] = 1
+        slots = active.repeat(counts)
+        out = np.empty((len(slots), 4), dtype=np.int32)
+        out[:] = _ONE_ROW
+        out[:, 0] = slots
+        out[:, 1] = np.arange(len(slots), dtype=np.int32)
         return out
-    offset = (np.arange(len(out)) - (pieces.cumsum() - pieces).repeat(pieces)) * rows_per_piece
-    out[:, 1] = (counts.cumsum() - counts).repeat(pieces) + offset
-    out[:, 2] = np.minimum(counts.repeat(pieces) - offset, rows_per_piece)
+    pieces = (counts + (rows_per_piece - 1)) // rows_per_piece
+    groups = np.empty((len(active), 4), dtype=np.int32)
+    groups[:, 0] = active
+    groups[:, 1] = counts.cumsum(dtype=np.int32) - counts
+    groups[:, 2] = counts
+    groups[:, 3] = pieces.cumsum(dtype=np.int32) - pieces
+    if len(pieces) == 0 or pieces.max() == 1:
+        groups[:, 3] = WHOLE
+        return groups
+    out = groups.repeat(pieces, axis=0)
+    offset = np.arange(len(out), dtype=np.int32)
+    offset -= out[:, 3]
+    offset *= rows_per_piece
+    out[:, 1] += offset
+    np.minimum(out[:, 2] - offset, rows_per_piece, out=out[:, 2])
+    out[:, 3] = WHOLE
     return out

@@ -13,9 +13,9 @@ from kernels.follower_tuning import Follower
 from kernels.lora_expand_add_rms_norm import add_rms_norm, lora_expand_add_rms_norm
 from kernels.lora_expand_rope import lora_expand_rope, rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul, silu_mul
+from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
 from kernels.meta import LoRAKernelMeta
-from kernels.punica_gpu import add_pair
 from kernels.side_stream import SideStream
 from kernels.tuning import shrink_config
 

@@ -22,7 +22,7 @@ from kernels.bench.inputs import (
 from kernels.bench.peer import Peer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.punica_gpu import add_pair
+from kernels.lora_linear import add_pair
 
 POINTS = (
     *((tokens, adapters) for tokens in (1, 8, 32, 64, 128) for adapters in (1, 8, 64) if adapters <= tokens),

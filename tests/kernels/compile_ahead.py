@@ -36,8 +36,14 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
         yield f"shrink {name}", shrink_kernel, {**SHRINK, **body}, 4
     one_row = {"ROWS": 1, "SPLIT": 4, "BLOCK_RANK": 16, "BLOCK_N": 1024}
     shared = {"ROWS": 16, "SPLIT": 1, "BLOCK_RANK": 16, "BLOCK_N": 128}
+    tiles = {**shared, "ROWS": 64, "BLOCK_RANK": 64}
     overwrite = {**shared, "ADD_INPUTS": False, "HAS_OUTPUT_SCALE": True}
-    for name, body in (("one row", one_row), ("shared", shared), ("overwrite, scaled", overwrite)):
+    for name, body in (
+        ("one row", one_row),
+        ("shared", shared),
+        ("tiles", tiles),
+        ("overwrite, scaled", overwrite),
+    ):
         yield f"expand {name}", expand_kernel, {**EXPAND, **body}, 4
     gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
     yield "embedding", embedding_kernel, gather, 2

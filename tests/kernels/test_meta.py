@@ -1,5 +1,6 @@
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -60,6 +61,22 @@ def test_each_step_is_described_alone_whatever_came_before(steps: list[list[Run]
         meta.prepare_tensors(runs)
         check(meta, runs)
     assert buffers == [meta.token_lora_mapping.data_ptr(), meta.lora_ids.data_ptr()]
+
+
+@given(steps=st.lists(RUNS, min_size=1, max_size=3))
+def test_runs_as_an_array_say_the_same(steps: list[list[Run]]) -> None:
+    meta = LoRAKernelMeta.make(6, 32 * 7, "cpu")
+    for runs in steps:
+        meta.prepare_tensors(np.array(runs, dtype=np.int32).reshape(-1, 2))
+        check(meta, runs)
+
+
+@pytest.mark.parametrize(
+    "runs", [np.zeros((2, 2), dtype=np.int64), np.zeros(4, dtype=np.int32), np.zeros((2, 3), dtype=np.int32)]
+)
+def test_an_array_of_another_form_is_refused(runs: np.ndarray) -> None:
+    with pytest.raises(KernelArgumentError, match=r"^runs must be int32 \[runs, 2\]"):
+        LoRAKernelMeta.make(4, 16, "cpu").prepare_tensors(runs)
 
 
 @pytest.mark.parametrize(

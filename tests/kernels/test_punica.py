@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -103,3 +104,20 @@ def test_rows_are_checked_in_base_only_steps_too() -> None:
         wrapper([(-1, 6)]).add_lora_linear(
             torch.zeros(5, 32), torch.zeros(5, 40), stack.lora_a, stack.lora_b, stack.ranks, stack.scales, [0]
         )
+
+
+def test_a_step_like_the_last_one_is_described_again_when_anything_changed() -> None:
+    punica = PunicaWrapperCPU(3, 8)
+    meta, runs = punica.token_mapping_meta, np.array([[0, 1], [2, 1]], dtype=np.int32)
+    punica.update_metadata(LoRAMapping(runs, runs))
+    punica.update_metadata(LoRAMapping(runs, runs))
+    assert meta.token_lora_mapping.tolist()[:3] == [0, 2, -1]
+    runs[1, 0] = 1  # the caller's own array, written into
+    punica.update_metadata(LoRAMapping(runs, runs))
+    assert meta.token_lora_mapping.tolist()[:3] == [0, 1, -1]
+    meta.prepare_tensors([(2, 3)])  # past the wrapper
+    punica.update_metadata(LoRAMapping(runs, runs))
+    assert meta.token_lora_mapping.tolist()[:3] == [0, 1, -1]
+    punica.set_slot_rank(0, 64)
+    punica.update_metadata(LoRAMapping(runs, runs))
+    assert meta.plan.block_rank == 64

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.errors import KernelArgumentError
 from kernels.launch_plan import PARTS, LaunchPlan
 from kernels.meta import LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
@@ -111,6 +112,37 @@ def test_one_plan_serves_steps_with_other_adapters_counts_and_ranks(rows_per_ite
         step(punica, runs, plan)
         assert punica.token_mapping_meta.plan == plan
         check_linear(stack, runs, punica)
+
+
+def test_a_known_layer_is_checked_again_where_it_can_change() -> None:
+    stack = make_stack([[4, 4], [4, 2]], 40, [32, 8], max_rank=4)
+    punica, there = make_wrapper(stack), stack.to(DEVICE)
+    step(punica, [(0, 2), (1, 1)])
+
+    def add(y: torch.Tensor, x: torch.Tensor, starts: list[int]) -> None:
+        punica.add_lora_linear(y, x, there.lora_a, there.lora_b, there.ranks, there.scales, starts)
+
+    x, y = torch.ones(3, 40, device=DEVICE), torch.ones(3, 40, device=DEVICE)
+    add(y, x, [0, 32])
+    for problem, bad in {
+        "^y .*3 rows": (y[:2], x, [0, 32]),
+        "^x .*3 rows": (y, x[:2], [0, 32]),
+        "^x is torch.float64": (y, x.double(), [0, 32]),
+        "^y must be contiguous": (torch.ones(3, 80, device=DEVICE)[:, ::2], x, [0, 32]),
+        "^lora_a": (y, x[:, :39], [0, 32]),
+        "^column_starts": (y, x, [0, 33]),
+    }.items():
+        with pytest.raises(KernelArgumentError, match=problem):
+            add(*bad)
+
+
+def test_a_layer_with_new_weights_uses_them() -> None:
+    stack = make_stack([[4, 4]], 40, [32], max_rank=4)
+    punica, runs = make_wrapper(stack), [(0, 2), (1, 1)]
+    step(punica, runs)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        check_linear(make_stack([[4, 4]], 40, [32], max_rank=4), runs, punica, columns=35)
 
 
 def test_repeated_runs_are_bit_identical() -> None:

@@ -13,6 +13,7 @@ from kernels.punica_gpu import PunicaWrapperGPU
 from kernels.reference import lora_embedding as reference_embedding
 from kernels.reference import lora_expand as reference_expand
 from kernels.reference import lora_shrink as reference_shrink
+from kernels.tuning import ExpandConfig
 from kernels.work_list import Run
 from tests.kernels.stack import DEVICE, UNWRITTEN, make_stack, row_slots, unwritten_hidden
 
@@ -21,8 +22,8 @@ ROWS = 27
 RANKS = [[1, 5, 8], [3, 0, 8]]
 
 
-def prepared(device: str, runs: list[Run] = RUNS) -> LoRAKernelMeta:
-    meta = LoRAKernelMeta.make(3, 64, device)
+def prepared(device: str, runs: list[Run] = RUNS, max_rows: int = 64) -> LoRAKernelMeta:
+    meta = LoRAKernelMeta.make(3, max_rows, device)
     meta.prepare_tensors(runs)
     return meta
 
@@ -71,6 +72,23 @@ def test_expand_adds_up_the_splits_of_h() -> None:
     lora_expand.lora_expand(whole, h.sum(0), there.lora_b, there.ranks, starts, meta)
     lora_expand.lora_expand(split, h, there.lora_b, there.ranks, starts, meta)
     torch.testing.assert_close(split, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_expand_over_tiles_of_64_rows() -> None:
+    torch.manual_seed(0)
+    runs = [(1, 300), (-1, 20), (0, 230), (1, 3)]
+    stack, rows = make_stack(RANKS, 5, [40, 9], max_rank=8), len(row_slots(runs))
+    there, meta = stack.to(DEVICE), prepared(DEVICE, runs, rows)
+    assert meta.plan.tiles == 9
+    h, expected = torch.randn(2, rows, 8), torch.randn(rows, 60)
+    got = expected.clone().to(DEVICE)
+    reference = prepared("cpu", runs, rows)
+    reference_expand.lora_expand(expected, h, stack.lora_b, stack.ranks, stack.column_starts, reference)
+    arguments = (got, h.to(DEVICE), there.lora_b, there.ranks, there.column_starts, meta)
+    lora_expand.lora_expand(*arguments, config=ExpandConfig(64, 16, 32, 4))
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(KernelArgumentError, match=r"^config is for entries of 1 rows"):
+        lora_expand.lora_expand(*arguments, config=ExpandConfig(1, 16, 32, 4))
 
 
 @pytest.mark.parametrize("runs", [RUNS, [(1, 1), (-1, 1), (2, 1), (0, 1)]], ids=["shared", "one row each"])

@@ -1,0 +1,119 @@
+"""Shrink and expand of one layer as one call that does on the host only what can change between calls."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check, check_hidden_block, check_rows
+from kernels.launch import row_signature
+from kernels.lora_expand import ExpandLaunch, expand_launch
+from kernels.lora_shrink import ShrinkLaunch, shrink_launch
+from kernels.meta import LoRAKernelMeta
+from kernels.tuning import expand_config, shrink_config
+
+# Far more than a model's layers. Beyond it somebody passes new tensors in each call: start afresh.
+_MOST_LAYERS = 4096
+
+
+def add_pair(
+    y: Tensor,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    scales: Tensor,
+    column_starts: Sequence[int],
+    meta: LoRAKernelMeta,
+) -> None:
+    """y[row, start_s : start_s + out_s] += (scale * x[row] @ A_s[slot, :r].T) @ B_s[slot, :r].
+
+    As lora_shrink and lora_expand, with their checks. A layer's weights are checked when these tensor objects
+    come for the first time, x and y in every call. Raises KernelArgumentError.
+    """
+    weights = (*lora_a, *lora_b, ranks, scales)
+    # The ids choose an entry; only the same living objects confirm it.
+    key = (len(lora_a), *map(id, weights))
+    linear: LinearPair | None = meta.linears.get(key)
+    if linear is None or not linear.is_of(weights, column_starts):
+        if len(meta.linears) >= _MOST_LAYERS:
+            meta.linears.clear()
+        linear = meta.linears[key] = LinearPair(weights, column_starts)
+    linear(y, x, lora_a, lora_b, ranks, scales, meta)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The launches for a step's plan and for x and y of some form; h is [*splits, slices, rows, max_rank]."""
+
+    shrink: ShrinkLaunch
+    expand: ExpandLaunch
+    splits: tuple[int, ...]
+    max_rank: int
+
+
+class LinearPair:
+    """The launches of one layer. Holds no tensor: who replaces a layer's weights gets their memory back."""
+
+    def __init__(self, weights: Sequence[Tensor], column_starts: Sequence[int]) -> None:
+        self._weights = [ref(weight) for weight in weights]
+        self._starts = list(column_starts)
+        self._forms: dict[Hashable, _Form] = {}
+
+    def is_of(self, weights: Sequence[Tensor], column_starts: Sequence[int]) -> bool:
+        for known, weight in zip(self._weights, weights, strict=True):
+            if known() is not weight:
+                return False
+        return self._starts == list(column_starts)
+
+    def __call__(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        meta: LoRAKernelMeta,
+    ) -> None:
+        """The arguments but x, y and meta are the layer's."""
+        key = (meta.plan, row_signature(x), row_signature(y))
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._make(y, x, lora_a, lora_b, ranks, scales, meta)
+        check_rows(x, "x", meta)
+        check_rows(y, "y", meta)
+        h = torch.empty((*form.splits, meta.num_rows, form.max_rank), dtype=torch.float32, device=x.device)
+        form.shrink(h, x, lora_a[0], ranks, scales, meta)
+        form.expand(y, h, lora_b, ranks, ranks, meta)
+
+    def _make(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        meta: LoRAKernelMeta,
+    ) -> _Form:
+        for stack, name in ((lora_a, "lora_a"), (lora_b, "lora_b")):
+            check(
+                len(stack) > 0 and stack[0].dim() == 3, name, "must hold slices [max_loras, max_rank, width]"
+            )
+        check(x.dim() == 2, "x", "must be a floating [rows, in]")
+        shrink = shrink_config(meta.plan, len(lora_a), x.shape[1], x.element_size())
+        expand = expand_config(meta.plan, lora_b[0].element_size())
+        splits = (len(lora_a),) if shrink.final else (shrink.split, len(lora_a))
+        h = torch.empty((*splits, meta.num_rows, lora_a[0].shape[1]), dtype=torch.float32, device=x.device)
+        # A launch that is known is not checked again, so not against this h either.
+        check_hidden_block(h, lora_a[0], len(lora_a), meta)
+        check_hidden_block(h, lora_b[0], len(lora_b), meta)
+        return _Form(
+            shrink_launch(h, x, lora_a, ranks, scales, meta, shrink),
+            expand_launch(y, h, lora_b, ranks, self._starts, meta, expand),
+            splits,
+            lora_a[0].shape[1],
+        )
