@@ -7,6 +7,7 @@ import asyncio
 import functools
 import logging
 import multiprocessing
+import os
 import shutil
 import signal
 import threading
@@ -76,10 +77,7 @@ class Ingest:
         with self._lock:
             if self._pool is None:
                 spawn = multiprocessing.get_context("spawn")
-                # A Ctrl-C reaches all processes of a terminal; this one ends with the scheduler, in order.
-                self._pool = ProcessPoolExecutor(
-                    1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-                )
+                self._pool = ProcessPoolExecutor(1, spawn, initializer=_begin)
             return self._pool.submit(_put, self._store_url, self._allow_volatile, spec, folder, push)
 
     def _forget_pool(self) -> None:
@@ -87,6 +85,21 @@ class Ingest:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False)
+
+
+def _begin() -> None:
+    """First in the process."""
+    # A Ctrl-C reaches all processes of a terminal; this one ends with the scheduler, in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_scheduler, name="scheduler-watch", daemon=True).start()
+
+
+def _end_with_scheduler() -> None:
+    """A scheduler that is killed closes no pool. What a push leaves half-made, the store sweeps out."""
+    scheduler = multiprocessing.parent_process()
+    if scheduler is not None:
+        scheduler.join()
+        os._exit(1)
 
 
 def _remove(folder: Path) -> None:

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,3 +80,36 @@ async def test_a_dead_process_is_replaced(
         await ingest.put(folder, PUSH, spec)
     assert not folder.exists()
     assert (await ingest.put(peft_folder(3), PUSH, spec)).created
+
+
+KILLED = """
+import asyncio, multiprocessing, os, signal, sys
+from pathlib import Path
+from scheduler.ingest import Ingest, Push
+
+async def main():
+    push = Push("acme", "x", None, False, False, None)
+    try:
+        await Ingest("disk:" + sys.argv[1]).put(Path(sys.argv[1]) / "no-folder", push, None)
+    except Exception:
+        pass  # what matters is that the process runs
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_the_process_ends_with_a_scheduler_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(script), str(tmp_path / "store")]
+    killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    orphan = Path("/proc") / killed.stdout.strip()
+    deadline = time.monotonic() + 60
+    while orphan.exists() and "Z" not in (orphan / "stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the ingest process stays"
+        time.sleep(0.05)
