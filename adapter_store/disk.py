@@ -36,11 +36,10 @@ from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
-from adapter_store.peft import read_adapter
 from adapter_store.record import NameRecord
 from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
-from adapter_store.source import copy_source, drop_checked
+from adapter_store.source import take_adapter
 from adapter_store.watch import Watcher
 
 MAX_FILE_BYTES = 16 << 30
@@ -83,9 +82,7 @@ class DiskStore:
         if alias is not None:
             check_identifier("alias", alias)
         with self._workspace() as blob:
-            copy_source(source, blob.source, self._max_file_bytes)
-            adapter = read_adapter(blob.source, spec, strict_base=strict_base)
-            drop_checked(blob.source)
+            adapter = take_adapter(source, blob.source, spec, self._max_file_bytes, strict_base=strict_base)
             with medium_errors():
                 manifest = blob.write(adapter)
                 if dry_run:

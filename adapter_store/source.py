@@ -5,7 +5,8 @@ import stat
 from pathlib import Path
 
 from adapter_store.errors import InvalidAdapter
-from adapter_store.peft import WEIGHTS_FILE, open_weights
+from adapter_store.model_spec import ModelSpec
+from adapter_store.peft import WEIGHTS_FILE, PeftAdapter, open_weights, read_adapter
 from adapter_store.peft_config import CONFIG_FILE
 from adapter_store.peft_tokenizer import (
     ADDED_TOKENS_FILE,
@@ -19,7 +20,20 @@ _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 
 
-def copy_source(source: Path, target: Path, max_file_bytes: int) -> None:
+def take_adapter(
+    source: Path, private: Path, spec: ModelSpec, max_file_bytes: int, *, strict_base: bool
+) -> PeftAdapter:
+    """The way into every store: `source` is copied to `private`, and the copy is checked.
+
+    Raises InvalidAdapter, IncompatibleAdapter.
+    """
+    _copy(source, private, max_file_bytes)
+    adapter = read_adapter(private, spec, strict_base=strict_base)
+    _drop_checked(private)
+    return adapter
+
+
+def _copy(source: Path, target: Path, max_file_bytes: int) -> None:
     """Raises InvalidAdapter for what is missing, too large, a special file, or a link that leads out."""
     try:
         if not source.is_dir():
@@ -35,7 +49,7 @@ def copy_source(source: Path, target: Path, max_file_bytes: int) -> None:
         raise InvalidAdapter(f"the pushed folder cannot be read: {error}") from error
 
 
-def drop_checked(folder: Path) -> None:
+def _drop_checked(folder: Path) -> None:
     for file in _CHECKED:
         (folder / file).unlink(missing_ok=True)
 

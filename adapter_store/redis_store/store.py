@@ -15,7 +15,6 @@ from adapter_store.errors import AdapterNotFound
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
-from adapter_store.peft import read_adapter
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.changes import Change, Changes
 from adapter_store.redis_store.content import Content, prepare
@@ -27,7 +26,7 @@ from adapter_store.redis_store.read import Reader
 from adapter_store.redis_store.upload import Uploader
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.ref import Ref, check_digest, check_identifier
-from adapter_store.source import copy_source, drop_checked
+from adapter_store.source import take_adapter
 from adapter_store.watch import Watcher
 
 _CACHED_MANIFESTS = 1024
@@ -70,9 +69,7 @@ class RedisStore:
         with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
             folder = Path(temporary)
             pushed = folder / "source"
-            copy_source(source, pushed, self._max_file_bytes)
-            adapter = read_adapter(pushed, spec, strict_base=strict_base)
-            drop_checked(pushed)
+            adapter = take_adapter(source, pushed, spec, self._max_file_bytes, strict_base=strict_base)
             manifest, files = prepare(adapter, pushed, folder)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
