@@ -99,11 +99,19 @@ def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
     return AttentionPlan(kv_slots, {window: _group(spans, window, cache.device) for window in windows})
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    plan: AttentionPlan,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Writes the step's keys and values into the cache, then out[row] = softmax(q k^T / sqrt(head_dim)) v
     over the positions of the row's own sequence that are visible to it.
 
-    query [rows, heads, head_dim]; key and value [rows, kv_heads, head_dim]; returns query's shape.
+    query [rows, heads, head_dim]; key and value [rows, kv_heads, head_dim]; returns query's shape. `sinks`
+    [heads] are logits that take part in the softmax without a value.
     """
     stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
     stored[0].index_copy_(0, plan.kv_slots, key)
@@ -114,9 +122,20 @@ def attend(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, plan: A
         q = query[group.rows].view(sequences, query_len, *query.shape[1:]).transpose(1, 2)
         seen = stored.index_select(1, group.kv_slots).view(2, sequences, kv_len, *key.shape[1:])
         k, v = seen.transpose(2, 3)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=True)
+        mask = group.mask
+        if sinks is not None:
+            k, v, mask = _with_sinks(k, v, mask, sinks)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         out[group.rows] = y.transpose(1, 2).flatten(0, 1)
     return out
+
+
+def _with_sinks(k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A key of zeros more, whose score is what the mask adds, the sink, with a value of zeros."""
+    scores = torch.zeros(mask.shape, dtype=k.dtype, device=k.device).masked_fill_(~mask, -torch.inf)
+    scores = scores.expand(-1, len(sinks), -1, -1)
+    column = sinks.to(k.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), torch.cat((scores, column), dim=-1)
 
 
 def _group(spans: Sequence[Span], window: int | None, device: torch.device) -> tuple[_Group, ...]:

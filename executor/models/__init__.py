@@ -38,7 +38,7 @@ def check_splits(config: ModelConfig, size: int) -> None:
         possible = [str(n) for n in range(1, config.num_heads + 1) if _splits(config, n)]
         raise UnsupportedModel(
             f"--tensor-parallel-size {size} does not cut this model ({config.num_heads} query heads, "
-            f"{config.num_kv_heads} KV heads, intermediate_size {config.intermediate_size}): "
+            f"{config.num_kv_heads} KV heads, intermediate_size {config.intermediate_size}{_experts(config)}): "
             f"possible are {', '.join(possible)}"
         )
 
@@ -47,7 +47,23 @@ def _splits(config: ModelConfig, size: int) -> bool:
     heads = config.num_heads % size == 0
     kv_heads = config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0
     tokens = -(-config.vocab_size // size) * (size - 1) < config.vocab_size
-    return heads and kv_heads and tokens and config.intermediate_size % size == 0
+    return heads and kv_heads and tokens and all(width % size == 0 for width in _cut_widths(config))
+
+
+def _cut_widths(config: ModelConfig) -> list[int]:
+    """What else than heads and tokens is shared out evenly."""
+    moe = config.moe
+    if moe is None:
+        return [config.intermediate_size]
+    widths = [moe.num_experts if moe.expert_parallel else moe.intermediate_size]
+    if moe.shared_intermediate_size:
+        widths.append(moe.shared_intermediate_size)
+    return widths if all(moe.layers) else [*widths, config.intermediate_size]
+
+
+def _experts(config: ModelConfig) -> str:
+    moe = config.moe
+    return f", {moe.num_experts} experts of {moe.intermediate_size}" if moe else ""
 
 
 @contextmanager

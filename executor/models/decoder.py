@@ -23,7 +23,9 @@ from executor.layers import (
     VocabParallelEmbedding,
     apply_rotary,
 )
+from executor.layers.attention_sinks import AttentionSinks
 from executor.model_config import ModelConfig
+from executor.models.moe import MoEBlock
 
 
 class Attention(nn.Module):
@@ -39,6 +41,7 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias, group)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.sinks = AttentionSinks(config.num_heads, group) if config.attention_sinks else None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
         q, k, v = (
@@ -48,7 +51,8 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
-        y = attend(q, k, v, ctx.kv_cache.layers[self.layer_index], ctx.attention)
+        sinks = self.sinks.weight if self.sinks else None
+        y = attend(q, k, v, ctx.kv_cache.layers[self.layer_index], ctx.attention, sinks)
         out: Tensor = self.o_proj(y.flatten(1))
         return out
 
@@ -72,7 +76,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer_index, group)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config, group)
+        experts = config.moe if config.moe and config.moe.layers[layer_index] else None
+        self.mlp = MoEBlock(config.hidden_size, experts, group) if experts else MLP(config, group)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, ctx)
