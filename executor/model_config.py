@@ -4,8 +4,8 @@ from executor.layers.rotary import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
-class ClampedSwiGLU:
-    """The activation of gpt-oss's experts: (up + 1) * gate * sigmoid(alpha * gate), both cut off at `limit`."""
+class SwiGLULimits:
+    """Parameters of gpt-oss's activation: executor.layers.activation.ClampedSwiGLU."""
 
     alpha: float
     limit: float
@@ -24,7 +24,7 @@ class MoEConfig:
     biases: bool = False  # on the router and in the experts
     # One matrix for gate and up, with their rows taking turns, in checkpoint and adapters alike.
     interleaved: bool = False
-    clamped: ClampedSwiGLU | None = None  # None: silu(gate) * up
+    clamped: SwiGLULimits | None = None  # None: silu(gate) * up
     expert_parallel: bool = False  # ranks share the experts out instead of cutting each of them
 
 

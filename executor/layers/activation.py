@@ -11,10 +11,10 @@ class SiluAndMul(nn.Module):
         return F.silu(gate) * up
 
 
-class InterleavedClampedSwiGLU(nn.Module):
+class ClampedSwiGLU(nn.Module):
     """[..., 2 * n] -> [..., n]: (up + 1) * gate * sigmoid(alpha * gate), with gate <= limit and |up| <= limit.
 
-    gate is in the even columns, up in the odd ones.
+    gate is the first half of the columns, up the second.
     """
 
     def __init__(self, alpha: float, limit: float) -> None:
@@ -23,6 +23,6 @@ class InterleavedClampedSwiGLU(nn.Module):
         self.limit = limit
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = x[..., ::2].clamp(max=self.limit)
-        up = x[..., 1::2].clamp(-self.limit, self.limit)
+        gate, up = x.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
