@@ -17,6 +17,7 @@ from adapter_store.errors import (
 )
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
 from adapter_store.model_spec import ModelSpec
+from adapter_store.module_names import is_expert, kind_of
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.ref import Ref
 from adapter_store.store import AdapterStore, WeightsSource, open_store
@@ -45,5 +46,7 @@ __all__ = [
     "Version",
     "Weights",
     "WeightsSource",
+    "is_expert",
+    "kind_of",
     "open_store",
 ]

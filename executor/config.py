@@ -16,7 +16,7 @@ ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
 # Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head")
+MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head", "experts", "router", "shared_expert_gate")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adapter_store import LoRAModule
+from executor.lora.expert_modules import as_layout_has_them, rank_first
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, NonFiniteWeights, RankTooLarge
 from executor.lora.layout import Piece, SlotLayout, SlotSlice
 
@@ -43,6 +44,7 @@ def build_slot_image(weights: Mapping[str, LoRAModule], layout: SlotLayout) -> S
     Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights: the
     last one on the ranks that hold the value, the others on all.
     """
+    weights = as_layout_has_them(weights, layout)
     for module in weights.values():
         _check_fits(module, layout)
     by_slice = [weights.get(part.module) for part in layout.slices]
@@ -67,19 +69,23 @@ def _check_fits(module: LoRAModule, layout: SlotLayout) -> None:
         ("lora_a", module.lora_a, part.in_features),
         ("lora_b", module.lora_b, part.out_features),
     ):
-        if array.shape != (module.rank, width):
-            raise ModuleShapeMismatch(f"{module.name}.{half}", array.shape, (module.rank, width))
+        stack = (part.num_experts,) if part.num_experts else ()
+        if array.shape != (*stack, module.rank, width):
+            raise ModuleShapeMismatch(f"{module.name}.{half}", array.shape, (*stack, module.rank, width))
 
 
 def _fill(data: _Array, part: SlotSlice, module: LoRAModule, piece: Piece) -> None:
-    a = data[piece.a_offset : piece.a_offset + piece.a_elements].reshape(-1, part.a_width)
-    share = part.cut.of_a(module.lora_a)
+    stack = (part.row_experts,) if part.num_experts else ()
+    a = data[piece.a_offset : piece.a_offset + piece.a_elements]
+    a = a.reshape(-1, *stack, part.a_width // part.row_experts)
+    share = part.cut.of_a(rank_first(module.lora_a))
     _cast_into(a[: len(share)], share, f"{module.name}.lora_a")
-    b = data[piece.b_offset : piece.b_offset + piece.b_elements].reshape(module.rank, part.b_width)
+    b = data[piece.b_offset : piece.b_offset + piece.b_elements]
+    b = b.reshape(module.rank, *stack, part.b_width // part.row_experts)
     start = 0
-    for columns in part.cut.of_b(module.lora_b):
-        stop = start + columns.shape[1]
-        _cast_into(b[:, start:stop], columns, f"{module.name}.lora_b")
+    for columns in part.cut.of_b(rank_first(module.lora_b)):
+        stop = start + columns.shape[-1]
+        _cast_into(b[..., start:stop], columns, f"{module.name}.lora_b")
         start = stop
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapter_store import kind_of
 from executor.distributed import ParallelGroup
 from executor.lora.arena import SlotArena, StackedWeights
 from executor.lora.config import LoRAConfig
@@ -35,7 +36,7 @@ class LayerPart:
 
     @property
     def kind(self) -> str:
-        return self.module.rpartition(".")[2]
+        return kind_of(self.module)
 
     @property
     def cut(self) -> Cut:
@@ -209,8 +210,12 @@ class BaseLayerWithLoRA(nn.Module, ABC):
                 raise ValueError(f"module {part.module} has only one of lora_a and lora_b")
             if part not in self.served:
                 raise ModuleNotServed(part.module)
-            _check_shapes(part.slot_slice, a, b, self.stacked.lora_b[0].shape[1])
+            self.check_shapes(part.slot_slice, a, b)
         return lefts, rights
+
+    def check_shapes(self, whole: SlotSlice, a: Tensor, b: Tensor) -> None:
+        """Raises RankTooLarge, ModuleShapeMismatch."""
+        _check_shapes(whole, a, b, self.stacked.lora_b[0].shape[1])
 
 
 def _group_of(base_layer: nn.Module) -> ParallelGroup:
