@@ -8,7 +8,8 @@ from pathlib import Path
 
 from adapter_store.errors import DataLoss
 from adapter_store.manifest import Manifest
-from adapter_store.packed import Weights, write_packed
+from adapter_store.packed import Weights
+from adapter_store.packing import Packing
 from adapter_store.peft import PeftAdapter
 
 _MANIFEST, _PACKED, _SOURCE, _SOURCE_HASHES = "manifest.json", "packed.safetensors", "source", "source.json"
@@ -29,7 +30,7 @@ class Blob:
     def write(self, adapter: PeftAdapter) -> Manifest:
         """Packs `adapter` beside its source files. The caller syncs the folder."""
         with self.packed.open("wb") as packed:
-            manifest = write_packed(adapter, packed)
+            manifest = Packing(adapter).write(packed)
         hashes = {file.name: _sha256(file) for file in sorted(self.source.iterdir())}
         (self.folder / _SOURCE_HASHES).write_text(json.dumps(hashes))
         (self.folder / _MANIFEST).write_text(manifest.to_json())
@@ -47,7 +48,7 @@ class Blob:
 
     def weights(self, *, verify: bool = True) -> Weights:
         """Raises DataLoss."""
-        return Weights(self.packed, self.manifest(), verify=verify)
+        return Weights.open(self.packed, self.manifest(), verify=verify)
 
     def identity(self) -> tuple[int, int, int] | None:
         """Changes when the packed file is replaced or written to; None when there is none."""
