@@ -17,7 +17,7 @@ from adapter_store.errors import (
 )
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
 from adapter_store.model_spec import ModelSpec
-from adapter_store.module_names import is_expert, kind_of
+from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.ref import Ref
 from adapter_store.store import AdapterStore, WeightsSource, open_store
@@ -49,4 +49,5 @@ __all__ = [
     "is_expert",
     "kind_of",
     "open_store",
+    "place_of",
 ]

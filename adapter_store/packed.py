@@ -65,8 +65,8 @@ class LoRAModule:
     name: str
     rank: int
     scale: float
-    lora_a: NDArray[Any]  # [r, in]
-    lora_b: NDArray[Any]  # [r, out]
+    lora_a: NDArray[Any]  # [r, in], or [experts, r, in]
+    lora_b: NDArray[Any]  # [r, out], or [experts, r, out]
 
 
 class Weights(Mapping[str, LoRAModule]):
@@ -131,8 +131,8 @@ class Weights(Mapping[str, LoRAModule]):
         return len(self._modules)
 
     def _check_header(self, file: TensorFile) -> None:
-        shapes = {f"{m.name}.lora_a": (m.rank, m.in_features) for m in self.manifest.modules}
-        shapes |= {f"{m.name}.lora_b": (m.rank, m.out_features) for m in self.manifest.modules}
+        shapes = {f"{m.name}.lora_a": m.a_shape for m in self.manifest.modules}
+        shapes |= {f"{m.name}.lora_b": m.b_shape for m in self.manifest.modules}
         tensors = in_file_order(file)
         if shapes != {tensor.name: tensor.shape for tensor in tensors}:
             raise DataLoss(f"stored weights of {self.manifest.digest}: the tensors contradict the manifest")

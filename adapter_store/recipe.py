@@ -35,6 +35,10 @@ def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
     """The recipe, as views where it is large."""
     packed = {halves.a.name: f"{module}.lora_a" for module, halves in adapter.halves.items()}
     packed |= {halves.b.name: f"{module}.lora_b" for module, halves in adapter.halves.items()}
+    # Experts in a layout that the packed form does not follow are held whole.
+    following = {module: pair for module, pair in adapter.experts.items() if pair.follows_packed}
+    packed |= {pair.a.tensors[0].name: f"{module}.lora_a" for module, pair in following.items()}
+    packed |= {pair.b.tensors[0].name: f"{module}.lora_b" for module, pair in following.items()}
     file = adapter.file
     tensors = sorted(file, key=lambda tensor: (tensor.begin, tensor.end))
     parts = [

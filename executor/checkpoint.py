@@ -1,4 +1,4 @@
-"""A checkpoint folder's tensors by the names of our modules, whatever file, family or layout they come from."""
+"""A checkpoint folder's tensors by the names of our modules, whatever file or family they come from."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Where the tensors of a layer's experts go: a matrix an expert, or all experts' gate and up in one tensor."""
+"""Where the tensors of a layer's experts go: one for each expert's matrix, or one for all experts'."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass

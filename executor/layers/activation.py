@@ -12,7 +12,7 @@ class SiluAndMul(nn.Module):
 
 
 class ClampedSwiGLU(nn.Module):
-    """[..., 2 * n] -> [..., n]: (up + 1) * gate * sigmoid(alpha * gate), with gate <= limit and |up| <= limit.
+    """[..., 2 * n] -> [..., n]: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit and |up| <= limit.
 
     gate is the first half of the columns, up the second.
     """

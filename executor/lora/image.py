@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from adapter_store import LoRAModule
-from executor.lora.expert_modules import as_layout_has_them, rank_first
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, NonFiniteWeights, RankTooLarge
+from executor.lora.expert_modules import as_layout_has_them, rank_first
 from executor.lora.layout import Piece, SlotLayout, SlotSlice
 
 _Array = npt.NDArray[np.generic]

@@ -38,8 +38,8 @@ def check_splits(config: ModelConfig, size: int) -> None:
         possible = [str(n) for n in range(1, config.num_heads + 1) if _splits(config, n)]
         raise UnsupportedModel(
             f"--tensor-parallel-size {size} does not cut this model ({config.num_heads} query heads, "
-            f"{config.num_kv_heads} KV heads, intermediate_size {config.intermediate_size}{_experts(config)}): "
-            f"possible are {', '.join(possible)}"
+            f"{config.num_kv_heads} KV heads, intermediate_size {config.intermediate_size}"
+            f"{_experts(config)}): possible are {', '.join(possible)}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from executor.model_config import SwiGLULimits, MoEConfig
+from executor.model_config import MoEConfig, SwiGLULimits
 from executor.models.families import Traits, Windows
 from executor.models.fields import Fields
 
@@ -59,7 +59,9 @@ def gpt_oss(config: Fields) -> Traits:
         interleaved=True,
         clamped=SwiGLULimits(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)),
     )
-    windows = _windows_by_type(config, config.optional_integer("sliding_window", 128), lambda layer: layer % 2 == 0)
+    windows = _windows_by_type(
+        config, config.optional_integer("sliding_window", 128), lambda layer: layer % 2 == 0
+    )
     return Traits(windows, bias, bias, head_dim=64, attention_sinks=True, moe=moe)
 
 

@@ -34,7 +34,7 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
     source_types = (FusedMoE,)
     fully_sharded = False
     interleaved = False
-    modules = 3
+    num_modules = 3
 
     lora_a: tuple[Tensor, ...]
     lora_b: tuple[Tensor, ...]
@@ -45,7 +45,7 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
     @classmethod
     def fits(cls, source_layer: nn.Module, modules: int) -> bool:
         return (
-            modules == cls.modules
+            modules == cls.num_modules
             and isinstance(source_layer, FusedMoE)
             and source_layer.config.interleaved == cls.interleaved
         )
@@ -71,9 +71,7 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
         layer = self.base_layer
         out = len(columns) * layer.config.intermediate_size
         cut = self.first_cut(Cut(b_columns=columns, experts=self._experts()))
-        return LayerPart(
-            SlotSlice(name, layer.hidden_size, out, cut, layer.config.num_experts), column_start
-        )
+        return LayerPart(SlotSlice(name, layer.hidden_size, out, cut, layer.config.num_experts), column_start)
 
     def _out_of(self, name: str) -> LayerPart:
         layer = self.base_layer
@@ -105,7 +103,9 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
 
     def _by_expert(self, weight: Tensor) -> Tensor:
         """[max_loras, max_rank, experts * width] -> [max_loras, experts, max_rank, width], a view."""
-        return weight.unflatten(-1, (self.base_layer.num_local_experts, -1)).transpose(1, 2)
+        slots, rows, width = weight.shape
+        experts = self.base_layer.num_local_experts
+        return weight.view(slots, rows, experts, width // experts).transpose(1, 2)
 
     @property
     def lora_a_stacked(self) -> tuple[Tensor, ...]:
@@ -198,7 +198,7 @@ class FusedMoE3DWithLoRA(FusedMoEWithLoRA):
     checkpoint's matrix has, and w2. In a slot gate's columns come first, then up's, as in the base layer."""
 
     interleaved = True
-    modules = 2
+    num_modules = 2
 
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
         w13, w2 = self.module_names

@@ -65,11 +65,9 @@ class FusedMoEWithShardedLoRA(FusedMoEWithLoRA):
             [number * rows for number in range(len(parts))],
             blocks,
         )
-        return h.unflatten(1, (len(parts), rows)).transpose(0, 1).contiguous()
+        return h.view(-1, len(parts), rows).transpose(0, 1).contiguous()
 
-    def _expand(
-        self, y: Tensor, h: Tensor, number: int, blocks: MoEBlocks, weights: Tensor | None
-    ) -> None:
+    def _expand(self, y: Tensor, h: Tensor, number: int, blocks: MoEBlocks, weights: Tensor | None) -> None:
         """Adds h [pairs, max_rank] @ B to one part's columns."""
         ranks = self.stacked.ranks[number : number + 1]
         self.punica_wrapper.add_lora_fused_moe(
