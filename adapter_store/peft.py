@@ -58,9 +58,7 @@ def read_adapter(folder: Path, spec: ModelSpec, *, strict_base: bool = False) ->
     warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
     file = open_weights(folder)
     if settings.target_parameters and spec.moe is None:
-        raise InvalidAdapter(
-            f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts"
-        )
+        raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
     _check_tensors(file)
     experts = read_experts(file, settings, spec.moe)
     pairs, copies = _sort_tensors(file, experts.tensors, spec)
