@@ -9,7 +9,10 @@ from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
 from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
+from kernels.moe_blocks import MoEBlocks
 from kernels.punica import PunicaWrapperBase
+from kernels.reference.fused_moe_lora import fused_moe_lora
+from kernels.reference.moe_lora_align import moe_lora_align_block_size
 
 
 class PunicaWrapperGPU(PunicaWrapperBase):
@@ -55,3 +58,29 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
         add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+
+    def moe_lora_align_block_size(
+        self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None
+    ) -> MoEBlocks:
+        return moe_lora_align_block_size(
+            topk_ids, num_experts, 16, self.token_mapping_meta, expert_map=expert_map
+        )
+
+    def add_lora_fused_moe(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+        blocks: MoEBlocks,
+        *,
+        routed_weights: Tensor | None = None,
+        add_inputs: bool = True,
+    ) -> None:
+        fused_moe_lora(
+            y, x, lora_a, lora_b, ranks, scales, column_starts, blocks, routed_weights=routed_weights,
+            add_inputs=add_inputs,
+        )  # fmt: skip
