@@ -12,12 +12,13 @@ from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
 from tests.kernels.compile_followers import follower_cases
+from tests.kernels.compile_moe import ARGUMENTS, COUNTS, moe_cases
 
 POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
     "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
     "offset1": "i64", "offset2": "i64", "cos": "*fp32", "sin": "*fp32", "mapping": "*i32", "starts": "*i32",
-    "kv_slots": "*i64", "eps": "fp32",
+    "kv_slots": "*i64", "eps": "fp32", **ARGUMENTS,
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -48,6 +49,7 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
     yield "embedding", embedding_kernel, gather, 2
     yield from follower_cases()
+    yield from moe_cases()
 
 
 def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
@@ -58,7 +60,7 @@ def compile_case(kernel: object, constants: dict[str, object], warps: int, arch:
             signature[name] = "constexpr"
             continue
         strides = name.endswith("stride") or name.startswith("b_stride")
-        counts = name in ("num_rows", "vocab", "listed")
+        counts = name in ("num_rows", "vocab", "listed", *COUNTS)
         integer = "i32" if strides or counts else f"*{element}"
         signature[name] = POINTERS.get(name, integer)
         if not counts and name != "eps":
