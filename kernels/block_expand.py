@@ -55,8 +55,8 @@ def _load_h(
 def block_expand_kernel(
     y, h, h_scales, b0, b1, b2, b_scales0, b_scales1, b_scales2, ranks, routed, work, ids, row_slots,
     expert_map, num_places, known, y_stride, slot_stride, expert_stride0, expert_stride1, expert_stride2,
-    b_stride0, b_stride1, b_stride2, ranks_s, ranks_l, ranks_e, scale_slot, scale_expert0, scale_expert1,
-    scale_expert2, scale_n0, scale_n1, scale_n2,
+    b_stride0, b_stride1, b_stride2, ranks_s, ranks_l, ranks_e, scale_slot0, scale_slot1, scale_slot2,
+    scale_expert0, scale_expert1, scale_expert2, scale_k0, scale_k1, scale_k2,
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_EXPERTS: tl.constexpr, MAX_RANK: tl.constexpr,
@@ -92,9 +92,12 @@ def block_expand_kernel(
     b_tile = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n, rank, width)
     pairs = load_ids(ids, start, count, ROWS, KIND)
     if SCALED:
-        factors = of_slice(s, b_scales0, b_scales1, b_scales2, SLICES) + slot.to(tl.int64) * scale_slot
+        factors = of_slice(s, b_scales0, b_scales1, b_scales2, SLICES) + slot.to(tl.int64) * of_slice(
+            s, scale_slot0, scale_slot1, scale_slot2, SLICES
+        )
         factors += expert.to(tl.int64) * of_slice(s, scale_expert0, scale_expert1, scale_expert2, SLICES)
-        factors += tl.minimum(n, width - 1) // GROUP_N * of_slice(s, scale_n0, scale_n1, scale_n2, SLICES)
+        factors += tl.minimum(n, width - 1) // GROUP_N
+        scale_k = of_slice(s, scale_k0, scale_k1, scale_k2, SLICES)
     wait_if_early(PDL, EARLY)
 
     at = y + rows_by(pairs, of_slice(s, START0, START1, START2, SLICES) + n, y_stride, ROWS)
@@ -121,7 +124,7 @@ def block_expand_kernel(
             else:
                 product *= tl.load(of_row, mask=tl.arange(0, ROWS) < count, other=0.0)[:, None]
         if K_SCALED:
-            product = times_columns(product, tl.load(factors + block // GROUP_K), ROWS)
+            product = times_columns(product, tl.load(factors + block // GROUP_K * scale_k), ROWS)
         acc += product
     if SCALED and not K_SCALED:
         acc = times_columns(acc, tl.load(factors), ROWS)

@@ -211,7 +211,7 @@ def _prepare_pair(
     )  # fmt: skip
     expand_strides = (
         layer.y.stride(0), b[0].stride(0), *strides_of(b, 1), *strides_of(b, 2), *layer.ranks.stride(),
-        0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     pdl = shrink["PDL"]
     launches = (

@@ -63,3 +63,30 @@ def choose(
     return PairConfig(
         block_rank, block_k, split, rows > 16, 4, 3, 512 if rows == 1 else 256, 2 if rows == 1 else 4
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """The base model's expert product, over blocks of up to `rows` pairs."""
+
+    rows: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def gemm_block_size(pairs: int, num_experts: int) -> int:
+    """Pairs of a block of the base product: about what an expert gets."""
+    mean = pairs / num_experts
+    return 16 if mean <= 16 else 64 if mean <= 96 else 128
+
+
+def gemm_config(block_size: int, element_size: int) -> GemmConfig:
+    if element_size > 2:
+        return GemmConfig(max(16, block_size), 64, 32, 4, 2)
+    if block_size <= 16:
+        return GemmConfig(16, 128, 128, 4, 4)
+    if block_size <= 64:
+        return GemmConfig(64, 128, 64, 4, 4)
+    return GemmConfig(128, 256, 64, 8, 3)

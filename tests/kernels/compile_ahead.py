@@ -12,7 +12,7 @@ from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
 from tests.kernels.compile_followers import follower_cases
-from tests.kernels.compile_moe import ARGUMENTS, COUNTS, moe_cases
+from tests.kernels.compile_moe import ARGUMENTS, COUNTS, fp8_cases, moe_cases
 
 POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
@@ -52,8 +52,11 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield from moe_cases()
 
 
-def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
-    constants = {**constants, "PDL": arch >= 90}
+def compile_case(
+    kernel: object, constants: dict[str, object], warps: int, arch: int, element: str, types=None
+):
+    pdl = {"PDL": arch >= 90} if "PDL" in kernel.arg_names else {}
+    constants = {**constants, **pdl}
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -62,11 +65,11 @@ def compile_case(kernel: object, constants: dict[str, object], warps: int, arch:
         strides = name.endswith("stride") or name.startswith("b_stride")
         counts = name in ("num_rows", "vocab", "listed", *COUNTS)
         integer = "i32" if strides or counts else f"*{element}"
-        signature[name] = POINTERS.get(name, integer)
+        signature[name] = {**POINTERS, **(types or {})}.get(name, integer)
         if not counts and name != "eps":
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps, "launch_pdl": arch >= 90}
+    options = {"num_warps": warps, "launch_pdl": bool(pdl) and arch >= 90}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
@@ -76,3 +79,7 @@ if __name__ == "__main__":
         for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
             compiled = compile_case(kernel, constants, warps, int(sys.argv[1]), element)
             sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}\n")
+    arch = int(sys.argv[1])
+    for name, kernel, constants, warps, types in fp8_cases(arch):
+        compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
+        sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

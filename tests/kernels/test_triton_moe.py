@@ -142,6 +142,7 @@ def test_what_the_kernels_cannot_follow_is_named(argument: str) -> None:
         b[1] = b[1].half()
     with pytest.raises(KernelArgumentError) as caught:
         fused_moe_lora(
-            y, x, a, b, stack.ranks, stack.scales, stack.column_starts, blocks_of(16, choices, meta), config=config
+            y, x, a, b, stack.ranks, stack.scales, stack.column_starts,
+            blocks_of(16, choices, meta), config=config,
         )  # fmt: skip
     assert caught.value.argument == argument
