@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from kernels.moe_blocks import MoEBlocks
+from kernels.moe_tuning import gemm_block_size
 from kernels.reference import moe_gemm as reference
 from kernels.reference import moe_lora_align as reference_align
 
@@ -13,8 +14,14 @@ def align_experts(topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | No
     topk_ids int32 or int64 [rows, topk] holds global numbers; expert_map int32 [global experts] gives the
     place among the `num_experts` that are here, or -1. Raises KernelArgumentError.
     """
-    block_size = max(1, topk_ids.numel())
-    return reference_align.moe_align_block_size(topk_ids, num_experts, block_size, expert_map=expert_map)
+    if topk_ids.is_cuda:
+        from kernels import moe_lora_align  # needs triton
+
+        size = gemm_block_size(topk_ids.numel(), num_experts)
+        return moe_lora_align.moe_align_block_size(topk_ids, num_experts, size, expert_map=expert_map)
+    # A block for all pairs of an expert: one product each.
+    size = max(1, topk_ids.numel())
+    return reference_align.moe_align_block_size(topk_ids, num_experts, size, expert_map=expert_map)
 
 
 def expert_product(
@@ -30,4 +37,9 @@ def expert_product(
 
     p = row * topk + k is an expert choice; the arguments are those of kernels/reference/moe_gemm.py.
     """
+    if y.is_cuda:
+        from kernels.moe_gemm import moe_gemm  # needs triton
+
+        moe_gemm(y, x, weight, blocks, bias=bias, routed_weights=routed_weights)
+        return
     reference.moe_gemm(y, x, weight, blocks, bias=bias, routed_weights=routed_weights)

@@ -1,6 +1,8 @@
 """A step's expert choices, sorted by adapter and expert and cut into blocks of work."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ class MoEBlocks:
     blocks       int32 [n, 4]: slot, expert here, first place, pairs; slot -1: no block, anywhere in the table
     num_slots    slots that may occur
     aligned      False: there is no table, pair i is a block by itself (the GPU's form for small batches)
+    launches     what the launchers have compiled, by what it was compiled for
 
     On a GPU all of it is filled by the device, so that a captured graph replays with other choices.
     """
@@ -39,6 +42,7 @@ class MoEBlocks:
     blocks: Tensor
     num_slots: int
     aligned: bool = True
+    launches: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def topk(self) -> int:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.checks import check_rows
+from kernels.fused_moe_lora import fused_moe_lora, moe_blocks
 from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
 from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
 from kernels.moe_blocks import MoEBlocks
 from kernels.punica import PunicaWrapperBase
-from kernels.reference.fused_moe_lora import fused_moe_lora
-from kernels.reference.moe_lora_align import moe_lora_align_block_size
 
 
 class PunicaWrapperGPU(PunicaWrapperBase):
@@ -62,9 +62,8 @@ class PunicaWrapperGPU(PunicaWrapperBase):
     def moe_lora_align_block_size(
         self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None
     ) -> MoEBlocks:
-        return moe_lora_align_block_size(
-            topk_ids, num_experts, 16, self.token_mapping_meta, expert_map=expert_map
-        )
+        check_rows(topk_ids, "topk_ids", self.token_mapping_meta)
+        return moe_blocks(topk_ids, num_experts, self.token_mapping_meta, expert_map=expert_map)
 
     def add_lora_fused_moe(
         self,

@@ -12,12 +12,13 @@ from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
 from tests.kernels.compile_followers import follower_cases
+from tests.kernels.compile_moe import ARGUMENTS, COUNTS, fp8_cases, moe_cases
 
 POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
     "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
     "offset1": "i64", "offset2": "i64", "cos": "*fp32", "sin": "*fp32", "mapping": "*i32", "starts": "*i32",
-    "kv_slots": "*i64", "eps": "fp32",
+    "kv_slots": "*i64", "eps": "fp32", **ARGUMENTS,
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -48,23 +49,27 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
     yield "embedding", embedding_kernel, gather, 2
     yield from follower_cases()
+    yield from moe_cases()
 
 
-def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
-    constants = {**constants, "PDL": arch >= 90}
+def compile_case(
+    kernel: object, constants: dict[str, object], warps: int, arch: int, element: str, types=None
+):
+    pdl = {"PDL": arch >= 90} if "PDL" in kernel.arg_names else {}
+    constants = {**constants, **pdl}
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
             continue
         strides = name.endswith("stride") or name.startswith("b_stride")
-        counts = name in ("num_rows", "vocab", "listed")
+        counts = name in ("num_rows", "vocab", "listed", *COUNTS)
         integer = "i32" if strides or counts else f"*{element}"
-        signature[name] = POINTERS.get(name, integer)
+        signature[name] = {**POINTERS, **(types or {})}.get(name, integer)
         if not counts and name != "eps":
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps, "launch_pdl": arch >= 90}
+    options = {"num_warps": warps, "launch_pdl": bool(pdl) and arch >= 90}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
@@ -74,3 +79,7 @@ if __name__ == "__main__":
         for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
             compiled = compile_case(kernel, constants, warps, int(sys.argv[1]), element)
             sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}\n")
+    arch = int(sys.argv[1])
+    for name, kernel, constants, warps, types in fp8_cases(arch):
+        compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
+        sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

@@ -4,13 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import moe_lora_align as triton_align
 from kernels.errors import KernelArgumentError
 from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks
-from kernels.reference.moe_lora_align import moe_align_block_size, moe_lora_align_block_size
+from kernels.reference import moe_lora_align as reference_align
 from kernels.work_list import Run
 from tests.kernels.moe_stack import random_choices
-from tests.kernels.stack import row_slots
+from tests.kernels.stack import DEVICE, row_slots
+
+FORMS = {"reference": (reference_align, "cpu"), "triton": (triton_align, DEVICE)}
 
 STEPS: dict[str, list[Run]] = {
     "mixed": [(2, 5), (-1, 2), (0, 9), (2, 1), (3, 1)],
@@ -34,7 +37,7 @@ def named(blocks: MoEBlocks) -> list[tuple[int, int, list[int]]]:
 
 
 def check_blocks(blocks: MoEBlocks, slots: list[int], experts: Tensor, block_size: int) -> None:
-    """Every pair with a slot and an expert is in one block of its group, in order; only the last may be short."""
+    """Every pair with a slot and an expert is in one block of its group, in order; only the last is short."""
     topk, found = experts.shape[1], list[tuple[int, int, int]]()
     for slot, expert, pairs in named(blocks):
         assert 0 < len(pairs) <= block_size
@@ -47,16 +50,17 @@ def check_blocks(blocks: MoEBlocks, slots: list[int], experts: Tensor, block_siz
         assert before[:2] != after[:2] or len(before[2]) == block_size
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pad", [False, True], ids=["", "padded"])
 @pytest.mark.parametrize("block_size", [1, 4, 64])
 @pytest.mark.parametrize("runs", STEPS.values(), ids=STEPS)
 def test_every_pair_is_in_one_block_of_its_slot_and_expert(
-    runs: list[Run], block_size: int, pad: bool
+    runs: list[Run], block_size: int, pad: bool, form: str
 ) -> None:
     torch.manual_seed(0)
-    slots = row_slots(runs)
-    topk_ids = random_choices(len(slots), 3, 5)
-    blocks = moe_lora_align_block_size(topk_ids, 5, block_size, prepared(runs), pad_sorted_ids=pad)
+    slots, (op, device) = row_slots(runs), FORMS[form]
+    topk_ids, meta = random_choices(len(slots), 3, 5), prepared(runs, device)
+    blocks = op.moe_lora_align_block_size(topk_ids.to(device), 5, block_size, meta, pad_sorted_ids=pad)
     check_blocks(blocks, slots, topk_ids, block_size)
     if pad:
         assert all(first % block_size == 0 for slot, _, first, _ in blocks.blocks.tolist() if slot >= 0)
@@ -64,21 +68,41 @@ def test_every_pair_is_in_one_block_of_its_slot_and_expert(
         assert (blocks.sorted_ids == topk_ids.numel()).sum() == len(blocks.sorted_ids) - used
 
 
-def test_pairs_of_experts_that_are_elsewhere_or_nowhere_are_in_no_block() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_pairs_of_experts_that_are_elsewhere_or_nowhere_are_in_no_block(form: str) -> None:
     torch.manual_seed(0)
+    op, device = FORMS[form]
     runs = STEPS["mixed"]
     topk_ids = random_choices(18, 2, 6)
     topk_ids[3, 0], topk_ids[4, 1] = -1, 99
     expert_map = torch.tensor([-1, 1, -1, 0, 2, -1], dtype=torch.int32)
     here = torch.tensor([[-1 if not 0 <= e < 6 else int(expert_map[e]) for e in row] for row in topk_ids])
-    blocks = moe_lora_align_block_size(topk_ids, 3, 4, prepared(runs), expert_map=expert_map)
+    blocks = op.moe_lora_align_block_size(
+        topk_ids.to(device), 3, 4, prepared(runs, device), expert_map=expert_map.to(device)
+    )
     check_blocks(blocks, row_slots(runs), here, 4)
 
 
-def test_the_base_models_blocks_hold_all_rows() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_base_models_blocks_hold_all_rows(form: str) -> None:
     torch.manual_seed(0)
+    op, device = FORMS[form]
     topk_ids = random_choices(9, 2, 4)
-    check_blocks(moe_align_block_size(topk_ids, 4, 4), [0] * 9, topk_ids, 4)
+    check_blocks(op.moe_align_block_size(topk_ids.to(device), 4, 4), [0] * 9, topk_ids, 4)
+
+
+@pytest.mark.parametrize("rows", [300, 900], ids=["one launch", "counted apart"])
+def test_many_chunks_of_pairs(rows: int) -> None:
+    """1024 experts make chunks of 16 pairs."""
+    torch.manual_seed(0)
+    runs, topk_ids = [(1, rows // 3), (-1, 7), (3, rows // 2)], None
+    slots = row_slots(runs)
+    topk_ids = random_choices(len(slots), 1, 1000) // 30
+    meta = LoRAKernelMeta.make(4, len(slots), DEVICE)
+    meta.prepare_tensors(runs)
+    for _ in range(2):
+        blocks = triton_align.moe_lora_align_block_size(topk_ids.to(DEVICE), 1000, 16, meta)
+        check_blocks(blocks, slots, topk_ids, 16)
 
 
 @pytest.mark.parametrize(
@@ -87,5 +111,5 @@ def test_the_base_models_blocks_hold_all_rows() -> None:
 )
 def test_choices_must_be_the_steps(argument: str, topk_ids: Tensor) -> None:
     with pytest.raises(KernelArgumentError) as caught:
-        moe_lora_align_block_size(topk_ids, 4, 4, prepared(STEPS["mixed"]))
+        triton_align.moe_lora_align_block_size(topk_ids.to(DEVICE), 4, 4, prepared(STEPS["mixed"], DEVICE))
     assert caught.value.argument == argument
