@@ -21,6 +21,9 @@ class SequenceRows:
     block_ids: Sequence[int]  # KV blocks that cover positions [0, start + len(token_ids))
     slot: int  # LoRA slot, -1 for the base model
     logit_rows: Sequence[int]  # indices into token_ids whose logits are wanted: often just the last, or none
+    # Index into the step's `last_tokens` of the last token's id, which only the device knows yet (in token_ids
+    # it is 0); -1: all ids are known.
+    pending: int = -1
 
 
 @dataclass(frozen=True, slots=True)
