@@ -8,6 +8,7 @@ import torch
 from executor.attention import KVCache
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup
+from executor.forward_pass import EagerForwardPass, ForwardPass
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.replace import attach_lora
@@ -21,6 +22,7 @@ class Shard:
     kv_cache: KVCache
     punica: PunicaWrapperBase
     arena: SlotArena
+    forward_pass: ForwardPass
 
 
 def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
@@ -41,4 +43,4 @@ def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
     kv_cache = KVCache.allocate(
         config.num_kv_blocks, config.block_size, model.config, dtype, config.device, group
     )
-    return Shard(model, kv_cache, punica, arena)
+    return Shard(model, kv_cache, punica, arena, EagerForwardPass(model, kv_cache, punica))
