@@ -7,7 +7,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from executor.attention import AttentionPlan, KVCache, Span, plan_attention
+from executor.attention import KVCache, Span, StepAttention, plan_attention
+from executor.layers.followers import TORCH_FOLLOWERS, Followers
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
 
@@ -34,12 +35,16 @@ class ForwardContext:
     positions: Tensor  # [rows] int64
     logits_rows: Tensor  # [n] int64: the rows that reach the head, in row order of the sequences
     kv_cache: KVCache
-    attention: AttentionPlan
+    attention: StepAttention
+    followers: Followers
     punica: PunicaWrapperBase | None
 
 
 def build_step(
-    sequences: Sequence[SequenceRows], kv_cache: KVCache, punica: PunicaWrapperBase | None
+    sequences: Sequence[SequenceRows],
+    kv_cache: KVCache,
+    punica: PunicaWrapperBase | None,
+    followers: Followers = TORCH_FOLLOWERS,
 ) -> tuple[Tensor, ForwardContext]:
     """Returns (token_ids [rows] int64, context), and tells `punica` which rows belong to which slot.
 
@@ -70,6 +75,7 @@ def build_step(
         logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=device),
         kv_cache=kv_cache,
         attention=plan_attention(spans, kv_cache),
+        followers=followers,
         punica=punica,
     )
     return torch.tensor(token_ids, dtype=torch.int64, device=device), context
