@@ -26,6 +26,7 @@ from executor.models import check_splits, read_config
 from executor.paging import Arena, Pager
 from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
+from executor.sampler import Sampler
 from executor.sequence import StopLimits
 from executor.shard import Shard, build_shard
 from executor.slots import SlotTable
@@ -63,13 +64,14 @@ def build_engine(
     logger.info("model %s is loaded: %s", spec.name, info)
     return Engine(
         info=info,
-        runner=ModelRunner(shard.model, shard.kv_cache, shard.punica, limits, others),
+        runner=ModelRunner(shard.forward_pass, Sampler(config.max_seats, config.device), limits, others),
         batcher=_batcher(config, slots),
         pager=pager,
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
         clock=clock,
+        steps_ahead=int(config.schedules_ahead),
     )
 
 
@@ -110,6 +112,7 @@ def _batcher(config: ExecutorConfig, slots: SlotTable) -> Batcher:
         slots,
         max_batched_tokens=config.max_batched_tokens,
         max_seats=config.max_seats,
+        max_page_ins=config.page_ins_per_step,
         aging_s=config.adapter_aging,
     )
 

@@ -59,6 +59,10 @@ class ExecutorConfig:
     max_batched_tokens: int = _setting(
         512, "Tokens in one step; longer prompts take several. At least max-seats."
     )
+    async_scheduling: str = _setting(
+        "auto",
+        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU.",
+    )
     num_kv_blocks: int = _setting(1024, "KV blocks shared by all sequences.")
     block_size: int = _setting(16, "Tokens in a KV block, and the grain of the prefix cache.")
     prefix_cache: bool = _setting(
@@ -69,6 +73,9 @@ class ExecutorConfig:
     )
     host_memory_bytes: int = _setting(
         4 << 30, "Bytes of host memory for adapters on their way to a slot, over all ranks."
+    )
+    page_ins_per_step: int = _setting(
+        4, "Adapters copied into slots in one step at most; all sequences of the step wait for them."
     )
     loader_threads: int = _setting(2, "Threads that read adapters from the store.")
     load_timeout: float = _setting(
@@ -95,6 +102,8 @@ class ExecutorConfig:
         _require("dtype", self.dtype in ("float32", "bfloat16", "float16"), "float32, bfloat16 or float16")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
+        modes = ("auto", "true", "false") if self.tensor_parallel_size == 1 else ("auto", "false")
+        _require("async-scheduling", self.async_scheduling in modes, f"one of {', '.join(modes)}")
         unknown = sorted(set(self.lora_modules) - set(MODULE_KINDS))
         _require("lora-modules", self.lora_modules and not unknown, f"some of {MODULE_KINDS}, not {unknown}")
         for name in _POSITIVE:
@@ -106,15 +115,20 @@ class ExecutorConfig:
         _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
 
     @property
+    def schedules_ahead(self) -> bool:
+        if self.async_scheduling == "auto":
+            return self.tensor_parallel_size == 1 and self.device.startswith("cuda")
+        return self.async_scheduling == "true"
+
+    @property
     def host(self) -> str:
         return self.listen.rpartition(":")[0]
 
 
 _POSITIVE = (
     "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens", "num_kv_blocks",
-    "block_size", "cache_bytes", "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages",
-    "outbox_timeout",
-    "step_timeout", "drain_timeout",
+    "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
+    "outbox_messages", "outbox_timeout", "step_timeout", "drain_timeout",
 )  # fmt: skip
 
 
