@@ -32,7 +32,8 @@ class KVCache:
     """All layers' keys and values. Token t of a sequence lives in block block_ids[t // block_size] at offset
     t % block_size, in every layer; the flat number block * block_size + offset is its KV slot.
 
-    On a GPU block `num_blocks` is there too: rows that only fill up a captured step look at it.
+    On a GPU there is one spare block more, number `num_blocks`: rows that only fill up a captured step, and
+    steps before the first real one, look at it.
     """
 
     layers: tuple[LayerCache, ...]
@@ -61,6 +62,10 @@ class KVCache:
     @property
     def device(self) -> torch.device:
         return self.layers[0].data.device
+
+    @property
+    def spare_blocks(self) -> int:
+        return self.layers[0].data.shape[1] - self.num_blocks
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from executor.attention import KVCache
 from executor.forward import SequenceRows, build_step
+from executor.layers.followers import TORCH_FOLLOWERS, Followers
 from executor.models import CausalLM
 from kernels.punica import PunicaWrapperBase
 
@@ -16,12 +17,12 @@ class ForwardPass(Protocol):
     """Runs steps in the order of the calls, on the current stream of one thread."""
 
     def warm_up(self) -> None:
-        """Compile and capture whatever `run` can need. Call it once, before the first step; no slot may be
-        written meanwhile."""
+        """Capture what can be captured, once; no slot may be written meanwhile. `warm_up_steps` have run
+        before: they compile what is captured or not."""
 
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
-        """Logits float32 [wanted rows, vocab], in the order of the sequences and of their logit_rows; the rows'
-        keys and values are in the cache.
+        """Logits float32 [wanted rows, vocab], in the order of the sequences and of their logit_rows; the
+        rows' keys and values are in the cache.
 
         `last_tokens` is int64 [any] on the device: what sequences with a `pending` index need. On a GPU this
         only enqueues: it waits for no more than the copies of the step before the last one, and the logits
@@ -34,17 +35,24 @@ class ForwardPass(Protocol):
 class EagerForwardPass:
     """Layer by layer, on any device."""
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, punica: PunicaWrapperBase | None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        punica: PunicaWrapperBase | None,
+        followers: Followers = TORCH_FOLLOWERS,
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._punica = punica
+        self._followers = followers
 
     def warm_up(self) -> None:
         pass
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
-        token_ids, context = build_step(sequences, self._kv_cache, self._punica)
+        token_ids, context = build_step(sequences, self._kv_cache, self._punica, self._followers)
         fill_pending(token_ids, sequences, last_tokens)
         hidden = self._model(token_ids, context)
         return self._model.compute_logits(hidden, context)

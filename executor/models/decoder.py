@@ -124,5 +124,9 @@ class CausalLM(nn.Module):
         """`hidden` is all rows, as from `forward`. Returns float32 [n, vocab], for the n ctx.logits_rows."""
         if len(hidden) != len(ctx.positions):
             raise ValueError(f"hidden has {len(hidden)} rows, but the step has {len(ctx.positions)}")
-        out: Tensor = self.logits_processor(self.lm_head, hidden[ctx.logits_rows])
+        return self.head(hidden[ctx.logits_rows])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """`hidden` [n, hidden_size]: of the n rows that the step's metadata says reach the head."""
+        out: Tensor = self.logits_processor(self.lm_head, hidden)
         return out
