@@ -63,8 +63,8 @@ def is_swapped(pairs: Collection[ExpertPair], settings: LoraSettings, moe: MoESp
     version = _version(settings.peft_version)
     if version is None:
         raise InvalidAdapter(
-            f"tensor {next(iter(pairs)).a.name!r}: by its shape it may be of PEFT before 0.19 or after, where "
-            f"A and B mean other things; {CONFIG_FILE}: set peft_version to the one that wrote it"
+            f"tensor {next(iter(pairs)).a.name!r}: by its shape it may be of PEFT before 0.19 or later, so "
+            f"that A and B may mean either: {CONFIG_FILE}: set peft_version to the one that wrote it"
         )
     return version < _SWAPPED_BEFORE
 

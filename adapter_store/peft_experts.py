@@ -23,7 +23,9 @@ _KEY = re.compile(
     r"lora_(?P<half>[AB])(?:\.default)?\.weight"
 )
 _MATRICES = {
-    "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
     **{matrix: matrix for matrix in ("w1", "w2", "w3")},
 }
 

@@ -15,17 +15,20 @@ from executor.batcher import Batcher
 from executor.blocks import BlockPool
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
+from executor.dummy import spec_without_checkpoint
 from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.lora.arena import SlotArena
 from executor.lora.image import SlotImage, build_slot_image
 from executor.metrics import Metrics
+from executor.model_config import ModelConfig
 from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.models import check_splits, read_config
 from executor.paging import Arena, Pager
 from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
+from executor.sampler import Sampler
 from executor.sequence import StopLimits
 from executor.shard import Shard, build_shard
 from executor.slots import SlotTable
@@ -49,27 +52,30 @@ def build_engine(
     """
     metrics = metrics or Metrics(CollectorRegistry())
     path = Path(config.model)
-    spec, model_config = ModelSpec.from_folder(path), read_config(path)
+    model_config = read_config(path)
+    spec = _spec(config, model_config)
     check_splits(model_config, config.tensor_parallel_size)
-    limits = StopLimits(frozenset(model_config.eos_token_ids), _max_model_len(config, spec))
     slots = SlotTable(config.max_loras)
     others, shard, adapters = _on_ranks(config, store, lost)
     try:
+        kv_blocks = shard.kv_cache.num_blocks
+        limits = StopLimits(frozenset(model_config.eos_token_ids), _max_model_len(config, spec, kv_blocks))
         pager = _pager(config, adapters, slots, metrics, wake)
     except StartError:
         others.close()
         raise
-    info = _info(config, spec, limits)
+    info = _info(config, spec, limits, kv_blocks)
     logger.info("model %s is loaded: %s", spec.name, info)
     return Engine(
         info=info,
-        runner=ModelRunner(shard.model, shard.kv_cache, shard.punica, limits, others),
-        batcher=_batcher(config, slots),
+        runner=ModelRunner(shard.forward_pass, Sampler(config.max_seats, config.device), limits, others),
+        batcher=_batcher(config, slots, kv_blocks),
         pager=pager,
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
         clock=clock,
+        steps_ahead=int(config.schedules_ahead),
     )
 
 
@@ -104,12 +110,20 @@ def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
         return build_slot_image(weights, arena.layout)
 
 
-def _batcher(config: ExecutorConfig, slots: SlotTable) -> Batcher:
+def _spec(config: ExecutorConfig, model_config: ModelConfig) -> ModelSpec:
+    path = Path(config.model)
+    if config.load_format == "dummy" and not any(path.glob("model.safetensors*")):
+        return spec_without_checkpoint(path, model_config)
+    return ModelSpec.from_folder(path)
+
+
+def _batcher(config: ExecutorConfig, slots: SlotTable, kv_blocks: int) -> Batcher:
     return Batcher(
-        BlockPool(config.num_kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
+        BlockPool(kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
         slots,
         max_batched_tokens=config.max_batched_tokens,
         max_seats=config.max_seats,
+        max_page_ins=config.page_ins_per_step,
         aging_s=config.adapter_aging,
     )
 
@@ -141,9 +155,9 @@ def _pager(
     )
 
 
-def _max_model_len(config: ExecutorConfig, spec: ModelSpec) -> int:
+def _max_model_len(config: ExecutorConfig, spec: ModelSpec, kv_blocks: int) -> int:
     """One sequence alone must fit into the KV blocks, or it would wait for ever."""
-    room = config.num_kv_blocks * config.block_size
+    room = kv_blocks * config.block_size
     if config.max_model_len > spec.max_model_len:
         raise StartError(f"--max-model-len {config.max_model_len} is above the model's {spec.max_model_len}")
     if config.max_model_len > room:
@@ -153,7 +167,7 @@ def _max_model_len(config: ExecutorConfig, spec: ModelSpec) -> int:
     return config.max_model_len or min(spec.max_model_len, room)
 
 
-def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits) -> EngineInfo:
+def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks: int) -> EngineInfo:
     return EngineInfo(
         model_name=spec.name,
         model_fingerprint=spec.fingerprint,
@@ -162,6 +176,6 @@ def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits) -> Engine
         modules=tuple(config.lora_modules),
         max_loras=config.max_loras,
         max_seats=config.max_seats,
-        num_kv_blocks=config.num_kv_blocks,
+        num_kv_blocks=kv_blocks,
         block_size=config.block_size,
     )

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from executor.distributed import ParallelGroup
+from executor.forward import ForwardContext
+from executor.layers.followers import Follower
 from executor.layers.fused_moe import FusedMoE
 from executor.layers.fused_moe_router import route
 from executor.layers.fused_moe_shared import SharedExpert
@@ -26,9 +28,9 @@ class MoEBlock(nn.Module):
         self.shared_expert = SharedExpert(hidden_size, shared, group) if shared else None
         self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, group=group) if shared else None
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, ctx: ForwardContext, then: Follower) -> Tensor:
         routing = route(self.router(hidden), self.config.top_k, renormalize=self.config.renormalize)
         out: Tensor = self.experts(hidden, routing)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + torch.sigmoid(self.shared_expert_gate(hidden)) * self.shared_expert(hidden)
-        return out
+        return then.plain(out)

@@ -1,6 +1,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,20 @@ from hypothesis import strategies as st
 
 from adapter_store import AdapterNotFound, DiskStore, ModelSpec, StoreUnavailable, Weights
 from executor.residency import Tier
-from executor.sampler import SamplingParams
+from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, FinishReason, StopRules
 from tests.support.adapters import load_adapter, load_base, make_adapter, rewrite
 from tests.support.engines import Driver, greedy, make_driver
 
 Make = Callable[..., Driver]
+MODES = {"in turn": "false", "ahead": "true"}
 PROMPTS = [list(range(start, start + length)) for start, length in ((3, 20), (40, 5), (9, 33), (70, 11))]
+
+
+@pytest.fixture(params=MODES)
+def make_engine(request: pytest.FixtureRequest, make_engine: Make) -> Make:
+    """Every test here holds whether steps are planned in turn or one ahead."""
+    return partial(make_engine, async_scheduling=MODES[request.param])
 
 
 def test_greedy_tokens_are_those_of_transformers_and_peft(
@@ -75,6 +83,7 @@ def alone(tiny_base: Path, tiny_store: DiskStore, digests: list[str]) -> list[li
     chunk=st.sampled_from([10, 16, 64]),
     blocks=st.sampled_from([12, 64]),
     stagger=st.integers(0, 3),
+    mode=st.sampled_from(list(MODES.values())),
 )
 def test_neighbours_slots_chunks_and_preemption_change_no_token(
     tiny_base: Path,
@@ -86,6 +95,7 @@ def test_neighbours_slots_chunks_and_preemption_change_no_token(
     chunk: int,
     blocks: int,
     stagger: int,
+    mode: str,
 ) -> None:
     driver = make_driver(
         str(tiny_base),
@@ -95,6 +105,7 @@ def test_neighbours_slots_chunks_and_preemption_change_no_token(
         max_seats=10,
         num_kv_blocks=blocks,
         adapter_aging=0.01,
+        async_scheduling=mode,
     )
     dispatches = mixed(digests)
     for number in order:
@@ -232,8 +243,7 @@ def test_a_time_limit_ends_running_and_waiting_sequences(make_engine: Make) -> N
     driver = make_engine(clock=lambda: now)
     driver.engine.add(greedy("soon", PROMPTS[0], max_new_tokens=200, deadline=101.0))
     driver.engine.add(greedy("late", PROMPTS[1], max_new_tokens=200, deadline=300.0))
-    for _ in range(3):
-        driver.step()
+    driver.until(lambda: len(driver.token_ids((0, "soon"))) == 3)
     now = 101.0
     driver.step()
     assert driver.finished == {(0, "soon"): FinishReason.TIME_LIMIT}
@@ -361,7 +371,7 @@ def test_a_step_that_raises_fails_its_sequences_and_the_books_balance(
     driver.until(lambda: bool(driver.tokens))
     driver.engine.add(greedy("waits", PROMPTS[0], digest=digests[1]))
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner, "forward", lambda step: 1 / 0)
+        patch.setattr(driver.engine._runner._forward_pass, "run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError) as error:
             driver.engine.step()
     driver.take(driver.engine.fail(error.value))
@@ -379,7 +389,7 @@ def test_the_prefix_cache_holds_nothing_of_a_step_that_failed(
     driver.engine.add(greedy("cut", prompt))
     driver.step()
     with monkeypatch.context() as patch:
-        norm = driver.engine._runner._model.model.layers[1].post_attention_layernorm
+        norm = driver.engine._runner._forward_pass._model.model.layers[1].post_attention_layernorm
         patch.setattr(norm, "forward", lambda x: 1 // 0)
         with pytest.raises(ZeroDivisionError) as error:
             driver.engine.step()
