@@ -1,11 +1,18 @@
 """The records of a DiskStore: `<tenant>/<name>.json`, each replaced whole."""
 
+import functools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from adapter_store.durable import replace_file, sync_folder
+from adapter_store.errors import DataLoss
 from adapter_store.record import NameRecord
 from adapter_store.ref import check_identifier
+from adapter_store.summary import lines_of
+
+_CACHED_RECORDS = 4096
+_log = logging.getLogger(__name__)
 
 
 class RecordFiles:
@@ -13,11 +20,12 @@ class RecordFiles:
 
     def __init__(self, folder: Path, aside: Path) -> None:
         self._folder, self._aside = folder, aside
+        self._parse = functools.lru_cache(_CACHED_RECORDS)(NameRecord.from_json)
 
     def read(self, tenant: str, name: str) -> NameRecord:
         """An unknown name has the empty record. Raises DataLoss, OSError, and InvalidRef before it reads."""
         try:
-            return NameRecord.from_json(self._path(tenant, name).read_text())
+            return self._parse(self._path(tenant, name).read_text())
         except FileNotFoundError:
             self._folder.stat()  # or the whole store is away, which says nothing about the name
             return NameRecord()
@@ -42,6 +50,20 @@ class RecordFiles:
         self._folder.stat()
         names = [path.stem for path in folder.iterdir()] if folder.exists() else []
         return sorted(names, key=lambda name: f"{name}@")
+
+    def tenants(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir())
+
+    def lines(self, tenant: str, name: str) -> tuple[str, ...]:
+        """For listings (summary.py), sorted; none when the name is unknown or its record unreadable."""
+        try:
+            text = (self._folder / tenant / f"{name}.json").read_text()
+            return tuple(sorted(lines_of(name, NameRecord.from_json(text))))
+        except FileNotFoundError:
+            return ()
+        except DataLoss as error:  # the others are listed all the same
+            _log.error("adapter store: %s/%s is not listed: %s", tenant, name, error)
+            return ()
 
     def digests(self) -> Iterator[str]:
         """Of every version of every tenant."""

@@ -16,6 +16,9 @@ class Keys:
     def names(self, tenant: str) -> str:
         return self._meta(f"names:{tenant}")
 
+    def lines(self, tenant: str) -> str:
+        return self._meta(f"lines:{tenant}")
+
     def blob(self, digest: str) -> str:
         return self._meta(f"blob:{digest}")
 
@@ -28,6 +31,18 @@ class Keys:
     @property
     def changes(self) -> str:
         return self._meta("changes")
+
+    @property
+    def first_change(self) -> str:
+        return self._meta("first_change")
+
+    @property
+    def changed(self) -> str:
+        return self._meta("changed")
+
+    @property
+    def graves(self) -> str:
+        return self._meta("graves")
 
     @property
     def pending(self) -> str:
