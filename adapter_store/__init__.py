@@ -15,12 +15,15 @@ from adapter_store.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
-from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
+from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed import LoRAModule, Weights
+from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
 from adapter_store.store import AdapterStore, WeightsSource, open_store
+from adapter_store.summary import Summary
+from adapter_store.watch import News
 
 __all__ = [
     "AdapterNotFound",
@@ -40,10 +43,14 @@ __all__ = [
     "Manifest",
     "ModelSpec",
     "ModuleInfo",
+    "NameRecord",
+    "News",
     "Ref",
     "StoreUnavailable",
+    "Summary",
     "UnsafeStore",
     "Version",
+    "VersionState",
     "Weights",
     "WeightsSource",
     "is_expert",

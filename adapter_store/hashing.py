@@ -2,13 +2,14 @@
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-_INLINE_BYTES = 64 << 10  # hashed faster than handed over
-_WAITING_PIECES = 16  # that may be held in memory for the threads
+_JOB_BYTES = 1 << 20  # handed to a thread at once: half a millisecond's work
+_WAITING_JOBS = 32  # what may be held in memory for the threads
 _MAX_THREADS = 8
 
 
@@ -17,20 +18,25 @@ class ParallelHashes:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "sha256")
-        self._hashes: list[str | Future[str]] = []
+        self._job, self._job_bytes = list[memoryview](), 0
+        self._waiting = deque[Future[list[str]]]()
+        self._hashes = list[str]()
 
     def add(self, piece: memoryview) -> None:
         """`piece` must not change until it is hashed."""
-        if len(piece) <= _INLINE_BYTES:
-            self._hashes.append(_sha256(piece))
-            return
-        self._hashes.append(self._pool.submit(_sha256, piece))
-        if len(self._hashes) > _WAITING_PIECES:
-            self._settle(len(self._hashes) - _WAITING_PIECES)
+        self._job.append(piece)
+        self._job_bytes += len(piece)
+        if self._job_bytes >= _JOB_BYTES:
+            self._start()
+        if len(self._waiting) > _WAITING_JOBS:
+            self._hashes += self._waiting.popleft().result()
 
     def finish(self) -> Sequence[str]:
         """Of all pieces, in hex."""
-        return [self._settle(number) for number in range(len(self._hashes))]
+        self._start()
+        while self._waiting:
+            self._hashes += self._waiting.popleft().result()
+        return self._hashes
 
     def __enter__(self) -> Self:
         return self
@@ -40,12 +46,10 @@ class ParallelHashes:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def _settle(self, number: int) -> str:
-        found = self._hashes[number]
-        if isinstance(found, Future):
-            self._hashes[number] = found = found.result()
-        return found
+    def _start(self) -> None:
+        self._waiting.append(self._pool.submit(_sha256s, self._job))
+        self._job, self._job_bytes = [], 0
 
 
-def _sha256(piece: memoryview) -> str:
-    return hashlib.sha256(piece).hexdigest()
+def _sha256s(pieces: Sequence[memoryview]) -> list[str]:
+    return [hashlib.sha256(piece).hexdigest() for piece in pieces]

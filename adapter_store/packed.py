@@ -7,13 +7,13 @@ contiguous prefix of rows), source dtype, unscaled. The header's metadata holds 
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.errors import DataLoss
@@ -50,7 +50,7 @@ def packed_header(
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, "modules": json.dumps(ranks)}}
     offset = 0
     for name, dtype, shape in tensors:
-        end = offset + int(np.prod(shape)) * NUMPY_DTYPES[dtype].itemsize
+        end = offset + math.prod(shape) * NUMPY_DTYPES[dtype].itemsize
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()

