@@ -52,7 +52,7 @@ def build_engine(
     """
     metrics = metrics or Metrics(CollectorRegistry())
     path = Path(config.model)
-    model_config = read_config(path)
+    model_config = read_config(path, expert_parallel=config.expert_parallel)
     spec = _spec(config, model_config)
     check_splits(model_config, config.tensor_parallel_size)
     slots = SlotTable(config.max_loras)

@@ -58,6 +58,9 @@ class ExecutorConfig:
     tensor_parallel_size: int = _setting(
         1, "Ranks that share the model, each a process with a device of its own."
     )
+    expert_parallel: bool = _setting(
+        False, "Ranks share a layer's experts out instead of cutting each of them; true or false."
+    )
     fully_sharded_loras: bool = _setting(
         False, "Cut both factors of an adapter over the ranks: smaller slots, more exchange; true or false."
     )
@@ -128,6 +131,8 @@ class ExecutorConfig:
         enough = self.max_batched_tokens >= self.max_seats
         _require("max-batched-tokens", enough, f"at least max-seats ({self.max_seats})")
         _require("adapter-aging", self.adapter_aging >= 0, "at least 0")
+        both = self.expert_parallel and self.fully_sharded_loras
+        _require("fully-sharded-loras", not both, "false with --expert-parallel")
         _require("log-format", self.log_format in ("text", "json"), "text or json")
         _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
 

@@ -41,7 +41,10 @@ def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
 
         return build_gpu_shard(config, group)
     dtype = dtype_of(config)
-    model = load_model(Path(config.model), dtype, "cpu", group, dummy=config.load_format == "dummy")
+    model = load_model(
+        Path(config.model), dtype, "cpu", group,
+        dummy=config.load_format == "dummy", expert_parallel=config.expert_parallel,
+    )  # fmt: skip
     punica = PunicaWrapperCPU(config.max_loras, config.max_batched_tokens, "cpu")
     arena = attach_slots(config, model, punica)
     blocks = config.num_kv_blocks or _CPU_BLOCKS

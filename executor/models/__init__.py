@@ -24,13 +24,15 @@ def load_model(
     group: ParallelGroup = SINGLE,
     *,
     dummy: bool = False,
+    expert_parallel: bool = False,
 ) -> CausalLM:
     """Reads config.json, generation_config.json and the safetensors of `path`; weights are cast to `dtype`,
     and cut for this rank of `group`. `dummy`: no safetensors, but random weights.
+    `expert_parallel`: ranks share experts out instead of cutting each.
 
     Raises UnsupportedModel (names the field of config.json) or BadCheckpoint (names file and tensor).
     """
-    config = read_config(path)
+    config = read_config(path, expert_parallel=expert_parallel)
     check_splits(config, group.size)
     with _construction(dtype, device):
         model = CausalLM(config, group)

@@ -1,9 +1,11 @@
 """config.json and generation_config.json -> ModelConfig."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from executor.model_config import ModelConfig
+from executor.errors import UnsupportedModel
+from executor.model_config import ModelConfig, MoEConfig
 from executor.models.families import FAMILIES, Traits
 from executor.models.fields import Fields
 from executor.models.moe_families import MOE_FAMILIES
@@ -31,8 +33,9 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")  # families with experts read them
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Raises BadCheckpoint when a file is missing or malformed, UnsupportedModel for other maths."""
+def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
+    """Raises BadCheckpoint when a file is missing or malformed, UnsupportedModel for other maths, or for
+    `expert_parallel` without experts."""
     config = Fields.from_file(folder / "config.json")
     family = _family(config)
     traits = family(config)
@@ -62,7 +65,7 @@ def read_config(folder: Path) -> ModelConfig:
         bos_token_id=bos,
         eos_token_ids=eos,
         attention_sinks=traits.attention_sinks,
-        moe=traits.moe,
+        moe=_experts(traits, expert_parallel),
     )
 
 
@@ -75,6 +78,14 @@ def _family(config: Fields) -> Callable[[Fields], Traits]:
     if family is None:
         raise config.refuse("architectures", f"known ones are {', '.join(families)}")
     return family
+
+
+def _experts(traits: Traits, expert_parallel: bool) -> MoEConfig | None:
+    if not expert_parallel:
+        return traits.moe
+    if traits.moe is None:
+        raise UnsupportedModel("--expert-parallel: this model has no experts")
+    return replace(traits.moe, expert_parallel=True)
 
 
 def _check_neutral(config: Fields, traits: Traits) -> None:

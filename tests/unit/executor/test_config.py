@@ -41,6 +41,7 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
         ([*NEEDED, "--max-seats", "9", "--max-batched-tokens", "8"], {}, "at least max-seats"),
         ([*NEEDED, "--listen", "50061"], {}, "--listen must be host:port"),
         ([*NEEDED, "--lora-modules", "q_proj,expert"], {}, "expert"),
+        ([*NEEDED, "--expert-parallel", "true", "--fully-sharded-loras", "true"], {}, "--expert-parallel"),
         ([*NEEDED, "--prefix-cache", "maybe"], {}, "true or false"),
         ([*NEEDED, "--config", "/nowhere.toml"], {}, "/nowhere.toml cannot be read"),
         (NEEDED, {"LORAFLEET_EXECUTOR_SEATS": "3"}, "LORAFLEET_EXECUTOR_SEATS: there is no setting"),
