@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from executor.errors import BadCheckpoint
+from executor.quantized import Scheme
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -23,10 +24,11 @@ _SYNONYMS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor of a file, under the name that the file has for it."""
+    """A tensor of a file, under the name that the file has for it; with another one if it is quantized."""
 
     file: Path
     name: str
+    scales: "Source | None" = None
 
     def __str__(self) -> str:
         return f"{self.file}: {self.name}"
@@ -35,35 +37,54 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     sources: Mapping[str, Source]  # by our name
+    scheme: Scheme | None
 
     @classmethod
-    def open(cls, folder: Path) -> "Checkpoint":
+    def open(cls, folder: Path, scheme: Scheme | None = None) -> "Checkpoint":
         """Reads names only. Raises BadCheckpoint, naming file and tensor."""
         sources: dict[str, Source] = {}
-        for name, file in _tensor_files(folder).items():
+        for name, source in _weights(_tensor_files(folder), scheme).items():
             own = _own_name(name)
             if own in sources:
-                raise BadCheckpoint(f"{file}: {name} and {sources[own].name} mean the same tensor")
-            sources[own] = Source(file, name)
-        return cls(sources)
+                raise BadCheckpoint(f"{source} and {sources[own].name} mean the same tensor")
+            sources[own] = source
+        return cls(sources, scheme)
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """The named ones, file by file, memory-mapped. Raises BadCheckpoint for a dtype that is no float."""
-        wanted = sorted(names, key=lambda name: (self.sources[name].file, name))
-        opened: dict[Path, list[str]] = {}
-        for name in wanted:
-            opened.setdefault(self.sources[name].file, []).append(name)
-        for file, here in opened.items():
+        """The named ones, file by file: memory-mapped, or dequantized. Raises BadCheckpoint for what is
+        neither floats nor of the scheme."""
+        by_file: dict[Path, list[str]] = {}
+        for name in sorted(names):
+            by_file.setdefault(self.sources[name].file, []).append(name)
+        for file in sorted(by_file):
             with safe_open(file, framework="pt") as handle:
-                for name in here:
+                for name in by_file[file]:
                     source = self.sources[name]
-                    yield name, _checked(handle.get_tensor(source.name), source)
+                    yield name, self._decoded(handle.get_tensor(source.name), source)
+
+    def _decoded(self, tensor: Tensor, source: Source) -> Tensor:
+        if self.scheme is not None and source.scales is not None:
+            with safe_open(source.scales.file, framework="pt") as handle:
+                scales = handle.get_tensor(source.scales.name)
+            try:
+                return self.scheme.decode(tensor, scales)
+            except ValueError as error:
+                raise BadCheckpoint(f"{source} {error}") from error
+        if tensor.dtype not in _FLOATS:
+            raise BadCheckpoint(f"{source} is {tensor.dtype}: no quantization of config.json explains that")
+        return tensor
 
 
-def _checked(tensor: Tensor, source: Source) -> Tensor:
-    if tensor.dtype not in _FLOATS:
-        raise BadCheckpoint(f"{source} is {tensor.dtype}: quantized checkpoints are not supported")
-    return tensor
+def _weights(files: Mapping[str, Path], scheme: Scheme | None) -> dict[str, Source]:
+    """Each weight's source, by the weight's name."""
+    sources = {name: Source(file, name) for name, file in files.items()}
+    if scheme is None:
+        return sources
+    for name, values, scales in list(scheme.pairs(files)):
+        joined = Source(files[values], values, Source(files[scales], scales))
+        del sources[values], sources[scales]
+        sources[name] = joined
+    return {name: source for name, source in sources.items() if not scheme.unused(name)}
 
 
 def _own_name(name: str) -> str:

@@ -14,6 +14,7 @@ from executor.expert_weights import expert_targets, foreign_experts
 from executor.layers import LinearBase, VocabParallelEmbedding
 from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.fused_moe import FusedMoE
+from executor.quantized import Scheme
 
 
 class Target(Protocol):
@@ -43,14 +44,18 @@ class _Target:
 
 
 def load_weights(
-    model: nn.Module, folder: Path, packed_modules_mapping: Mapping[str, tuple[str, ...]]
+    model: nn.Module,
+    folder: Path,
+    packed_modules_mapping: Mapping[str, tuple[str, ...]],
+    scheme: Scheme | None = None,
 ) -> None:
     """Fills every parameter, each part of it exactly once, and uses every tensor of the checkpoint.
 
     Two kinds of tensors are not used: rotary inv_freq buffers of old checkpoints, and the copy of a tied
-    parameter, which must be equal to it. Raises BadCheckpoint, naming file and tensor.
+    parameter, which must be equal to it. `scheme`: how quantized weights are stored. Raises BadCheckpoint,
+    naming file and tensor.
     """
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.open(folder, scheme)
     sources = checkpoint.sources
     targets = _targets(model, packed_modules_mapping, sources)
     copies = _tied_names(model, targets)

@@ -12,6 +12,8 @@ from executor.errors import UnsupportedModel
 from executor.model_config import ModelConfig
 from executor.models.config_file import read_config
 from executor.models.decoder import CausalLM
+from executor.models.fields import Fields
+from executor.models.quantization import read_quantization
 from executor.weights import load_weights
 
 __all__ = ["CausalLM", "check_splits", "load_model", "read_config"]
@@ -39,7 +41,8 @@ def load_model(
     if dummy:
         fill_with_noise(model)
     else:
-        load_weights(model, path, model.packed_modules_mapping)
+        scheme = read_quantization(Fields.from_file(path / "config.json"))
+        load_weights(model, path, model.packed_modules_mapping, scheme)
     return model
 
 

@@ -9,6 +9,7 @@ from executor.model_config import ModelConfig, MoEConfig
 from executor.models.families import FAMILIES, Traits
 from executor.models.fields import Fields
 from executor.models.moe_families import MOE_FAMILIES
+from executor.models.quantization import read_quantization
 from executor.models.rope import read_rope
 
 # Fields that would change the maths, with the values (beside null) that leave it alone.
@@ -19,7 +20,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope_interleaved": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
-    "quantization_config": (),
     "compression_config": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
@@ -40,6 +40,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
     family = _family(config)
     traits = family(config)
     _check_neutral(config, traits)
+    read_quantization(config)  # refuses what could not be loaded
     theta, scaling = read_rope(config)
     bos, eos = _special_tokens(folder, config)
     num_heads = config.integer("num_attention_heads")
