@@ -74,6 +74,7 @@ def build_engine(
         parts.close()
         raise
     sampler = Sampler(config.max_seats, shard.kv_cache.device)
+    sampler.warm_up(spec.vocab_size)
     info = _info(config, spec, limits, kv_blocks)
     logger.info("model %s is loaded: %s", spec.name, info)
     return Engine(

@@ -63,6 +63,9 @@ class SideStreamWriter:
         self._staged = torch.empty(arena.layout.max_block_bytes, dtype=torch.uint8, device=device)
         self._read: dict[int, torch.cuda.Event] = {}  # slot -> behind the last step that reads it
         self._written: dict[int, torch.cuda.Event] = {}  # slot -> behind a write that no step has waited for
+        # Compiled before the first adapter comes: a block without weights, whose ranks are 0, clears a slot.
+        nothing = torch.zeros(arena.layout.block_bytes(0), dtype=torch.uint8, device=device)
+        arena.enter(0, nothing)
 
     def load(self, slot: int, image: SlotImage) -> torch.cuda.Event:
         self._arena.check(slot, image)
