@@ -11,6 +11,7 @@ from executor.forward_pass import ForwardPass
 from executor.sampler import Drawn, Sampler
 from executor.sampling import Outcome, Row, SampledToken, SampleFailure, SampleRequest, ScoreRequest
 from executor.sequence import PromptLogprob, Sequence, StopLimits
+from executor.slot_writer import SlotWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,13 @@ class ModelRunner:
         self,
         forward_pass: ForwardPass,
         sampler: Sampler,
+        writer: SlotWriter,
         limits: StopLimits,
         others: OtherRanks,
     ) -> None:
         self._forward_pass = forward_pass
         self._sampler = sampler
+        self._writer = writer
         self._limits = limits
         self._others = others
 
@@ -85,8 +88,11 @@ class ModelRunner:
             _share(sequence, count, sequence in draws) for sequence, count in plan.num_tokens.items()
         )
         rows = tuple(share.rows for share in shares)
+        slots = {each.slot for each in rows if each.slot >= 0}
+        self._writer.before_step(slots)
         with self._others.step(rows):
             logits = self._forward_pass.run(rows, self._sampler.last_tokens)
+        self._writer.after_step(slots)
         wanted = [row for share in shares for row in self._wanted(share)]
         return Launched(shares, self._sampler.launch(logits, wanted))
 

@@ -8,15 +8,24 @@ All of it happens on the device, and the next step can read the drawn tokens the
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from executor.sampler_edits import edited
-from executor.sampler_ops import chunks, draw, eligible, logprobs_of, on_device
-from executor.sampling import Outcome, Row, SampledToken, SampleFailure, SampleRequest, ScoreRequest
+from executor.sampler_ops import chunks, eligible, logprobs_of, on_device
+from executor.sampling import (
+    Outcome,
+    Row,
+    SampledToken,
+    SampleFailure,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+)
+from kernels.reference.gumbel_draw import gumbel_draw
 
 # What stands in for a token when there is none, and why.
 _FAILURES = {
@@ -49,6 +58,20 @@ class Sampler:
 
     def __init__(self, max_draws: int, device: torch.device | str) -> None:
         self.last_tokens = torch.zeros(max_draws, dtype=torch.int64, device=device)
+        self._draw = _draw_on(self.last_tokens.device)
+
+    def warm_up(self, vocab: int) -> None:
+        """Draw once in every way, so that nothing is compiled or loaded later; waits for it."""
+        ways = [
+            {"temperature": 0.0},
+            {},
+            {"top_k": 2, "top_p": 0.5, "logprobs": 1},
+            {"top_p": 0.5, "logprobs": 0},
+            {"repetition_penalty": 2.0, "presence_penalty": 1.0, "logit_bias": ((0, 1.0),)},
+        ]
+        kinds: list[Row] = [SampleRequest(SamplingParams(**way), 1, (0,), (0,), (0,), 0) for way in ways]
+        for rows in (*([kind] for kind in kinds), [kinds[0], ScoreRequest(0, 1)]):
+            self.collect(self.launch(torch.zeros(len(rows), vocab, device=self.last_tokens.device), rows))
 
     @torch.inference_mode()
     def launch(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
@@ -106,19 +129,31 @@ class Sampler:
         for part in chunks(len(drawn), logits.shape[1]):
             rows = drawn[part]
             where = on_device(rows, torch.int64, logits.device)
-            tokens.index_copy_(0, where, _draw(changed[where], [requests[row] for row in rows]))
+            chosen = _drawn(self._draw, changed[where], best[where], [requests[row] for row in rows])
+            tokens.index_copy_(0, where, chosen)
         tokens = tokens.masked_fill_(~best.isfinite(), _NOTHING)
         whole = best if changed is logits else logits.amax(-1)
         # A largest logit that is finite leaves neither NaN nor +inf, and something above -inf.
         return tokens.masked_fill_(~whole.isfinite(), _NOT_FINITE)
 
 
-def _draw(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _draw_on(device: torch.device) -> Draw:
+    if device.type == "cuda":
+        from kernels.gumbel_draw import gumbel_draw as on_gpu  # needs triton
+
+        return on_gpu
+    return gumbel_draw
+
+
+def _drawn(draw: Draw, logits: Tensor, best: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
     device, vocab = logits.device, logits.shape[1]
     params = [request.params for request in requests]
 
     def column(values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
-        return on_device(values, dtype, device)[:, None]
+        return on_device(values, dtype, device)
 
     temperatures = column([each.temperature for each in params], torch.float64)
     kept = None
@@ -126,16 +161,16 @@ def _draw(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
         top_k = [min(each.top_k or vocab, vocab) for each in params]
         kept = eligible(
             logits,
-            temperatures,
-            column(top_k, torch.int64),
-            column([each.min_p for each in params], torch.float64),
-            column([each.top_p if each.top_p < 1 else math.inf for each in params], torch.float64),
+            temperatures[:, None],
+            column(top_k, torch.int64)[:, None],
+            column([each.min_p for each in params], torch.float64)[:, None],
+            column([each.top_p if each.top_p < 1 else math.inf for each in params], torch.float64)[:, None],
             max(top_k),
         )
     # As int64 has it: the bits of an unsigned 64-bit number.
     seeds = column([each.seed - (each.seed >> 63 << 64) for each in params], torch.int64)
     positions = column([request.position for request in requests], torch.int64)
-    return draw(logits, temperatures, seeds, positions, kept)
+    return draw(logits, best, temperatures, seeds, positions, kept)
 
 
 def _report(logits: Tensor, tokens: Tensor, reported: Sequence[int], count: int) -> Tensor:

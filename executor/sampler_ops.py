@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.philox import NOISE_RANGE, gumbel_noise
-
 # Elements of [rows, vocab] that are worked on at a time: it bounds the float64 and int64 temporaries.
 _CHUNK_ELEMENTS = 1 << 22
 
@@ -26,29 +24,6 @@ def chunks(rows: int, vocab: int) -> Iterator[slice]:
         yield slice(start, min(rows, start + step))
 
 
-def draw(
-    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, kept: Tensor | None
-) -> Tensor:
-    """Gumbel-max draws, int64 [n]: argmax over tokens of logits / temperature + noise.
-
-    logits [n, vocab] float32; temperatures [n, 1] float64 above 0; seeds and positions [n, 1] int64; only
-    tokens with `kept` [n, vocab] can be drawn. A row without a finite maximum gives any token.
-    """
-    scaled = shifted(logits, temperatures)
-    possible = scaled > -NOISE_RANGE  # the others cannot win, whatever their noise
-    if kept is not None:
-        possible &= kept
-    tokens = torch.arange(logits.shape[1], device=logits.device)
-    scores = gumbel_noise(seeds, positions, tokens) + scaled
-    return scores.masked_fill_(~possible, -math.inf).argmax(-1)
-
-
-def shifted(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Logits over temperature, float64, shifted so that the largest is 0: so a tiny temperature only sinks
-    the others and never overflows into ties."""
-    return (logits.double() - logits.amax(-1, keepdim=True)) / temperatures
-
-
 def eligible(
     logits: Tensor, temperatures: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor, widest: int
 ) -> Tensor:
@@ -58,7 +33,8 @@ def eligible(
     """
     keys = order_keys(logits)
     ordered = keys.topk(widest).values if widest < keys.shape[1] else keys.sort(descending=True).values
-    scaled = shifted(logits, temperatures).gather(1, key_tokens(ordered, keys.shape[1]))
+    shifted = (logits.double() - logits.amax(-1, keepdim=True)) / temperatures
+    scaled = shifted.gather(1, key_tokens(ordered, keys.shape[1]))
     # Each filter keeps a prefix of the order, so their number says it all.
     kept = torch.arange(widest, device=logits.device) < top_k
     kept &= (scaled >= min_p.log()) & (scaled > -math.inf)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernels.bench import host_cost, lora_layer, lora_linear, mixed_ranks, tune
+from kernels.bench import host_cost, lora_layer, lora_linear, mixed_ranks, paged_decode, tune
 from kernels.bench.plot import plot
 from kernels.bench.table import table
 
-OPS = ("lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune")
+OPS = ("lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "paged_decode")
 
 
 def main() -> None:
@@ -46,6 +46,8 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return lora_layer.run()
     if args.op == "host_cost":
         return host_cost.run()
+    if args.op == "paged_decode":
+        return paged_decode.run()
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)

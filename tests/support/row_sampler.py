@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from executor.philox import NOISE_RANGE, gumbel_noise
 from executor.sampling import SampledToken, SampleFailure, SampleRequest, SamplingParams
+from kernels.reference.philox import NOISE_RANGE, gumbel_noise
 
 # A row of logits whose log-sum-exp is not finite holds NaN or +inf, or nothing above -inf.
 _NOT_FINITE = SampleFailure("the model's logits are not finite")

@@ -1,4 +1,5 @@
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -180,6 +181,57 @@ def test_loads_and_prefetches_do_not_disturb_what_runs(make_engine: Make, digest
             driver.engine.drop(digests[2 + number % 3])
     driver.until(lambda: len(driver.finished) == 2)
     assert [driver.token_ids(d.key) for d in running] == expected
+
+
+class HeldStore(DiskStore):
+    """Gives an adapter out once its gate is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+
+    def open(self, digest: str) -> Weights:
+        self.gate.wait(30)
+        return super().open(digest)
+
+
+def test_others_decode_while_adapters_load(make_engine: Make, digests: list[str], store_folder: Path) -> None:
+    store = HeldStore(store_folder)
+    driver = make_engine(store_object=store)
+    driver.engine.add(greedy("cold", PROMPTS[1], digest=digests[0]))
+    [tokens] = driver.run(greedy("base", PROMPTS[0], max_new_tokens=60))
+    assert len(tokens) == 60 and (0, "cold") not in driver.tokens
+    store.gate.set()
+    driver.until(lambda: (0, "cold") in driver.finished)
+
+
+@pytest.fixture(scope="module")
+def strangers(tiny_base: Path, tiny_store: DiskStore, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Fifteen more adapters."""
+    spec, model = ModelSpec.from_folder(tiny_base), load_base(tiny_base)
+    folders = [
+        make_adapter(tmp_path_factory.mktemp("stranger"), model, seed=100 + i, rank=2, targets=("q_proj",))
+        for i in range(15)
+    ]
+    return [tiny_store.put(folder, "many", f"x{i}", spec).digest for i, folder in enumerate(folders)]
+
+
+def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(
+    make_engine: Make, digests: list[str], strangers: list[str]
+) -> None:
+    streams = [greedy(f"{i}", PROMPTS[i % 4], digest=digests[i % 4], max_new_tokens=40) for i in range(16)]
+    expected = make_engine(max_loras=4, num_kv_blocks=256).run(*streams)
+    others = [*strangers, *(f"sha256:{number:064x}" for number in range(5))]
+    random.Random(2).shuffle(others)
+    driver = make_engine(max_loras=5, num_kv_blocks=256, max_seats=36)
+    for dispatch in streams:
+        driver.engine.add(dispatch)
+    driver.until(lambda: len(driver.tokens) == 16)
+    for number, digest in enumerate(others):
+        driver.engine.add(greedy(f"load-{number}", PROMPTS[1], digest=digest, max_new_tokens=2))
+    driver.until(lambda: len(driver.finished) == 31 and len(driver.rejected) == 5)
+    assert {refused.reason for refused in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
+    assert [driver.token_ids(dispatch.key) for dispatch in streams] == expected
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
