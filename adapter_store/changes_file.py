@@ -51,6 +51,7 @@ class ChangesFile:
         try:
             first, *lines = self._path.read_text().splitlines() or ["0"]
         except FileNotFoundError:
+            self._aside.stat()  # or the whole store is away, which says nothing
             return 0, []
         recent = []
         for line in lines:
