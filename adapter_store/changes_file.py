@@ -1,16 +1,22 @@
 """How many changes a store in a folder has seen, and which names the last of them were about.
 
-One small text file, replaced whole: the number, then a line "<number> <tenant>/<name>" for each of the last
-changes. The number is odd while a change is under way. It stays so when the process that makes the change
-dies; then it is not known whether the change happened, and whoever comes next counts it as one.
+One small text file, sealed, replaced whole: the number, then a line "<number> <tenant>/<name>" for each of
+the last changes. The number is odd while a change is under way. It stays so when the process that makes the
+change dies; then it is not known whether the change happened, and whoever comes next counts it as one.
 """
 
+import logging
+import time
 from pathlib import Path
 
 from adapter_store.durable import replace_file
+from adapter_store.errors import DataLoss
+from adapter_store.seal import seal, unseal
 from adapter_store.watch import News
 
 _REMEMBERED = 256
+_KEY = "changes"
+_log = logging.getLogger(__name__)
 
 
 class ChangesFile:
@@ -49,10 +55,13 @@ class ChangesFile:
 
     def _read(self) -> tuple[int, list[tuple[int, tuple[str, str]]]]:
         try:
-            first, *lines = self._path.read_text().splitlines() or ["0"]
+            first, *lines = unseal(_KEY, self._path.read_bytes()).splitlines()
         except FileNotFoundError:
             self._aside.stat()  # or the whole store is away, which says nothing
             return 0, []
+        except DataLoss as error:  # it goes on from the clock: nobody takes that for a number he has seen
+            _log.error("adapter store: %s", error)
+            return time.time_ns() // 1000 * 2, []
         recent = []
         for line in lines:
             at, _, path = line.partition(" ")
@@ -62,4 +71,4 @@ class ChangesFile:
 
     def _write(self, number: int, recent: list[tuple[int, tuple[str, str]]]) -> None:
         lines = [str(number), *(f"{at} {tenant}/{name}" for at, (tenant, name) in recent)]
-        replace_file(self._path, "\n".join(lines), self._aside)
+        replace_file(self._path, seal(_KEY, "\n".join(lines)), self._aside)

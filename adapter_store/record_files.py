@@ -1,4 +1,4 @@
-"""The records of a DiskStore: `<tenant>/<name>.json`, each replaced whole."""
+"""The records of a DiskStore: `<tenant>/<name>.json`, sealed, each replaced whole."""
 
 import functools
 import logging
@@ -9,6 +9,7 @@ from adapter_store.durable import replace_file, sync_folder
 from adapter_store.errors import DataLoss
 from adapter_store.record import NameRecord
 from adapter_store.ref import check_identifier
+from adapter_store.seal import seal, unseal
 from adapter_store.summary import lines_of
 
 _CACHED_RECORDS = 4096
@@ -20,12 +21,12 @@ class RecordFiles:
 
     def __init__(self, folder: Path, aside: Path) -> None:
         self._folder, self._aside = folder, aside
-        self._parse = functools.lru_cache(_CACHED_RECORDS)(NameRecord.from_json)
+        self._parse = functools.lru_cache(_CACHED_RECORDS)(_decode)
 
     def read(self, tenant: str, name: str) -> NameRecord:
         """An unknown name has the empty record. Raises DataLoss, OSError, and InvalidRef before it reads."""
         try:
-            return self._parse(self._path(tenant, name).read_text())
+            return self._parse(f"{tenant}/{name}", self._path(tenant, name).read_bytes())
         except FileNotFoundError:
             self._folder.stat()  # or the whole store is away, which says nothing about the name
             return NameRecord()
@@ -40,7 +41,7 @@ class RecordFiles:
         if not path.parent.exists():
             path.parent.mkdir()
             sync_folder(self._folder)
-        replace_file(path, record.to_json(), self._aside)
+        replace_file(path, seal(f"{tenant}/{name}", record.to_json()), self._aside)
 
     def names(self, tenant: str, name: str | None = None) -> list[str]:
         """All of a tenant's names, or the one given, in the order of "name@digest"."""
@@ -57,8 +58,8 @@ class RecordFiles:
     def lines(self, tenant: str, name: str) -> tuple[str, ...]:
         """For listings (summary.py), sorted; none when the name is unknown or its record unreadable."""
         try:
-            text = (self._folder / tenant / f"{name}.json").read_text()
-            return tuple(sorted(lines_of(name, NameRecord.from_json(text))))
+            value = (self._folder / tenant / f"{name}.json").read_bytes()
+            return tuple(sorted(lines_of(name, _decode(f"{tenant}/{name}", value))))
         except FileNotFoundError:
             return ()
         except DataLoss as error:  # the others are listed all the same
@@ -68,7 +69,7 @@ class RecordFiles:
     def digests(self) -> Iterator[str]:
         """Of every version of every tenant."""
         for path in self._all():
-            yield from NameRecord.from_json(path.read_text()).versions
+            yield from _decode(f"{path.parent.name}/{path.stem}", path.read_bytes()).versions
 
     def mention(self, digest: str) -> bool:
         needle = digest.encode()
@@ -79,3 +80,8 @@ class RecordFiles:
 
     def _path(self, tenant: str, name: str) -> Path:
         return self._folder / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"
+
+
+def _decode(key: str, value: bytes) -> NameRecord:
+    """Raises DataLoss."""
+    return NameRecord.from_json(unseal(key, value))

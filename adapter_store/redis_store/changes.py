@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 from adapter_store.catalogue import Change
@@ -14,7 +13,7 @@ from adapter_store.record import NameRecord
 from adapter_store.redis_store.content import Content
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.metadata import Metadata, Publication
-from adapter_store.redis_store.upload import Uploader
+from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.ref import Ref
 
 _RACES = 100  # changes of one name by others that a change stands
@@ -56,7 +55,7 @@ class Changes:
         ref: Ref,  # with the digest
         change: Change,
         manifest: Manifest,
-        files: Mapping[str, Path],
+        files: Mapping[str, Sendable],
     ) -> NameRecord:
         """A change that adds the version in `ref`, and its content."""
         change(self._metadata.record(ref.tenant, ref.name).record)  # refused before gigabytes travel
@@ -70,7 +69,9 @@ class Changes:
         with _whatever_happens_to_garbage():
             self._metadata.sweep()
 
-    def _upload(self, ref: Ref, change: Change, manifest: Manifest, files: Mapping[str, Path]) -> NameRecord:
+    def _upload(
+        self, ref: Ref, change: Change, manifest: Manifest, files: Mapping[str, Sendable]
+    ) -> NameRecord:
         with medium_errors():
             index = self._uploader.upload(manifest.digest, files)
         try:

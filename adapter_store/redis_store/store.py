@@ -71,10 +71,9 @@ class RedisStore(Catalogue):
         if alias is not None:
             check_identifier("alias", alias)
         with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
-            folder = Path(temporary)
-            pushed = folder / "source"
+            pushed = Path(temporary) / "source"
             adapter = take_adapter(source, pushed, spec, self._max_file_bytes, strict_base=strict_base)
-            manifest, files = prepare(adapter, pushed, folder)
+            manifest, files = prepare(adapter, pushed)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)
