@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet import DataLoss, InvalidRequest
+from lorafleet import DataLoss, InvalidRequest, adapter_operations
 from lorafleet.transfer import PIECE_BYTES, Download, push_messages
 from lorafleet.v1 import adapters_pb2
 
