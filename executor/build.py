@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from adapter_store import ModelSpec, WeightsSource
+from adapter_store import ModelSpec, WeightsSource, kind_of
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
-from executor.config import DENSE_PROJECTIONS, ExecutorConfig
+from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.dummy import spec_without_checkpoint
 from executor.engine import Engine
@@ -123,12 +123,18 @@ def _on_one_rank(
 
 def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
     """An upper bound, before the layers are there that say it exactly."""
-    total = 0
-    for kind, sizes in spec.modules.items():
-        if kind in config.lora_modules:
-            pieces = [config.max_lora_rank * size + ALIGNMENT for size in sizes]
-            count = spec.num_layers if kind in DENSE_PROJECTIONS else 1
-            total += count * (sum(pieces) * dtype_of(config).itemsize + table_bytes(1))
+    total, moe = 0, spec.moe
+    for place, sizes in spec.modules.items():
+        within = place not in ("embed_tokens", "lm_head")
+        # A slot keeps gate and up of experts apart, or together: not both.
+        twice = place == "experts.w13" and "experts.w1" in spec.modules
+        if twice or kind_of(f"layers.0.{place}" if within else place) not in config.lora_modules:
+            continue
+        experts = moe.num_experts if moe and place.startswith("experts.") else 1
+        pieces = [config.max_lora_rank * size * experts + ALIGNMENT for size in sizes]
+        total += (spec.num_layers if within else 1) * (
+            sum(pieces) * dtype_of(config).itemsize + table_bytes(1)
+        )
     return total
 
 
