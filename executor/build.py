@@ -34,7 +34,7 @@ from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
 from executor.sampler import Sampler
 from executor.sequence import StopLimits
-from executor.shard import Shard, build_shard, dtype_of
+from executor.shard import Shard, build_shard, lora_dtype_of
 from executor.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.slots import SlotTable
 from kernels.slot_block import table_bytes
@@ -133,7 +133,7 @@ def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
         experts = moe.num_experts if moe and place.startswith("experts.") else 1
         pieces = [config.max_lora_rank * size * experts + ALIGNMENT for size in sizes]
         total += (spec.num_layers if within else 1) * (
-            sum(pieces) * dtype_of(config).itemsize + table_bytes(1)
+            sum(pieces) * lora_dtype_of(config).itemsize + table_bytes(1)
         )
     return total
 

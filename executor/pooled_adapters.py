@@ -1,5 +1,6 @@
 """Adapters on one rank: from the store into pinned host memory, and from there into slots."""
 
+import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from executor.host_pool import HostPool, Region
 from executor.lora.image import Buffer, SlotImage, build_slot_image
 from executor.lora.layout import SlotLayout
 from executor.slot_writer import SlotWriter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class PooledAdapters:
             for region in regions:
                 self._pool.release(region)
             raise
+        if image.error:
+            logger.info("quantized, relative error %.4f", image.error, extra={"digest": digest})
         return PooledImage(image, regions[0])
 
     def load(self, slot: int, image: PooledImage) -> None:

@@ -15,9 +15,9 @@ from executor.lora.cut import Cut
 from kernels.slot_block import table_bytes
 
 FORMAT_VERSION = 3
-# Every piece starts on a multiple of this many elements: 128 bytes of a 2-byte dtype, so that 16-byte loads
+# Every piece starts on a multiple of this many elements: 128 bytes of a 1-byte dtype, so that 16-byte loads
 # and whole cache lines fit whatever the widths are, and pieces are whole units of kernels/slot_block.py.
-ALIGNMENT = 64
+ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
 from executor.lora.layout import SlotLayout, SlotSlice
+from executor.lora.quantize import FP8_DTYPES, quantize
 from executor.model_config import ModelConfig
 from kernels.punica import PunicaWrapperBase
 
@@ -161,6 +162,9 @@ class BaseLayerWithLoRA(nn.Module, ABC):
 
     def _write(self, number: int, index: int, rank: int, a: Tensor, b: Tensor, scale: float) -> None:
         stacked = self.stacked
+        if stacked.lora_a[number].dtype in FP8_DTYPES:
+            (a, left), (b, right) = (quantize(half, stacked.lora_a[number].dtype) for half in (a, b))
+            scale *= left * right
         stacked.lora_a[number][index, : len(a)].copy_(a)
         stacked.lora_b[number][index, :rank].copy_(b.T)
         stacked.scales[number, index] = scale
