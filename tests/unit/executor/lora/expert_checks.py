@@ -1,6 +1,6 @@
 """What is checked of experts with LoRA on each rank of a group; run by test_expert_layers.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,13 +19,14 @@ from executor.lora.layout import SlotLayout
 from executor.lora.replace import class_for
 from executor.model_config import MoEConfig, SwiGLULimits
 from kernels.meta import LoRAMapping, Run
-from kernels.punica import PunicaWrapperCPU
+from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 from tests.unit.executor.lora.adapters import poison
 
 HIDDEN, INNER, EXPERTS, TOP_K = 20, 12, 4, 2
 RANKS = (1, 2, 3, 5, 8)
 MAX_RANK = 10  # 4 ranks do not divide it
 TOLERANCE = 2e-5
+Wrapper = Callable[[int, int, str], PunicaWrapperBase]
 Factors = tuple[Tensor, Tensor, float]  # A [experts, r, in], B [experts, out, r], scale
 
 
@@ -70,7 +71,7 @@ class Rig:
     form: Form
     layer: lora.FusedMoEWithLoRA
     whole: FusedMoE
-    punica: PunicaWrapperCPU
+    punica: PunicaWrapperBase
     adapters: dict[int, list[Factors | None]] = field(default_factory=dict)
 
     def draw(self, ranks: Sequence[int], scale: float = 0.5) -> list[Factors | None]:
@@ -137,7 +138,7 @@ class Rig:
         return torch.cat((full[0], full[2])), full[1]
 
 
-def make_rig(group: ParallelGroup, name: str, max_loras: int) -> Rig:
+def make_rig(group: ParallelGroup, name: str, max_loras: int, wrapper: Wrapper = PunicaWrapperCPU) -> Rig:
     """Ranks that seed torch's generator alike have parts of one layer."""
     torch.manual_seed(7)
     form = FORMS[name]
@@ -159,7 +160,7 @@ def make_rig(group: ParallelGroup, name: str, max_loras: int) -> Rig:
     layer = chosen(base, form.names)
     assert isinstance(layer, lora.FusedMoEWithLoRA)
     layer.create_lora_weights(max_loras, config)
-    layer.set_mapping(punica := PunicaWrapperCPU(max_loras, 64))
+    layer.set_mapping(punica := wrapper(max_loras, 64, "cpu"))
     return Rig(form, layer, whole, punica)
 
 
@@ -178,10 +179,10 @@ def compare(rig: Rig, runs: list[Run], experts: Sequence[int] | None = None) -> 
     return y
 
 
-def mixed_ranks(group: ParallelGroup, name: str) -> None:
+def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper = PunicaWrapperCPU) -> None:
     """All ranks and base rows in one step, in some order; other steps after; slots never filled; all rows at
     one pair of experts, and so some experts without a row (C61)."""
-    rig = make_rig(group, name, len(RANKS) + 1)
+    rig = make_rig(group, name, len(RANKS) + 1, wrapper)
     modules = len(rig.form.names)
     for slot, rank in enumerate(RANKS):
         rig.put(slot, rig.draw([rank] * modules))

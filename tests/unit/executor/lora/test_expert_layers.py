@@ -43,6 +43,14 @@ def test_one_pair_for_gate_and_up(pool: RankPool, form: str, size: int) -> None:
     pool.run(size, expert_checks.one_pair_for_gate_and_up, form)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are interpreted")
+@pytest.mark.parametrize("form", ["w1, w2, w3", "w13, w2"])
+def test_the_triton_kernels_read_slots_as_they_lie(form: str) -> None:
+    """With the rank as the outer axis and the experts side by side."""
+    punica_gpu = pytest.importorskip("kernels.punica_gpu")
+    expert_checks.mixed_ranks(SINGLE, form, punica_gpu.PunicaWrapperGPU)
+
+
 def test_no_image_fits_another_rank_size_or_cut(pool: RankPool) -> None:
     """But for a single rank's, which are cut in no way."""
     for interleaved in (False, True):
