@@ -143,6 +143,11 @@ def _share(sequence: Sequence, count: int, draws: bool) -> Share:
 
 def _result(share: Share, outcomes: Iterator[Outcome]) -> ShareResult:
     """Takes its rows' outcomes, all of them."""
+    if share.draws and not share.scored:
+        outcome = next(outcomes)
+        if isinstance(outcome, SampledToken):
+            return ShareResult(share.sequence, share.computed, (), outcome)
+        return ShareResult(share.sequence, share.computed, failure=outcome.reason)
     mine = [next(outcomes) for _ in share.rows.logit_rows]
     tokens = [outcome for outcome in mine if isinstance(outcome, SampledToken)]
     if len(tokens) < len(mine):
