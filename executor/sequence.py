@@ -1,5 +1,6 @@
 """One request on its way through the engine: what was asked, and how far it is. Pure."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ class Sequence:
     max_length: int = (
         1 << 62
     )  # tokens at which it ends, whatever they are; the last of them is never computed
-    token_ids: list[int] = field(init=False)
+    token_ids: "array[int]" = field(init=False)  # int64: what reads many of them needs no object for each
     computed: int = 0
     ahead: int = 0
     pending: int = -1
@@ -88,7 +89,7 @@ class Sequence:
     prompt_scores: list[PromptLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.token_ids = [*self.dispatch.prompt_token_ids, *self.dispatch.output_token_ids]
+        self.token_ids = array("q", (*self.dispatch.prompt_token_ids, *self.dispatch.output_token_ids))
         if self.dispatch.prompt_logprobs is not None:
             self.prompt_scores.append(PromptLogprob(self.token_ids[0], None, ()))
 
@@ -115,7 +116,11 @@ class Sequence:
         return len(self.token_ids) - len(self.dispatch.prompt_token_ids)
 
     @property
-    def output_token_ids(self) -> list[int]:
+    def prompt_token_ids(self) -> "array[int]":
+        return self.token_ids[: len(self.dispatch.prompt_token_ids)]
+
+    @property
+    def output_token_ids(self) -> "array[int]":
         return self.token_ids[len(self.dispatch.prompt_token_ids) :]
 
     @property
@@ -133,9 +138,6 @@ class StopLimits:
     eos_token_ids: frozenset[int]
     max_model_len: int
 
-    def stop_ids(self, rules: StopRules) -> frozenset[int]:
-        return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids
-
     def max_length(self, dispatch: Dispatch) -> int:
         """Tokens, prompt included, at which a sequence ends with LENGTH."""
         most = dispatch.stop.max_new_tokens
@@ -145,15 +147,14 @@ class StopLimits:
     def forbidden(self, sequence: Sequence) -> frozenset[int]:
         """Tokens that may not be drawn next: all ends, while fewer than min_new_tokens are there."""
         rules = sequence.dispatch.stop
-        outputs = sequence.num_outputs + sequence.ahead
-        return self.stop_ids(rules) if outputs < rules.min_new_tokens else frozenset()
+        if not rules.min_new_tokens or sequence.num_outputs + sequence.ahead >= rules.min_new_tokens:
+            return frozenset()
+        return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids
 
     def finished(self, sequence: Sequence) -> FinishReason | None:
         """Why the sequence, as it stands, is at its end; None when it goes on."""
-        rules = sequence.dispatch.stop
-        may_stop = sequence.num_outputs > rules.min_new_tokens
-        if may_stop and sequence.token_ids[-1] in self.stop_ids(rules):
+        rules, last = sequence.dispatch.stop, sequence.token_ids[-1]
+        stops = last in rules.stop_token_ids or (last in self.eos_token_ids and not rules.ignore_eos)
+        if stops and sequence.num_outputs > rules.min_new_tokens:
             return FinishReason.STOP
-        if len(sequence.token_ids) >= self.max_length(sequence.dispatch):
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if len(sequence.token_ids) >= sequence.max_length else None

@@ -1,5 +1,5 @@
-"""The GPU's forward pass on a CPU: a "captured" step runs again at each replay, and attention is computed from
-the step's buffers by the definition, one sequence at a time."""
+"""The GPU's forward pass on a CPU: a "captured" step runs again at each replay, and attention is computed
+from the step's buffers by the definition, one sequence at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
