@@ -24,13 +24,17 @@ _MANY_TILES = 128
 
 @dataclass(frozen=True, slots=True)
 class FollowerConfig:
-    """entry_rows: rows that share one read of B, `rows` of them at a time; block_n: columns of a program."""
+    """entry_rows: rows that share one read of B, `rows` of them at a time; block_n: columns of a program.
+
+    num_stages: of the loop over ranks beyond block_rank, as ExpandConfig's.
+    """
 
     entry_rows: int
     rows: int
     block_rank: int
     block_n: int
     num_warps: int
+    num_stages: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class NormConfig:
 PLAIN = FollowerConfig(1, 1, 0, 1024, 4)
 
 
+def beside_pays(plan: LaunchPlan) -> bool:
+    """Whether shrink should run on a second stream beside the base product, whatever follows."""
+    return not plan.tiles and plan.items <= _FEW_ENTRIES
+
+
 def best_form(plan: LaunchPlan, follower: Follower) -> Form:
     """The fastest form measured for steps like the plan's, of a layer with this follower.
 
@@ -53,7 +62,7 @@ def best_form(plan: LaunchPlan, follower: Follower) -> Form:
     """
     if plan.tiles:
         return "pair" if follower == "add_rms_norm" else "fused"
-    if plan.items <= _FEW_ENTRIES:
+    if beside_pays(plan):
         return "beside"
     if plan.rows_per_item > 1 and plan.items >= _MANY_ENTRIES:
         return "pair"

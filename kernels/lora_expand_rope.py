@@ -218,7 +218,8 @@ def _launch(
         "BLOCK_RANK": config.block_rank, "COLUMNS": config.block_n // 2, "HAS_CACHE": has_cache,
         "HAS_LORA": True, "PDL": pdl,
     }  # fmt: skip
-    return Launch(expand_rope_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    return Launch(expand_rope_kernel, constants, options)
 
 
 def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | None = None) -> None:

@@ -5,7 +5,7 @@ from math import exp, fsum, log
 from typing import Any
 
 Rows = list[dict[str, Any]]
-_SUMMED = ("ours_us", "added_us", "peer_us", "peer_tuned_us", "base_us", "floor_us")
+_SUMMED = ("ours_us", "added_us", "beside_us", "peer_us", "peer_tuned_us", "base_us", "floor_us")
 
 
 def layer_sums(rows: Rows) -> dict[tuple[int, int, int], dict[str, float | None]]:
@@ -41,5 +41,5 @@ def table(rows: Rows) -> str:
 
 
 def _sum(layers: Rows, name: str) -> float | None:
-    values = [row[name] for row in layers]
-    return None if None in values else fsum(values)
+    values = [row[name] for row in layers if row.get(name) is not None]
+    return fsum(values) if len(values) == len(layers) else None
