@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping, make_metas
+from kernels.native import Work
 from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
-from kernels.work_list import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class _Described:
 
     mapping: LoRAMapping
     plans: tuple[LaunchPlan | None, LaunchPlan | None]
-    work: StepWork
-    prompt_work: StepWork
+    work: Work
+    prompt_work: Work
 
 
 class PunicaWrapperBase(ABC):

@@ -13,7 +13,7 @@ from kernels.follower_tuning import Follower, FollowerConfig
 from kernels.lora_expand_add_rms_norm import add_rms_norm, lora_expand_add_rms_norm
 from kernels.lora_expand_rope import lora_expand_rope, rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul, silu_mul
-from kernels.lora_linear import add_pair
+from kernels.lora_linear import add_pair, add_pair_beside
 from kernels.lora_shrink import lora_shrink
 from kernels.meta import LoRAKernelMeta
 from kernels.side_stream import SideStream
@@ -22,7 +22,7 @@ from kernels.tuning import shrink_config
 HEAD_DIM, KV_HEADS, BLOCK_SIZE = 128, 8, 16
 EPS = 1e-5
 # Without LoRA, and kernels.follower_tuning's forms.
-FORMS = ("none", "pair", "fused", "beside")
+FORMS = ("none", "pair", "pair_beside", "fused", "beside")
 
 Fused = Callable[[Tensor, Tensor, Sequence[Tensor], LoRAKernelMeta], None]
 
@@ -46,20 +46,23 @@ class Projection:
         weights = case.weights[(index // len(case.metas)) % len(case.weights)]
         meta = case.metas[index % len(case.metas)]
         product = partial(torch.mm, x, case.bases[index % len(case.bases)].t(), out=y)
-        if form in ("none", "pair"):
-            product()
-            if form == "pair":
-                tables = case.ranks, case.scales, case.column_starts
-                add_pair(y, x, weights.lora_a, weights.lora_b, *tables, meta)
-            self.plain(y)
+        if form in ("fused", "beside"):
+            h, shrink = self._shrink(x, weights, meta, final=form == "beside")
+            if form == "beside":
+                self.side.run_beside(product, shrink)
+            else:
+                product()
+                shrink()
+            self.fused(y, h, weights.lora_b, meta)
             return self.out
-        h, shrink = self._shrink(x, weights, meta, final=form == "beside")
-        if form == "beside":
-            self.side.run_beside(product, shrink)
+        tables = case.ranks, case.scales, case.column_starts, meta
+        if form == "pair_beside":
+            add_pair_beside(product, self.side, x, weights.lora_a, weights.lora_b, *tables)
         else:
             product()
-            shrink()
-        self.fused(y, h, weights.lora_b, meta)
+            if form == "pair":
+                add_pair(y, x, weights.lora_a, weights.lora_b, *tables)
+        self.plain(y)
         return self.out
 
     def add(self, index: int, x: Tensor) -> None:

@@ -30,8 +30,8 @@ GOALS = {
 class Row:
     """us of one projection, or of all four in a row (layer "all", in the forms that best_form names).
 
-    exposed_us: with LoRA in `form`, less base_us, the same without; pair_us, fused_us and beside_us
-    are the same difference for each form. All were replayed in turns.
+    exposed_us: with LoRA in `form`, less base_us, the same without; pair_us to beside_us are the same
+    difference for each form. All were replayed in turns.
     """
 
     op: str
@@ -43,6 +43,7 @@ class Row:
     exposed_us: float
     base_us: float
     pair_us: float | None
+    pair_beside_us: float | None
     fused_us: float | None
     beside_us: float | None
     goal_us: float | None
@@ -80,7 +81,7 @@ def _point_rows(
     point = (tokens, adapters)
     whole = Row(
         "lora_layer", "all", *point, RANK, ",".join(forms), with_us - base_us, base_us, None, None, None,
-        GOALS[point],
+        None, GOALS[point],
     )  # fmt: skip
     return [*rows, whole]
 
@@ -97,8 +98,9 @@ def _projection_row(part: Projection) -> Row:
     best = min(added, key=added.__getitem__)
     point = (case.layer.name, case.tokens, case.adapters, RANK)
     return Row(
-        "lora_layer", *point, best, added[best], base_us, added["pair"], added["fused"], added["beside"], None
-    )
+        "lora_layer", *point, best, added[best], base_us, added["pair"], added["pair_beside"],
+        added["fused"], added["beside"], None,
+    )  # fmt: skip
 
 
 def _layer(parts: Sequence[Projection], forms: Sequence[str]) -> Call:

@@ -89,9 +89,9 @@ def _variants(job: Job, case: Case) -> list[Config]:
 def _expands(plan: LaunchPlan) -> Iterator[ExpandConfig]:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     for columns, warps in _EXPAND_ITEMS:
-        yield ExpandConfig(ROWS_PER_ITEM, block_rank, columns, warps, 1)
+        yield ExpandConfig(ROWS_PER_ITEM, block_rank, columns, warps)
     for columns, warps in _EXPAND_TILES if plan.tiles else ():
-        yield ExpandConfig(ROWS_PER_TILE, block_rank, columns, warps, 1)
+        yield ExpandConfig(ROWS_PER_TILE, block_rank, columns, warps)
 
 
 def _shrinks(chosen: ShrinkConfig) -> Iterator[ShrinkConfig]:
@@ -111,10 +111,10 @@ def _followers(plan: LaunchPlan, silu: bool) -> Iterator[FollowerConfig]:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     for columns, warps in _FOLLOWER_ITEMS:
         if silu or columns >= 128:
-            yield FollowerConfig(ROWS_PER_ITEM, ROWS_PER_ITEM, block_rank, columns, warps, 1)
+            yield FollowerConfig(ROWS_PER_ITEM, block_rank, columns, warps)
     for columns, warps in _FOLLOWER_TILES if plan.tiles else ():
         if silu or columns >= 128:
-            yield FollowerConfig(ROWS_PER_TILE, ROWS_PER_TILE, block_rank, columns, warps, 1)
+            yield FollowerConfig(ROWS_PER_TILE, block_rank, columns, warps)
 
 
 def _call(job: Job, case: Case, config: Config) -> Call:

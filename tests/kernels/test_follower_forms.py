@@ -6,23 +6,34 @@ from kernels.follower_tuning import Follower, Form, best_form
 from kernels.meta import LoRAKernelMeta
 from kernels.work_list import Run
 
-STEPS: dict[str, tuple[list[Run], Form, Form]] = {
-    # runs, the form of norm layers, of the others
-    "one token": ([(0, 1)], "beside", "beside"),
-    "shared by few": ([(slot, 8) for slot in range(8)], "beside", "beside"),
-    "all distinct": ([(slot, 1) for slot in range(64)], "fused", "fused"),
-    "shared by many": ([(slot, 4) for slot in range(64)], "pair", "pair"),
-    "prefill": ([(slot, 128) for slot in range(8)], "pair", "fused"),
+STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
+    "one token": ([(0, 1)], {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"}),
+    "shared by few": (
+        [(slot, 8) for slot in range(8)],
+        {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"},
+    ),
+    "all distinct": (
+        [(slot, 1) for slot in range(64)],
+        {"add_rms_norm": "fused", "silu_mul": "fused", "rope": "fused"},
+    ),
+    "shared by many": (
+        [(slot, 4) for slot in range(64)],
+        {"add_rms_norm": "pair", "silu_mul": "fused", "rope": "pair"},
+    ),
+    "prefill": (
+        [(slot, 128) for slot in range(8)],
+        {"add_rms_norm": "pair", "silu_mul": "beside", "rope": "beside"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("follower", ["silu_mul", "add_rms_norm", "rope"])
 def test_the_measured_form_is_chosen(name: str, follower: Follower) -> None:
-    runs, norm_form, other_form = STEPS[name]
+    runs, forms = STEPS[name]
     meta = LoRAKernelMeta.make(64, 1024, "cpu")
     meta.prepare_tensors(runs)
-    assert best_form(meta.plan, follower) == (norm_form if follower == "add_rms_norm" else other_form)
+    assert best_form(meta.plan, follower) == forms[follower]
 
 
 def test_high_ranks_in_parts_take_the_pair() -> None:
