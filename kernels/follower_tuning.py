@@ -52,10 +52,11 @@ def best_form(plan: LaunchPlan, follower: Follower) -> Form:
 
     What LoRA adds to a projection and its follower, as pair / fused / beside: qkv 3.8 / 3.2 / 1.3 at (1, 1),
     8.3 / 8.3 / 4.8 at (64, 8), 16.2 / 16.0 / 14.8 at (64, 64), 115 / 102 / 94 at (8192, 8); gate_up 402 / 197
-    / 181 there; o 85 / 187 / 167, down 143 / 256 / 217.
+    / 181 there, with today's blocks 435 / 101 / 84; o 85 / 196 / 175 and pair_beside 80, down 143 / 262 / 230
+    and 122.
     """
     if plan.tiles:
-        return "pair" if follower == "add_rms_norm" else "beside"
+        return "pair_beside" if follower == "add_rms_norm" else "beside"
     if beside_pays(plan):
         return "beside"
     if plan.rows_per_item > 1 and plan.items >= _MANY_ENTRIES:

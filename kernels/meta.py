@@ -58,7 +58,8 @@ class LoRAMapping:
 
 def _equal(runs: tuple[Run, ...] | Ints, others: tuple[Run, ...] | Ints) -> bool:
     if isinstance(runs, np.ndarray) and isinstance(others, np.ndarray):
-        return runs is others or np.array_equal(runs, others)
+        same_form = runs.shape == others.shape and runs.dtype == others.dtype
+        return runs is others or (same_form and runs.tobytes() == others.tobytes())
     return isinstance(runs, tuple) and isinstance(others, tuple) and runs == others
 
 
@@ -110,6 +111,7 @@ class LoRAKernelMeta:
         self._native = native.load() if staging.device_buffer.is_cuda else None
         parts = [staging.part(start, size) for start, size in zip(ends, sizes, strict=False)]
         self.items, self.tiles = parts[0].view(-1, 4), parts[1].view(-1, 4)
+        self._max_items = len(self.items)
         self.num_tokens_per_lora, self.lora_token_start_loc, self.lora_ids = parts[2:5]
         self.token_lora_mapping, self.token_indices_sorted_by_lora_ids = parts[5:7]
         self.slot_ranks = np.full(max_loras, _USUAL_RANK, dtype=np.int32)
@@ -141,7 +143,7 @@ class LoRAKernelMeta:
 
     def describe(self, runs: Runs, plan: LaunchPlan | None = None) -> Work:
         """The step, checked and counted; changes nothing. Raises as `prepare_tensors` does."""
-        sizes = self.max_loras, self.max_num_tokens, len(self.items)
+        sizes = self.max_loras, self.max_num_tokens, self._max_items
         if self._native is None:
             return describe(runs, *sizes, self.slot_ranks, plan)
         return native.describe(self._native, runs, *sizes, self.slot_ranks, plan)

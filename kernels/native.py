@@ -69,7 +69,7 @@ def describe(
     plan: LaunchPlan | None,
 ) -> Work:
     """As work_list.describe, errors included."""
-    pairs = np.ascontiguousarray(as_pairs(runs))
+    pairs = _pairs(module, runs)
     totals = np.empty(2 * (max_loras + 1), dtype=np.int32)
     counted = module.count(pairs, slot_ranks, _CLASSES, totals, max_rows)
     if counted is None:
@@ -85,3 +85,11 @@ def describe(
     tiles = module.size(totals, ROWS_PER_TILE) if chosen.tiles else 0
     final = settled(chosen, plan, items, tiles, base_rows)
     return NativeWork(module, pairs, slot_ranks, totals, final, copies, rows, active)
+
+
+def _pairs(module: Any, runs: Runs) -> Ints:
+    if isinstance(runs, tuple):
+        pairs = np.empty((len(runs), 2), dtype=np.int32)
+        if module.pairs(runs, pairs):
+            return pairs
+    return np.ascontiguousarray(as_pairs(runs))

@@ -13,8 +13,8 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 _WIDE = 8192
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
 _MANY_ENTRIES = 32
-# Tiles times ranks from which on expand reads B tile by tile of 64 rows: 8 tiles of rank 64, 32 of rank 32.
-_TILED_RANKS = 512
+# Rank tile -> 64-row tiles from which on expand walks over those.
+_TILED = {32: 32, 64: 1}
 # From here on 64-row tiles need no more splits for wide layers than for others.
 _MANY_TILES = 32
 # Bytes that one program can have on an H100.
@@ -138,9 +138,9 @@ def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     if element_size > 2:
         return ExpandConfig(ROWS_PER_ITEM, block_rank, 64, 4)
-    if plan.tiles and block_rank * plan.tiles >= _TILED_RANKS:
+    if block_rank in _TILED and plan.tiles >= _TILED[block_rank]:
         # B is read once for 64 rows. gate_up, rank 64: 472 at (8192, 8), 494 with 16 rows x 512 columns; rank
-        # 32: 392 and 412 with 16 x 256. 64 or 256 columns, or 8 warps, lose 4 to 40 %.
+        # 32: 392 and 412 with 16 x 256; rank 16: 375 and 372. 64 or 256 columns, or 8 warps, lose 4 to 40 %.
         return ExpandConfig(ROWS_PER_TILE, block_rank, 128, 4)
     return ExpandConfig(ROWS_PER_ITEM, block_rank, _item_columns(plan), 4)
 

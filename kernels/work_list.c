@@ -16,6 +16,29 @@ static int class_of(int32_t rank, const int32_t *classes) {
 
 static int64_t pieces(int64_t rows, int64_t per_piece) { return (rows + per_piece - 1) / per_piece; }
 
+/* pairs(runs, out): the (slot, rows) of a tuple or list as out's int32. False: some are no pairs of such. */
+static PyObject *pairs(PyObject *self, PyObject *args) {
+    PyObject *runs;
+    Py_buffer out;
+    if (!PyArg_ParseTuple(args, "Ow*", &runs, &out)) return NULL;
+    int32_t *at = out.buf;
+    Py_ssize_t number = out.len / 8;
+    int good = (PyTuple_Check(runs) || PyList_Check(runs)) && PySequence_Fast_GET_SIZE(runs) == number;
+    for (Py_ssize_t i = 0; i < number && good; i++) {
+        PyObject *pair = PySequence_Fast_GET_ITEM(runs, i);
+        good = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
+        for (int j = 0; j < 2 && good; j++) {
+            int beyond = 0;
+            long long value = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(pair, j), &beyond);
+            good = !PyErr_Occurred() && !beyond && value == (int32_t)value;
+            *at++ = (int32_t)value;
+        }
+    }
+    PyErr_Clear();
+    PyBuffer_Release(&out);
+    return PyBool_FromLong(good);
+}
+
 /* count(runs, ranks, classes, totals, max_rows): rows per slot into totals[1 + slot], base rows into totals[0];
  * totals has room for twice as many, where `write` counts places.
  * Returns (rows, active slots, their highest rank, rows of each rank class), or None for runs that cannot be:
@@ -155,8 +178,8 @@ static PyObject *write_fields(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"count", count, METH_VARARGS, NULL}, {"size", size, METH_VARARGS, NULL}, {"high", high, METH_VARARGS, NULL},
-    {"write", write_fields, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"pairs", pairs, METH_VARARGS, NULL}, {"count", count, METH_VARARGS, NULL}, {"size", size, METH_VARARGS, NULL},
+    {"high", high, METH_VARARGS, NULL}, {"write", write_fields, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "lorafleet_work_list", NULL, -1, methods};
 

@@ -1,8 +1,8 @@
 """A step's rows, sorted by slot and cut into pieces of GPU work: numpy, from runs, never row by row."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,11 @@ Runs = Iterable[Run] | Ints
 # grid has no tail to shorten.
 _HIGH = 4
 _MAX_SPLIT_ROWS = 256
+# Row by row: up to two rows an adapter, where rank 16 takes the same time in both forms (rank 64: one row, as
+# its B is worth reading once), and a few rows of whatever adapters (H100: rank 8, 2.5 to 3.7 us a layer for 8
+# rows of 8 adapters, 4.2 to 4.6 for 8 rows of one in an item).
+_LOW_RANK = 16
+_FEW_ROWS = 8
 _ONE_ROW = np.array([0, 0, 1, WHOLE], dtype=np.int32)
 # 64-row tiles pay when most of their rows are filled.
 _MIN_TILED_ROWS = 512
@@ -138,13 +143,16 @@ def choose(rows: int, active: int, highest: int, class_rows: Sequence[int]) -> L
     """
     if rows == 0:
         return LaunchPlan(ROWS_PER_ITEM, RANK_CLASSES[0], 0, 0, False)
-    # At two rows an adapter both forms take the same time (H100, kernel by kernel).
-    single = rows <= min(2 * active, MAX_SINGLE_ROWS)
     tiled = rows >= max(_MIN_TILED_ROWS, active * ROWS_PER_TILE)
     # The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest.
-    reached = accumulate(class_rows)
-    block_rank = next(c for c, upto in zip(RANK_CLASSES, reached, strict=True) if 4 * upto >= 3 * rows)
+    reached = 0
+    for block_rank, in_class in zip(RANK_CLASSES, class_rows, strict=True):
+        reached += in_class
+        if 4 * reached >= 3 * rows:
+            break
     parts = highest > high_limit(block_rank) and rows <= _MAX_SPLIT_ROWS
+    low = block_rank <= _LOW_RANK
+    single = rows <= min(2 * active if low else active, MAX_SINGLE_ROWS) or (low and rows <= _FEW_ROWS)
     return LaunchPlan(1 if single else ROWS_PER_ITEM, block_rank, 0, int(tiled), parts)
 
 
@@ -158,7 +166,7 @@ def settled(
 ) -> LaunchPlan:
     """The plan with its sizes; a given one stays. Raises KernelArgumentError where that is too small."""
     if given is None:
-        return replace(chosen, items=items, tiles=tiles, base_rows=base_rows)
+        return LaunchPlan(chosen.rows_per_item, chosen.block_rank, items, tiles, chosen.parts, base_rows)
     if items > given.items or tiles > given.tiles > 0 or base_rows > given.base_rows:
         needed = f"{items} items, {tiles} tiles, {base_rows} base rows"
         raise KernelArgumentError("plan", f"{given} is too small for {needed}")

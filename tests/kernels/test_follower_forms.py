@@ -22,7 +22,7 @@ STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
     ),
     "prefill": (
         [(slot, 128) for slot in range(8)],
-        {"add_rms_norm": "pair", "silu_mul": "beside", "rope": "beside"},
+        {"add_rms_norm": "pair_beside", "silu_mul": "beside", "rope": "beside"},
     ),
 }
 
