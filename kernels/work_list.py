@@ -144,16 +144,21 @@ def choose(rows: int, active: int, highest: int, class_rows: Sequence[int]) -> L
     if rows == 0:
         return LaunchPlan(ROWS_PER_ITEM, RANK_CLASSES[0], 0, 0, False)
     tiled = rows >= max(_MIN_TILED_ROWS, active * ROWS_PER_TILE)
-    # The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest.
-    reached = 0
-    for block_rank, in_class in zip(RANK_CLASSES, class_rows, strict=True):
-        reached += in_class
-        if 4 * reached >= 3 * rows:
-            break
+    block_rank = _typical_class(rows, class_rows)
     parts = highest > high_limit(block_rank) and rows <= _MAX_SPLIT_ROWS
     low = block_rank <= _LOW_RANK
     single = rows <= min(2 * active if low else active, MAX_SINGLE_ROWS) or (low and rows <= _FEW_ROWS)
     return LaunchPlan(1 if single else ROWS_PER_ITEM, block_rank, 0, int(tiled), parts)
+
+
+def _typical_class(rows: int, class_rows: Sequence[int]) -> int:
+    """The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest."""
+    reached = 0
+    for rank_class, in_class in zip(RANK_CLASSES, class_rows, strict=True):
+        reached += in_class
+        if 4 * reached >= 3 * rows:
+            return rank_class
+    return RANK_CLASSES[-1]
 
 
 def high_limit(block_rank: int) -> int:

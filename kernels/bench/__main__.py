@@ -33,7 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, required=True, help="where results go, or (plot) come from")
     parser.add_argument("--png", type=Path, help="where the plot goes")
     parser.add_argument("--revision", help="what is measured, where the folder is no git checkout")
-    parser.add_argument("--compiled", action="store_true", help="lora_layer: Triton's cache is warm")
+    parser.add_argument(
+        "--compiled", action="store_true", help="Triton's cache is warm (lora_linear, lora_layer)"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
     parser.add_argument("--peer-tuned", type=Path, help="folder of its tuned kernel configurations (rank 16)")
@@ -50,7 +52,7 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)
-    return lora_linear.run(options)
+    return lora_linear.run(options, compiled=args.compiled)
 
 
 def _about(revision: str | None) -> dict[str, str]:

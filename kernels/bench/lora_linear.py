@@ -63,10 +63,14 @@ class Row:
     floor_us: float
 
 
-def run(options: Options) -> Iterator[dict[str, Any]]:
-    """Rows one by one, so that the caller can keep what is there when a lease ends."""
+def run(options: Options, *, compiled: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows one by one, so that the caller can keep what is there when a lease ends.
+
+    compiled: what is measured is in Triton's cache already.
+    """
     jobs = [(layer, rank, options) for rank in options.ranks for layer in LAYERS]
-    in_processes(_compile, jobs)
+    if not compiled:
+        in_processes(_compile, jobs)
     peer = Peer.load(options.peer) if options.peer else None
     for job in jobs:
         yield from map(asdict, _layer_rows(*job, peer))
