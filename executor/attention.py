@@ -1,13 +1,12 @@
 """Attention over a paged KV cache: the cache, the step's plan (made once), and `attend` (run in every layer).
 
-This is the torch implementation. Another one needs the same two steps: a plan from (query length, KV length,
-block table) of each sequence, and a call per layer.
+This is the torch implementation; executor/flashinfer_attention.py is another one of `StepAttention`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,11 @@ class LayerCache:
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """All layers' keys and values. Token t of a sequence lives in block block_ids[t // block_size] at offset
-    t % block_size, in every layer; the flat number block * block_size + offset is its KV slot."""
+    t % block_size, in every layer; the flat number block * block_size + offset is its KV slot.
+
+    On a GPU there is one spare block more, number `num_blocks`: rows that only fill up a captured step, and
+    steps before the first real one, look at it.
+    """
 
     layers: tuple[LayerCache, ...]
     num_blocks: int
@@ -49,7 +52,8 @@ class KVCache:
     ) -> Self:
         """For this rank's KV heads."""
         kv_heads = len(kv_head_share(config.num_kv_heads, group))
-        shape = (2, num_blocks, block_size, kv_heads, config.head_dim)
+        spare = int(torch.device(device).type == "cuda")
+        shape = (2, num_blocks + spare, block_size, kv_heads, config.head_dim)
         layers = tuple(
             LayerCache(torch.zeros(shape, dtype=dtype, device=device), window) for window in config.windows
         )
@@ -60,8 +64,25 @@ class KVCache:
         return self.layers[0].data.device
 
     @property
+    def spare_blocks(self) -> int:
+        return self.layers[0].data.shape[1] - self.num_blocks
+
+    @property
     def nbytes(self) -> int:
         return sum(layer.data.nbytes for layer in self.layers)
+
+
+class StepAttention(Protocol):
+    """One step's attention, for all layers. `kv_slots` int64 [rows]: where each row's key and value are
+    written, which the projection's follower does before `attend`."""
+
+    @property
+    def kv_slots(self) -> Tensor: ...
+
+    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+        """out[row] = softmax(q k^T / sqrt(head_dim)) v over the positions of the row's own sequence that are
+        visible to it. query [rows, heads, head_dim], contiguous heads; returns its shape, contiguous."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +111,18 @@ class AttentionPlan:
     kv_slots: Tensor  # [rows] int64: where each row's key and value are written
     groups: dict[int | None, tuple[_Group, ...]]  # by window
 
+    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+        stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for group in self.groups[cache.window]:
+            sequences, _, query_len, kv_len = group.mask.shape
+            q = query[group.rows].view(sequences, query_len, *query.shape[1:]).transpose(1, 2)
+            seen = stored.index_select(1, group.kv_slots).view(2, sequences, kv_len, *stored.shape[2:])
+            k, v = seen.transpose(2, 3)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=True)
+            out[group.rows] = y.transpose(1, 2).flatten(0, 1)
+        return out
+
 
 def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
     """One plan for all layers of a step; layers with different windows have different groups."""
@@ -97,26 +130,6 @@ def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
     kv_slots = torch.cat(written) if written else torch.empty(0, dtype=torch.int64, device=cache.device)
     windows = {layer.window for layer in cache.layers}
     return AttentionPlan(kv_slots, {window: _group(spans, window, cache.device) for window in windows})
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
-    """Writes the step's keys and values into the cache, then out[row] = softmax(q k^T / sqrt(head_dim)) v
-    over the positions of the row's own sequence that are visible to it.
-
-    query [rows, heads, head_dim]; key and value [rows, kv_heads, head_dim]; returns query's shape.
-    """
-    stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
-    stored[0].index_copy_(0, plan.kv_slots, key)
-    stored[1].index_copy_(0, plan.kv_slots, value)
-    out = torch.empty_like(query)
-    for group in plan.groups[cache.window]:
-        sequences, _, query_len, kv_len = group.mask.shape
-        q = query[group.rows].view(sequences, query_len, *query.shape[1:]).transpose(1, 2)
-        seen = stored.index_select(1, group.kv_slots).view(2, sequences, kv_len, *key.shape[1:])
-        k, v = seen.transpose(2, 3)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=True)
-        out[group.rows] = y.transpose(1, 2).flatten(0, 1)
-    return out
 
 
 def _group(spans: Sequence[Span], window: int | None, device: torch.device) -> tuple[_Group, ...]:

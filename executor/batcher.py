@@ -3,19 +3,26 @@
 There is no prefill and no decode here: a sequence has known tokens and computed tokens, and every step lets
 the computed ones catch up within the budgets (tokens a step, KV blocks, slots).
 
+A step may be planned while the one before it still runs; steps run one after another. `launched` and `landed`
+say when a step is on its way and when it is over. What a sequence holds is free when it has ended and the
+last step that it is part of is over. Only KV blocks of a preempted sequence pass on at once: the next step
+writes to them after the one that runs has read them.
+
 Rules, in order:
 1. Running sequences first, oldest first. Each gets a token at least, the older ones what is left.
 2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
-   its tokens anew later. What it delivered stays delivered.
+   its tokens anew later. What it delivered stays delivered. Nothing new starts in such a step.
 3. Waiting sequences follow in order of arrival. One whose adapter cannot have a slot now, or is not in host
-   memory yet, is passed over and holds nothing. One that lacks KV blocks ends the search.
+   memory yet, is passed over and holds nothing, and so is one whose adapter would be page-in number
+   `max_page_ins` + 1 of the step: everybody in a step waits for its page-ins, and so many are done while the
+   step before it runs. One that lacks KV blocks ends the search.
 4. Against starvation: once the oldest waiting sequence whose adapter is loaded but has no slot has waited
    `aging_s`, no younger one may join a resident adapter. So some slot is idle, at the latest, when all that
    runs and all that is older has ended.
 """
 
 from bisect import insort
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from executor.blocks import BlockPool
@@ -35,6 +42,7 @@ class PageIn:
 @dataclass(slots=True)
 class StepPlan:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)
+    draws: list[Sequence] = field(default_factory=list)  # those that get a new token, in the same order
     page_ins: list[PageIn] = field(default_factory=list)
     slot_hits: list[str] = field(default_factory=list)  # of each sequence that starts: its adapter had a slot
     preempted: list[Sequence] = field(default_factory=list)
@@ -46,7 +54,14 @@ class Batcher:
     """Owns the accepted sequences, and what each of them holds in `blocks` and `slots`."""
 
     def __init__(
-        self, blocks: BlockPool, slots: SlotTable, *, max_batched_tokens: int, max_seats: int, aging_s: float
+        self,
+        blocks: BlockPool,
+        slots: SlotTable,
+        *,
+        max_batched_tokens: int,
+        max_seats: int,
+        max_page_ins: int,
+        aging_s: float,
     ) -> None:
         if max_batched_tokens < max_seats:
             raise ValueError(f"{max_batched_tokens} tokens a step are fewer than {max_seats} seats")
@@ -54,11 +69,14 @@ class Batcher:
         self.slots = slots
         self.max_batched_tokens = max_batched_tokens
         self.max_seats = max_seats
+        self.max_page_ins = max_page_ins
         self.aging_s = aging_s
         # Both in order of arrival.
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.sequences: dict[Key, Sequence] = {}
+        # Ended, but part of a step that runs: they have no seat any more and still hold blocks and slot.
+        self.leaving: list[Sequence] = []
 
     @property
     def free_seats(self) -> int:
@@ -69,14 +87,43 @@ class Batcher:
         self.sequences[sequence.dispatch.key] = sequence
         insort(self.waiting, sequence, key=_arrival)
 
-    def remove(self, sequence: Sequence) -> None:
-        """End a sequence, wherever it is; what it held is free at once."""
+    def remove(self, sequence: Sequence) -> bool:
+        """End a sequence, wherever it is. True: what it held is free. False: `landed` will free it."""
         del self.sequences[sequence.dispatch.key]
-        if sequence.table is None:
-            self.waiting.remove(sequence)
-        else:
-            self.running.remove(sequence)
+        (self.waiting if sequence.table is None else self.running).remove(sequence)
+        if sequence.in_flight:
+            self.leaving.append(sequence)
+            return False
+        self._let_go(sequence)
+        return True
+
+    def lives(self, sequence: Sequence) -> bool:
+        """Whether it was added and not removed."""
+        return self.sequences.get(sequence.dispatch.key) is sequence
+
+    def launched(self, plan: StepPlan) -> None:
+        """The planned step is on its way, with what it draws in rows 0, 1, ... of the last tokens."""
+        for sequence, count in plan.num_tokens.items():
+            sequence.computed += count
+            sequence.in_flight += 1
+        for row, sequence in enumerate(plan.draws):
+            sequence.ahead += 1
+            sequence.pending = row
+
+    def landed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """The step with these is over. Returns the ended ones that hold nothing any more now."""
+        for sequence in sequences:
+            sequence.in_flight -= 1
+        gone = [sequence for sequence in self.leaving if not sequence.in_flight]
+        for sequence in gone:
+            self.leaving.remove(sequence)
             self._let_go(sequence)
+        return gone
+
+    def commit(self, sequence: Sequence, computed: int) -> None:
+        """A step that is over has computed so many tokens: offer them to the prefix cache."""
+        if sequence.table is not None:
+            self.blocks.commit(sequence.table, sequence.token_ids, computed)
 
     def wanted(self) -> list[str]:
         """Adapters of waiting sequences that have no slot, longest waiting first."""
@@ -102,16 +149,17 @@ class Batcher:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            younger = len(self.running) - index - 1
+            index += 1
+            if not sequence.uncomputed:
+                continue
+            younger = len(self.running) - index
             count = min(sequence.uncomputed, budget - younger)
             while self.blocks.grow(sequence.held, sequence.computed + count) is None:
                 victim = self.running[-1]
                 self._preempt(victim, plan)
                 if victim is sequence:
                     return budget
-            plan.num_tokens[sequence] = count
-            budget -= count
-            index += 1
+            budget -= _give(plan, sequence, count)
         return budget
 
     def _plan_waiting(self, plan: StepPlan, budget: int, now: float, loaded: Container[str]) -> None:
@@ -119,7 +167,7 @@ class Batcher:
         for sequence in list(self.waiting):
             if budget == 0 or plan.preempted:
                 break
-            if not self._may_have_slot(sequence, starving, loaded):
+            if not self._may_have_slot(sequence, starving, loaded, plan):
                 continue
             if not self._open(sequence, plan):
                 break
@@ -128,8 +176,7 @@ class Batcher:
             insort(self.running, sequence, key=_arrival)
             count = min(sequence.uncomputed, budget)
             self.blocks.grow(sequence.held, sequence.computed + count)
-            plan.num_tokens[sequence] = count
-            budget -= count
+            budget -= _give(plan, sequence, count)
 
     def _starving(self, now: float, loaded: Container[str]) -> int | None:
         """Arrival of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
@@ -139,12 +186,15 @@ class Batcher:
                 return sequence.arrival if now - sequence.arrived_at >= self.aging_s else None
         return None
 
-    def _may_have_slot(self, sequence: Sequence, starving: int | None, loaded: Container[str]) -> bool:
+    def _may_have_slot(
+        self, sequence: Sequence, starving: int | None, loaded: Container[str], plan: StepPlan
+    ) -> bool:
         if not sequence.digest:
             return True
         slot = self.slots.find(sequence.digest)
         if slot is None:
-            return sequence.digest in loaded and self.slots.has_place(sequence.digest)
+            may_page_in = sequence.digest in loaded and len(plan.page_ins) < self.max_page_ins
+            return may_page_in and self.slots.has_place(sequence.digest)
         return starving is None or sequence.arrival < starving
 
     def _open(self, sequence: Sequence, plan: StepPlan) -> bool:
@@ -198,18 +248,28 @@ class Batcher:
 
     def check(self) -> None:
         """Raise RuntimeError unless what sequences hold is what blocks and slots count."""
-        self.blocks.check([s.table for s in self.running if s.table is not None])
+        holders = [*self.running, *self.leaving]
+        self.blocks.check([s.table for s in holders if s.table is not None])
         self.slots.check()
-        uses = [s.slot for s in self.running if s.slot >= 0]
+        uses = [s.slot for s in holders if s.slot >= 0]
         counted = [slot for slot in range(len(self.slots)) for _ in range(self.slots.users(slot))]
         homes = self.slots.digests
         held = all(s.table is None and s.slot == -1 and s.computed == 0 for s in self.waiting)
-        placed = all(homes.get(s.digest, -1) == s.slot for s in self.running)
+        placed = all(homes.get(s.digest, -1) == s.slot for s in holders if s.table is not None)
         known = sorted(map(_arrival, [*self.running, *self.waiting]))
         if sorted(uses) != counted or not held or not placed:
             raise RuntimeError("sequences hold other slots or blocks than the books say")
         if known != sorted(map(_arrival, self.sequences.values())) or self.free_seats < 0:
             raise RuntimeError("sequences are lost, doubled or too many")
+        if any(s.in_flight <= 0 or self.lives(s) for s in self.leaving):
+            raise RuntimeError("a sequence that has ended stays for a step that is over")
+
+
+def _give(plan: StepPlan, sequence: Sequence, count: int) -> int:
+    plan.num_tokens[sequence] = count
+    if sequence.computed + count == sequence.length:
+        plan.draws.append(sequence)
+    return count
 
 
 def _arrival(sequence: Sequence) -> int:

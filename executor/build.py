@@ -8,27 +8,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from adapter_store import ModelSpec, WeightsSource
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
-from executor.config import ExecutorConfig
+from executor.config import DENSE_PROJECTIONS, ExecutorConfig
 from executor.distributed import SINGLE
+from executor.dummy import spec_without_checkpoint
 from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
+from executor.host_pool import HostPool
 from executor.lora.arena import SlotArena
 from executor.lora.image import SlotImage, build_slot_image
+from executor.lora.layout import ALIGNMENT
 from executor.metrics import Metrics
+from executor.model_config import ModelConfig
 from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.models import check_splits, read_config
-from executor.paging import Arena, Pager
+from executor.paging import Adapters, Pager
+from executor.pooled_adapters import PooledAdapters
 from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
+from executor.sampler import Sampler
 from executor.sequence import StopLimits
-from executor.shard import Shard, build_shard
+from executor.shard import Shard, build_shard, dtype_of
+from executor.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.slots import SlotTable
+from kernels.slot_block import table_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -49,54 +58,100 @@ def build_engine(
     """
     metrics = metrics or Metrics(CollectorRegistry())
     path = Path(config.model)
-    spec, model_config = ModelSpec.from_folder(path), read_config(path)
+    model_config = read_config(path)
+    spec = _spec(config, model_config)
     check_splits(model_config, config.tensor_parallel_size)
-    limits = StopLimits(frozenset(model_config.eos_token_ids), _max_model_len(config, spec))
     slots = SlotTable(config.max_loras)
-    others, shard, adapters = _on_ranks(config, store, lost)
+    if config.tensor_parallel_size == 1:
+        parts = _on_one_rank(config, spec, store, wake)
+    else:
+        parts = _on_ranks(config, store, lost)
+    shard = parts.shard
     try:
-        pager = _pager(config, adapters, slots, metrics, wake)
+        kv_blocks = shard.kv_cache.num_blocks
+        limits = StopLimits(frozenset(model_config.eos_token_ids), _max_model_len(config, spec, kv_blocks))
     except StartError:
-        others.close()
+        parts.close()
         raise
-    info = _info(config, spec, limits)
+    sampler = Sampler(config.max_seats, shard.kv_cache.device)
+    sampler.warm_up(spec.vocab_size)
+    info = _info(config, spec, limits, kv_blocks)
     logger.info("model %s is loaded: %s", spec.name, info)
     return Engine(
         info=info,
-        runner=ModelRunner(shard.model, shard.kv_cache, shard.punica, limits, others),
-        batcher=_batcher(config, slots),
-        pager=pager,
+        runner=ModelRunner(shard.forward_pass, sampler, parts.writer, limits, parts.others),
+        batcher=_batcher(config, slots, kv_blocks),
+        pager=_pager(config, parts.adapters, slots, metrics, wake),
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
         clock=clock,
+        steps_ahead=int(config.schedules_ahead),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Adapters:
-    """What a pager needs, for one rank or for all: its parts agree on a kind of image."""
+class _Parts:
+    """What differs between one rank and several."""
 
-    load: Callable[[str], Any]
-    arena: Arena[Any]
-    forget: Callable[[Any], None] = lambda image: None
+    others: OtherRanks
+    shard: Shard
+    adapters: Adapters[Any]
+    writer: SlotWriter
+
+    def close(self) -> None:
+        self.adapters.close()
+        self.others.close()
 
 
-def _on_ranks(
-    config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exception], None]
-) -> tuple[OtherRanks, Shard, _Adapters]:
-    if config.tensor_parallel_size == 1:
+def _on_one_rank(
+    config: ExecutorConfig, spec: ModelSpec, store: WeightsSource, wake: Callable[[], None]
+) -> _Parts:
+    # First, so that its memory is pinned while the model loads.
+    most, device = _max_image_bytes(config, spec), torch.device(config.device)
+    pool = HostPool(config.host_memory_bytes, most, wake, device)
+    try:
         shard = build_shard(config, SINGLE)
-        return NoOtherRanks(), shard, _Adapters(partial(_load, store, shard.arena), shard.arena)
+        arena = shard.arena
+        _check_host_memory(config, arena.nbytes_per_slot)
+    except BaseException:
+        pool.close()
+        raise
+    writer = make_writer(arena, shard.punica)
+    return _Parts(NoOtherRanks(), shard, PooledAdapters(store, arena.layout, pool, writer), writer)
+
+
+def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
+    """An upper bound, before the layers are there that say it exactly."""
+    total = 0
+    for kind, sizes in spec.modules.items():
+        if kind in config.lora_modules:
+            pieces = [config.max_lora_rank * size + ALIGNMENT for size in sizes]
+            count = spec.num_layers if kind in DENSE_PROJECTIONS else 1
+            total += count * (sum(pieces) * dtype_of(config).itemsize + table_bytes(1))
+    return total
+
+
+def _on_ranks(config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exception], None]) -> _Parts:
     ranks, group = start_ranks(config, lost)
     try:
         shard = build_shard(config, group)
         nbytes = shard.arena.nbytes_per_slot + ranks.wait_ready()
+        _check_host_memory(config, nbytes)
     except BaseException:
         ranks.close()
         raise
-    spread = SpreadAdapters(ranks, shard.arena, nbytes, partial(_load, store, shard.arena))
-    return ranks, shard, _Adapters(spread.load_image, spread, spread.forget)
+    writer = WriterInTurn(shard.arena, shard.punica)
+    load = partial(_load, store, shard.arena)
+    return _Parts(ranks, shard, SpreadAdapters(ranks, writer, nbytes, config.host_memory_bytes, load), writer)
+
+
+def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:
+    if config.host_memory_bytes < nbytes_per_slot:
+        raise StartError(
+            f"--host-memory-bytes {config.host_memory_bytes} holds no adapter: one takes up to "
+            f"{nbytes_per_slot} bytes at --max-lora-rank {config.max_lora_rank}"
+        )
 
 
 def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
@@ -104,46 +159,46 @@ def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
         return build_slot_image(weights, arena.layout)
 
 
-def _batcher(config: ExecutorConfig, slots: SlotTable) -> Batcher:
+def _spec(config: ExecutorConfig, model_config: ModelConfig) -> ModelSpec:
+    path = Path(config.model)
+    if config.load_format == "dummy" and not any(path.glob("model.safetensors*")):
+        return spec_without_checkpoint(path, model_config)
+    return ModelSpec.from_folder(path)
+
+
+def _batcher(config: ExecutorConfig, slots: SlotTable, kv_blocks: int) -> Batcher:
     return Batcher(
-        BlockPool(config.num_kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
+        BlockPool(kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
         slots,
         max_batched_tokens=config.max_batched_tokens,
         max_seats=config.max_seats,
+        max_page_ins=config.page_ins_per_step,
         aging_s=config.adapter_aging,
     )
 
 
 def _pager(
     config: ExecutorConfig,
-    adapters: _Adapters,
+    adapters: Adapters[Any],
     slots: SlotTable,
     metrics: Metrics,
     wake: Callable[[], None],
 ) -> Pager[Any]:
-    nbytes_per_slot = adapters.arena.nbytes_per_slot
-    if config.host_memory_bytes < nbytes_per_slot:
-        raise StartError(
-            f"--host-memory-bytes {config.host_memory_bytes} holds no adapter: one takes up to "
-            f"{nbytes_per_slot} bytes at --max-lora-rank {config.max_lora_rank}"
-        )
     return Pager(
-        adapters.load,
-        adapters.arena,
+        adapters,
         slots,
         host_bytes=config.host_memory_bytes,
         loader_threads=config.loader_threads,
         load_timeout_s=config.load_timeout,
         wake=wake,
         load_ended=metrics.load_ended,
-        forget=adapters.forget,
         paged_in=metrics.paged_in,
     )
 
 
-def _max_model_len(config: ExecutorConfig, spec: ModelSpec) -> int:
+def _max_model_len(config: ExecutorConfig, spec: ModelSpec, kv_blocks: int) -> int:
     """One sequence alone must fit into the KV blocks, or it would wait for ever."""
-    room = config.num_kv_blocks * config.block_size
+    room = kv_blocks * config.block_size
     if config.max_model_len > spec.max_model_len:
         raise StartError(f"--max-model-len {config.max_model_len} is above the model's {spec.max_model_len}")
     if config.max_model_len > room:
@@ -153,7 +208,7 @@ def _max_model_len(config: ExecutorConfig, spec: ModelSpec) -> int:
     return config.max_model_len or min(spec.max_model_len, room)
 
 
-def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits) -> EngineInfo:
+def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks: int) -> EngineInfo:
     return EngineInfo(
         model_name=spec.name,
         model_fingerprint=spec.fingerprint,
@@ -162,6 +217,6 @@ def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits) -> Engine
         modules=tuple(config.lora_modules),
         max_loras=config.max_loras,
         max_seats=config.max_seats,
-        num_kv_blocks=config.num_kv_blocks,
+        num_kv_blocks=kv_blocks,
         block_size=config.block_size,
     )

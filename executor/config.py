@@ -17,6 +17,8 @@ ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head")
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -41,8 +43,18 @@ class ExecutorConfig:
     metrics_port: int = _setting(
         9401, "HTTP port of /metrics on the same host; 0 takes any free one, -1 is off."
     )
-    device: str = _setting("cpu", "Where the model runs; this version knows cpu.")
-    dtype: str = _setting("float32", "Of the model and the slots: float32, bfloat16 or float16.")
+    load_format: str = _setting(
+        "safetensors", "safetensors, or dummy: random weights, for speed runs without a checkpoint."
+    )
+    device: str = _setting("cpu", "Where the model runs: cpu, cuda (each rank its own GPU) or cuda:N.")
+    dtype: str = _setting(
+        "auto",
+        "Of the model and the slots: float32, bfloat16, float16, or auto: bfloat16 on a GPU, else float32.",
+    )
+    gpu_memory_utilization: float = _setting(
+        0.9, "Share of a GPU's memory for this executor; what nothing else takes becomes KV blocks."
+    )
+    cuda_graphs: bool = _setting(True, "Capture small steps before the executor is ready: true or false.")
     tensor_parallel_size: int = _setting(
         1, "Ranks that share the model, each a process with a device of its own."
     )
@@ -59,7 +71,13 @@ class ExecutorConfig:
     max_batched_tokens: int = _setting(
         512, "Tokens in one step; longer prompts take several. At least max-seats."
     )
-    num_kv_blocks: int = _setting(1024, "KV blocks shared by all sequences.")
+    async_scheduling: str = _setting(
+        "auto",
+        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU.",
+    )
+    num_kv_blocks: int = _setting(
+        0, "KV blocks shared by all sequences; 0: 1024 on the CPU, what the memory allows on a GPU."
+    )
     block_size: int = _setting(16, "Tokens in a KV block, and the grain of the prefix cache.")
     prefix_cache: bool = _setting(
         True, "Share KV blocks of equal prefixes of one adapter and salt: true or false."
@@ -69,6 +87,9 @@ class ExecutorConfig:
     )
     host_memory_bytes: int = _setting(
         4 << 30, "Bytes of host memory for adapters on their way to a slot, over all ranks."
+    )
+    page_ins_per_step: int = _setting(
+        4, "Adapters copied into slots in one step at most; all sequences of the step wait for them."
     )
     loader_threads: int = _setting(2, "Threads that read adapters from the store.")
     load_timeout: float = _setting(
@@ -91,10 +112,15 @@ class ExecutorConfig:
         _require("store", self.store, "a store such as disk:/folder")
         _require("listen", _is_address(self.listen), f"host:port, not {self.listen!r}")
         _require("metrics-port", -1 <= self.metrics_port < 65536, "-1, 0 or a port")
-        _require("device", self.device == "cpu", f"cpu, not {self.device!r}")
-        _require("dtype", self.dtype in ("float32", "bfloat16", "float16"), "float32, bfloat16 or float16")
+        _require("load-format", self.load_format in ("safetensors", "dummy"), "safetensors or dummy")
+        _require("device", _DEVICE.fullmatch(self.device), f"cpu, cuda or cuda:N, not {self.device!r}")
+        _require("dtype", self.dtype in _DTYPES, f"one of {_DTYPES}")
+        _require("gpu-memory-utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
+        _require("num-kv-blocks", self.num_kv_blocks >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
+        modes = ("auto", "true", "false") if self.tensor_parallel_size == 1 else ("auto", "false")
+        _require("async-scheduling", self.async_scheduling in modes, f"one of {', '.join(modes)}")
         unknown = sorted(set(self.lora_modules) - set(MODULE_KINDS))
         _require("lora-modules", self.lora_modules and not unknown, f"some of {MODULE_KINDS}, not {unknown}")
         for name in _POSITIVE:
@@ -106,15 +132,27 @@ class ExecutorConfig:
         _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
 
     @property
+    def schedules_ahead(self) -> bool:
+        if self.async_scheduling == "auto":
+            return self.tensor_parallel_size == 1 and self.device.startswith("cuda")
+        return self.async_scheduling == "true"
+
+    @property
+    def model_dtype(self) -> str:
+        """A name in torch."""
+        if self.dtype == "auto":
+            return "float32" if self.device == "cpu" else "bfloat16"
+        return self.dtype
+
+    @property
     def host(self) -> str:
         return self.listen.rpartition(":")[0]
 
 
 _POSITIVE = (
-    "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens", "num_kv_blocks",
-    "block_size", "cache_bytes", "host_memory_bytes", "loader_threads", "load_timeout", "outbox_messages",
-    "outbox_timeout",
-    "step_timeout", "drain_timeout",
+    "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
+    "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
+    "outbox_messages", "outbox_timeout", "step_timeout", "drain_timeout",
 )  # fmt: skip
 
 

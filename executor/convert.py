@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
-from executor.sampler import SamplingParams
+from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, FinishReason, PromptLogprob, StopRules
 from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2
 
@@ -49,7 +49,6 @@ def dispatch_from(message: executor_pb2.Dispatch, stream: int, now: float) -> Di
         ),
         cache_salt=message.cache_salt,
         deadline=now + message.time_left_ms / 1000 if message.time_left_ms else None,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 

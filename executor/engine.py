@@ -1,22 +1,37 @@
-"""The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread."""
+"""The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread.
+
+With `steps_ahead` 1 a step is planned and launched while the one before it runs; what is drawn there is known
+on the device only. So a sequence that ends may be part of one more step: what that step draws for it is
+dropped, and its blocks, slot and adapter are free when that step is over.
+"""
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from executor.batcher import Batcher, StepPlan
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
 from executor.metrics import Metrics
-from executor.model_runner import ModelRunner, ShareResult
+from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
 from executor.rejection import Rejection, draining, internal, invalid_logits, no_seats, rejection_of
 from executor.residency import Tier
-from executor.sampler import SampledToken
+from executor.sampling import SampledToken
 from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step on its way."""
+
+    plan: StepPlan
+    launched: Launched
+    launched_at: float
 
 
 class Engine:
@@ -35,6 +50,7 @@ class Engine:
         vocab_size: int,
         metrics: Metrics,
         clock: Callable[[], float],
+        steps_ahead: int = 0,
     ) -> None:
         self.info = info
         self.batcher = batcher
@@ -44,9 +60,12 @@ class Engine:
         self._vocab_size = vocab_size
         self._metrics = metrics
         self._clock = clock
+        self._steps_ahead = steps_ahead
+        self._flights: deque[_Flight] = deque()  # launched and not over, oldest first
         self._draining = False
-        self._plan = StepPlan()
+        self._plan = StepPlan()  # of the step that is being launched or landed: what fails when that raises
         self._steps = 0
+        self._landed_at = 0.0
         self._arrivals = 0
         self._tokens: list[NewToken] = []
         self._finished: list[Finished] = []
@@ -58,11 +77,11 @@ class Engine:
         plan = self._plan = self.batcher.plan(now, self.pager.host)
         self.pager.page_in(plan.page_ins)
         if plan.num_tokens:
-            step = self._runner.build(plan.num_tokens)
-            logits = self._runner.forward(step)
-            results = self._runner.sample(step, logits)
-            self._apply(results, now)
-        return self._emit(ran=bool(plan.num_tokens))
+            self._launch(plan, now)
+        landing = len(self._flights) - (self._steps_ahead if plan.num_tokens else 0)
+        for _ in range(landing):
+            self._land(self._flights.popleft())
+        return self._emit(ran=landing > 0)
 
     def add(self, dispatch: Dispatch) -> None:
         """Accept or reject; either way the events say how it ends."""
@@ -71,7 +90,7 @@ class Engine:
             self._tell_rejected(dispatch, rejection)
             return
         self._arrivals += 1
-        sequence = Sequence(dispatch, self._arrivals, self._clock())
+        sequence = Sequence(dispatch, self._arrivals, self._clock(), self._limits.max_length(dispatch))
         reason = self._limits.finished(sequence)
         if reason is not None:
             self._tell_finished(sequence, reason)
@@ -81,7 +100,8 @@ class Engine:
             self.pager.acquire(dispatch.digest)
 
     def cancel(self, key: Key) -> None:
-        """Free everything of a dispatch, now; no event follows. Unknown keys are ignored."""
+        """Free everything of a dispatch, as soon as no step runs with it; no event follows. Unknown keys are
+        ignored."""
         sequence = self.batcher.sequences.get(key)
         if sequence is not None:
             self._let_go(sequence)
@@ -106,11 +126,14 @@ class Engine:
     def fail(self, error: Exception) -> StepEvents:
         """After a step that raised: reject the sequences in it and make the books balance again.
 
-        Sequences that were not planned go on. If there was no plan yet, whatever runs is rejected, or else
-        whatever waits: something among it makes planning fail.
+        Sequences that were not in it go on. What a step that still ran brings counts, for all. If there was
+        no plan yet, whatever runs is rejected, or else whatever waits: something among it makes planning
+        fail.
         """
-        rejection = internal(error)
-        planned = [s for s in self._plan.num_tokens if s.dispatch.key in self.batcher.sequences]
+        rejection, plan = internal(error), self._plan
+        while self._flights:
+            self._land_or_reject(self._flights.popleft())
+        planned = [sequence for sequence in plan.num_tokens if self.batcher.lives(sequence)]
         for sequence in planned or list(self.batcher.running) or list(self.batcher.waiting):
             self._reject(sequence, rejection)
         self.pager.abandon_loading()
@@ -126,7 +149,11 @@ class Engine:
         """Raise RuntimeError unless all books balance: blocks, slots, seats, adapter users."""
         self.batcher.check()
         self.pager.check()
-        users = Counter(s.digest for s in self.batcher.sequences.values() if s.digest)
+        holders = [*self.batcher.sequences.values(), *self.batcher.leaving]
+        steps = Counter(sequence for flight in self._flights for sequence in flight.plan.num_tokens)
+        if any(sequence.in_flight != steps[sequence] for sequence in {*holders, *steps}):
+            raise RuntimeError("sequences are in other steps than the books say")
+        users = Counter(sequence.digest for sequence in holders if sequence.digest)
         if users != self.pager.users():
             raise RuntimeError(f"adapters are used by {users}, counted {self.pager.users()}")
 
@@ -141,26 +168,53 @@ class Engine:
             for sequence in self.batcher.without_slot(failure.digest):
                 self._reject(sequence, failure.rejection)
 
-    def _apply(self, results: Iterable[ShareResult], now: float) -> None:
+    def _launch(self, plan: StepPlan, now: float) -> None:
+        launched = self._runner.launch(plan)
+        self.batcher.launched(plan)
+        self._flights.append(_Flight(plan, launched, now))
+
+    def _land(self, flight: _Flight) -> None:
+        """Wait for the oldest step, take in what it brought, and let go of those who have ended meanwhile."""
+        self._plan = flight.plan
+        try:
+            results = self._runner.collect(flight.launched)
+        finally:
+            for sequence in self.batcher.landed(flight.plan.num_tokens):
+                self._release(sequence)
+        told = len(self._tokens)
         for result in results:
-            sequence = result.sequence
-            if result.failure is not None:
-                self._reject(sequence, invalid_logits(result.failure))
-                continue
-            sequence.computed += result.num_tokens
-            sequence.prompt_scores += result.scores
-            self.batcher.blocks.commit(sequence.held, sequence.token_ids, sequence.computed)
-            if result.drawn is not None:
-                self._append(sequence, result.drawn)
-        self._metrics.step_done(self._plan, len(self._tokens), self._clock() - now)
+            if self.batcher.lives(result.sequence):
+                self._apply(result)
+        now, begin = self._clock(), max(flight.launched_at, self._landed_at)
+        self._metrics.step_done(flight.plan, len(self._tokens) - told, now - begin)
+        self._landed_at = now
+        self._steps += 1
+
+    def _land_or_reject(self, flight: _Flight) -> None:
+        try:
+            self._land(flight)
+        except Exception as error:
+            rejection = internal(error)
+            for sequence in filter(self.batcher.lives, flight.plan.num_tokens):
+                self._reject(sequence, rejection)
+
+    def _apply(self, result: ShareResult) -> None:
+        sequence = result.sequence
+        if result.failure is not None:
+            self._reject(sequence, invalid_logits(result.failure))
+            return
+        sequence.prompt_scores += result.scores
+        self.batcher.commit(sequence, result.computed)
+        if result.drawn is not None:
+            self._append(sequence, result.drawn)
 
     def _append(self, sequence: Sequence, drawn: SampledToken) -> None:
         dispatch = sequence.dispatch
         first = sequence.num_outputs == len(dispatch.output_token_ids)
         scores = tuple(sequence.prompt_scores) if first else ()
-        wanted = dispatch.logprobs is not None
+        wanted = dispatch.sampling.logprobs is not None
         self._tokens.append(NewToken(dispatch.key, sequence.num_outputs, drawn, wanted, scores))
-        sequence.token_ids.append(drawn.token_id)
+        sequence.append(drawn.token_id)
         reason = self._limits.finished(sequence)
         if reason is not None:
             self._finish(sequence, reason)
@@ -201,7 +255,10 @@ class Engine:
         self._tell_rejected(sequence.dispatch, rejection)
 
     def _let_go(self, sequence: Sequence) -> None:
-        self.batcher.remove(sequence)
+        if self.batcher.remove(sequence):
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
         if sequence.digest:
             self.pager.release(sequence.digest)
 
@@ -219,7 +276,6 @@ class Engine:
         logger.info("rejected: %s: %s", rejection.reason, rejection.message, extra=_names(dispatch))
 
     def _emit(self, *, ran: bool) -> StepEvents:
-        self._steps += ran
         residency = self.pager.take_delta()
         for gone in residency.removed if residency else ():
             if not self.pager.holds(gone.digest):
@@ -227,6 +283,7 @@ class Engine:
         events = StepEvents(
             step=self._steps,
             ran=ran,
+            runs=bool(self._flights),
             tokens=tuple(self._tokens),
             finished=tuple(self._finished),
             rejected=tuple(self._rejected),

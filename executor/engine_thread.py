@@ -82,13 +82,13 @@ class EngineThread:
             self._on_end(None)
 
     def _loop(self, engine: Engine) -> None:
-        ran = False
-        while self._run_commands(engine, 0.0 if ran else self._patience(engine)):
+        busy = False
+        while self._run_commands(engine, 0.0 if busy else self._patience(engine)):
             self._busy_since = self._busy_since or time.monotonic()
             events = self._beat(engine)
             self._on_events(events)
-            ran = events.ran
-            self._busy_since = time.monotonic() if ran else None
+            busy = events.ran or events.runs
+            self._busy_since = time.monotonic() if busy else None
 
     def _patience(self, engine: Engine) -> float:
         return WAITING_WAIT_S if engine.batcher.sequences else IDLE_WAIT_S

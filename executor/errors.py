@@ -7,6 +7,7 @@ ExecutorError
 ├── StartError           a port or folder that the settings name cannot be used
 ├── RankLost             a rank of this executor ended or left the others; only a restart helps
 ├── AdapterLoadTimeout   the store takes too long
+├── HostMemoryFull       an adapter that nobody waits for has no room in host memory
 └── InvalidDispatch      a scheduler sent something that cannot run; names the field
 """
 
@@ -37,6 +38,10 @@ class RankLost(ExecutorError):
 
 class AdapterLoadTimeout(ExecutorError):
     """An adapter is still on its way from the store; it may be there at the next try."""
+
+
+class HostMemoryFull(ExecutorError):
+    """Whatever could be evicted for an adapter is needed more."""
 
 
 class InvalidDispatch(ExecutorError):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from executor.rejection import Rejection
 from executor.residency import ResidencyDelta
-from executor.sampler import SampledToken
+from executor.sampling import SampledToken
 from executor.sequence import FinishReason, Key, PromptLogprob
 
 
@@ -51,10 +51,12 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """`ran`: a forward pass was made, number `step`. Ends and residency can be there without one."""
+    """`ran`: a forward pass is over, number `step`. Ends and residency can be there without one. `runs`: the
+    next one is under way, with events to come."""
 
     step: int
     ran: bool
+    runs: bool
     tokens: tuple[NewToken, ...]
     finished: tuple[Finished, ...]
     rejected: tuple[Rejected, ...]

@@ -7,7 +7,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from executor.attention import AttentionPlan, KVCache, Span, plan_attention
+from executor.attention import KVCache, Span, StepAttention, plan_attention
+from executor.layers.followers import TORCH_FOLLOWERS, Followers
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
 
@@ -21,6 +22,9 @@ class SequenceRows:
     block_ids: Sequence[int]  # KV blocks that cover positions [0, start + len(token_ids))
     slot: int  # LoRA slot, -1 for the base model
     logit_rows: Sequence[int]  # indices into token_ids whose logits are wanted: often just the last, or none
+    # Index into the step's `last_tokens` of the last token's id, which only the device knows yet (in
+    # token_ids it is 0); -1: all ids are known.
+    pending: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,16 @@ class ForwardContext:
     positions: Tensor  # [rows] int64
     logits_rows: Tensor  # [n] int64: the rows that reach the head, in row order of the sequences
     kv_cache: KVCache
-    attention: AttentionPlan
+    attention: StepAttention
+    followers: Followers
     punica: PunicaWrapperBase | None
 
 
 def build_step(
-    sequences: Sequence[SequenceRows], kv_cache: KVCache, punica: PunicaWrapperBase | None
+    sequences: Sequence[SequenceRows],
+    kv_cache: KVCache,
+    punica: PunicaWrapperBase | None,
+    followers: Followers = TORCH_FOLLOWERS,
 ) -> tuple[Tensor, ForwardContext]:
     """Returns (token_ids [rows] int64, context), and tells `punica` which rows belong to which slot.
 
@@ -44,7 +52,7 @@ def build_step(
     nonexistent blocks, or asks for logits of a row that it does not have.
     """
     for sequence in sequences:
-        _check(sequence, kv_cache)
+        check(sequence, kv_cache)
     device = kv_cache.device
     spans = _spans(sequences, kv_cache)
     token_ids = [token for sequence in sequences for token in sequence.token_ids]
@@ -67,12 +75,14 @@ def build_step(
         logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=device),
         kv_cache=kv_cache,
         attention=plan_attention(spans, kv_cache),
+        followers=followers,
         punica=punica,
     )
     return torch.tensor(token_ids, dtype=torch.int64, device=device), context
 
 
-def _check(sequence: SequenceRows, kv_cache: KVCache) -> None:
+def check(sequence: SequenceRows, kv_cache: KVCache) -> None:
+    """Raises ValueError, saying what is impossible."""
     query_len = len(sequence.token_ids)
     if query_len == 0 or sequence.start < 0:
         raise ValueError(
@@ -80,9 +90,9 @@ def _check(sequence: SequenceRows, kv_cache: KVCache) -> None:
         )
     if len(sequence.block_ids) * kv_cache.block_size < sequence.start + query_len:
         raise ValueError(f"{len(sequence.block_ids)} blocks do not cover {sequence.start + query_len} tokens")
-    if not all(0 <= block < kv_cache.num_blocks for block in sequence.block_ids):
+    if min(sequence.block_ids) < 0 or max(sequence.block_ids) >= kv_cache.num_blocks + kv_cache.spare_blocks:
         raise ValueError(f"block ids {sequence.block_ids} are not all below {kv_cache.num_blocks}")
-    if not all(0 <= row < query_len for row in sequence.logit_rows):
+    if sequence.logit_rows and not 0 <= min(sequence.logit_rows) <= max(sequence.logit_rows) < query_len:
         raise ValueError(f"logit_rows {sequence.logit_rows} are not all below {query_len}")
 
 

@@ -54,6 +54,13 @@ class HostTier(Generic[ImageT]):
             self.num_bytes -= image.nbytes
             self._forget(image)
 
+    def evict(self, keep: Container[str]) -> bool:
+        """Discard the least recently used image that is not in `keep`; False when there is none."""
+        victim = next((digest for digest in self._images if digest not in keep), None)
+        if victim is not None:
+            self.discard(victim)
+        return victim is not None
+
     def check(self) -> None:
         """Raise RuntimeError unless the bytes add up and stay in the bound."""
         total = sum(image.nbytes for image in self._images.values())

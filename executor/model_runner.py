@@ -1,19 +1,17 @@
 """The tensor side of a step: rows from a plan, the forward pass, and what is drawn from its logits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from executor.attention import KVCache
-from executor.forward import ForwardContext, SequenceRows, build_step
-from executor.models import CausalLM
-from executor.sampler import SampledToken, SampleFailure, SampleRequest, sample, score
+from executor.batcher import StepPlan
+from executor.forward import SequenceRows
+from executor.forward_pass import ForwardPass
+from executor.sampler import Drawn, Sampler
+from executor.sampling import Outcome, Row, SampledToken, SampleFailure, SampleRequest, ScoreRequest
 from executor.sequence import PromptLogprob, Sequence, StopLimits
-from kernels.punica import PunicaWrapperBase
+from executor.slot_writer import SlotWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +21,28 @@ class Share:
     sequence: Sequence
     rows: SequenceRows
     scored: tuple[int, ...]  # the prompt tokens whose log-probabilities are wanted
-    draws: bool  # whether all known tokens are computed after this step, so that a new one is due
+    draws: bool
+
+    @property
+    def computed(self) -> int:
+        return self.rows.start + len(self.rows.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltStep:
+class Launched:
+    """A step on its way."""
+
     shares: tuple[Share, ...]
-    token_ids: Tensor  # [rows] int64
-    context: ForwardContext
+    drawn: Drawn
 
 
 @dataclass(frozen=True, slots=True)
 class ShareResult:
-    """`failure` says why the sequence cannot go on; then nothing else holds."""
+    """The first `computed` tokens are, now. `failure` says why the sequence cannot go on; then nothing else
+    holds."""
 
     sequence: Sequence
-    num_tokens: int
+    computed: int
     scores: tuple[PromptLogprob, ...] = ()
     drawn: SampledToken | None = None
     failure: str | None = None
@@ -60,64 +64,66 @@ class NoOtherRanks:
 
 
 class ModelRunner:
-    """`others` may raise RankLost in `forward`."""
+    """`others` may raise RankLost in `launch`."""
 
     def __init__(
         self,
-        model: CausalLM,
-        kv_cache: KVCache,
-        punica: PunicaWrapperBase,
+        forward_pass: ForwardPass,
+        sampler: Sampler,
+        writer: SlotWriter,
         limits: StopLimits,
         others: OtherRanks,
     ) -> None:
-        self._others = others
-        self._model = model
-        self._kv_cache = kv_cache
-        self._punica = punica
+        self._forward_pass = forward_pass
+        self._sampler = sampler
+        self._writer = writer
         self._limits = limits
+        self._others = others
 
-    def build(self, num_tokens: Mapping[Sequence, int]) -> BuiltStep:
-        """The step's tensors; valid until the next call."""
-        shares = tuple(_share(sequence, count) for sequence, count in num_tokens.items())
-        token_ids, context = build_step([share.rows for share in shares], self._kv_cache, self._punica)
-        return BuiltStep(shares, token_ids, context)
+    def launch(self, plan: StepPlan) -> Launched:
+        """Enqueue a step behind those launched before; waits for none of them. The i-th of `plan.draws` draws
+        into row i of the sampler's last tokens."""
+        draws = set(plan.draws)
+        shares = tuple(
+            _share(sequence, count, sequence in draws) for sequence, count in plan.num_tokens.items()
+        )
+        rows = tuple(share.rows for share in shares)
+        slots = {each.slot for each in rows if each.slot >= 0}
+        self._writer.before_step(slots)
+        with self._others.step(rows):
+            logits = self._forward_pass.run(rows, self._sampler.last_tokens)
+        self._writer.after_step(slots)
+        wanted = [row for share in shares for row in self._wanted(share)]
+        return Launched(shares, self._sampler.launch(logits, wanted))
 
-    @torch.inference_mode()
-    def forward(self, step: BuiltStep) -> Tensor:
-        """Logits [wanted rows, vocab] float32, in the order of the shares; the rows' KV is in the cache."""
-        with self._others.step(step.context.sequences):
-            hidden = self._model(step.token_ids, step.context)
-            return self._model.compute_logits(hidden, step.context)
+    def collect(self, launched: Launched) -> list[ShareResult]:
+        """Wait for the end of a step; steps are collected in the order of their launches."""
+        outcomes = iter(self._sampler.collect(launched.drawn))
+        return [_result(share, outcomes) for share in launched.shares]
 
     def close(self) -> None:
         """End the other ranks."""
         self._others.close()
 
-    @torch.inference_mode()
-    def sample(self, step: BuiltStep, logits: Tensor) -> list[ShareResult]:
-        draw_rows, score_rows = _split_rows(step.shares)
-        drawn = iter(sample(logits[draw_rows], [self._request(s.sequence) for s in step.shares if s.draws]))
-        results = []
-        for share, rows in zip(step.shares, score_rows, strict=True):
-            scores = (
-                score(logits[rows], share.scored, share.sequence.dispatch.prompt_logprobs) if rows else []
+    def _wanted(self, share: Share) -> Iterator[Row]:
+        """One request for each of its rows of the logits."""
+        sequence, dispatch = share.sequence, share.sequence.dispatch
+        for token in share.scored:
+            yield ScoreRequest(token, dispatch.prompt_logprobs or 0)
+        if share.draws:
+            yield SampleRequest(
+                params=dispatch.sampling,
+                position=sequence.length,
+                prompt_token_ids=dispatch.prompt_token_ids,
+                output_token_ids=sequence.output_token_ids if dispatch.sampling.penalizes else (),
+                forbidden_token_ids=tuple(sorted(self._limits.forbidden(sequence))),
+                pending=share.rows.pending,
             )
-            results.append(_result(share, scores, next(drawn) if share.draws else None))
-        return results
-
-    def _request(self, sequence: Sequence) -> SampleRequest:
-        return SampleRequest(
-            params=sequence.dispatch.sampling,
-            position=len(sequence.token_ids),
-            prompt_token_ids=sequence.dispatch.prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            forbidden_token_ids=tuple(sorted(self._limits.forbidden(sequence))),
-        )
 
 
-def _share(sequence: Sequence, count: int) -> Share:
+def _share(sequence: Sequence, count: int, draws: bool) -> Share:
     start, end = sequence.computed, sequence.computed + count
-    draws = end == len(sequence.token_ids)
+    unknown = end - len(sequence.token_ids)
     scored: range = range(0)
     if sequence.dispatch.prompt_logprobs is not None:
         # The row at position p tells of the token at p + 1. A preempted sequence passes scored ones again.
@@ -125,38 +131,23 @@ def _share(sequence: Sequence, count: int) -> Share:
             max(start + 1, len(sequence.prompt_scores)), min(end + 1, len(sequence.dispatch.prompt_token_ids))
         )
     rows = SequenceRows(
-        token_ids=sequence.token_ids[start:end],
+        token_ids=[*sequence.token_ids[start:end], *([0] * unknown)],
         start=start,
         block_ids=sequence.held.block_ids,
         slot=sequence.slot,
         logit_rows=[*(position - 1 - start for position in scored), *([count - 1] if draws else [])],
+        pending=sequence.pending if unknown > 0 else -1,
     )
     return Share(sequence, rows, tuple(sequence.token_ids[position] for position in scored), draws)
 
 
-def _split_rows(shares: Iterable[Share]) -> tuple[list[int], list[list[int]]]:
-    """Rows of the logits: the drawn ones, and each share's scored ones."""
-    draw_rows, score_rows, row = [], [], 0
-    for share in shares:
-        score_rows.append(list(range(row, row + len(share.scored))))
-        row += len(share.scored)
-        if share.draws:
-            draw_rows.append(row)
-            row += 1
-    return draw_rows, score_rows
-
-
-def _result(
-    share: Share,
-    scores: Iterable[SampledToken | SampleFailure],
-    drawn: SampledToken | SampleFailure | None,
-) -> ShareResult:
-    count = len(share.rows.token_ids)
-    prompt_scores = []
-    for outcome in scores:
+def _result(share: Share, outcomes: Iterator[Outcome]) -> ShareResult:
+    """Takes its rows' outcomes, all of them."""
+    mine = [next(outcomes) for _ in range(len(share.rows.logit_rows))]
+    for outcome in mine:
         if isinstance(outcome, SampleFailure):
-            return ShareResult(share.sequence, count, failure=outcome.reason)
-        prompt_scores.append(PromptLogprob(outcome.token_id, outcome.logprob, outcome.top))
-    if isinstance(drawn, SampleFailure):
-        return ShareResult(share.sequence, count, failure=drawn.reason)
-    return ShareResult(share.sequence, count, tuple(prompt_scores), drawn)
+            return ShareResult(share.sequence, share.computed, failure=outcome.reason)
+    tokens = [outcome for outcome in mine if isinstance(outcome, SampledToken)]
+    drawn = tokens.pop() if share.draws else None
+    scores = tuple(PromptLogprob(token.token_id, token.logprob, token.top) for token in tokens)
+    return ShareResult(share.sequence, share.computed, scores, drawn)

@@ -1,4 +1,4 @@
-"""Adapters on their way: store -> host memory (loader threads) -> slot (between steps).
+"""Adapters on their way: store -> host memory (loader threads) -> slot (beside or between steps).
 
 Everything here runs on the engine's thread, but for `load`, which runs on the loader's. A failed load is an
 outcome for the sequences that wait for it. A retryable one is remembered for a short while that doubles with
@@ -7,29 +7,43 @@ every failure, so that a store in trouble is not asked at every dispatch; all ot
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol
 
 from executor.backoff import Backoffs
 from executor.batcher import PageIn
-from executor.errors import AdapterLoadTimeout
-from executor.host_tier import HostTier, Image, ImageT
+from executor.errors import AdapterLoadTimeout, HostMemoryFull
+from executor.host_tier import HostTier, ImageT
 from executor.loader import Loader, Outcome
 from executor.rejection import Rejection, rejection_of
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.slots import SlotState, SlotTable
 
-_ImageT_contra = TypeVar("_ImageT_contra", bound=Image, contravariant=True)
-
 logger = logging.getLogger(__name__)
 
 
-class Arena(Protocol[_ImageT_contra]):
+class Adapters(Protocol[ImageT]):
+    """Where images come from and go to. `nbytes_per_slot` is the most that one takes; host memory has room
+    for `max_images` of that size.
+
+    load_image  reads and lays out an adapter, on a loader thread
+    load        puts an image into a slot: the next step finds it there, and needs the image no more
+    forget      is told every loaded image that is given up
+    make_room   gives room to running loads; `evict` lets go of one image that is not in `keep`, and says
+                whether there was one
+    """
+
     @property
     def nbytes_per_slot(self) -> int: ...
-    def load(self, slot: int, image: _ImageT_contra) -> None: ...
+    @property
+    def max_images(self) -> int: ...
+    def load_image(self, digest: str) -> ImageT: ...
+    def load(self, slot: int, image: ImageT) -> None: ...
     def clear(self, slot: int) -> None: ...
+    def forget(self, image: ImageT) -> None: ...
+    def make_room(self, keep: Container[str], evict: Callable[[], bool]) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +55,12 @@ class LoadFailure:
 class Pager(Generic[ImageT]):
     """`slots` is shared with the batcher, which assigns slots to sequences; the copies are made here.
 
-    `image_bytes` is the most that an image can take; the host tier must hold one at least (ValueError).
+    The host tier must hold one image at least (ValueError).
     """
 
     def __init__(
         self,
-        load: Callable[[str], ImageT],
-        arena: Arena[ImageT],
+        adapters: Adapters[ImageT],
         slots: SlotTable,
         *,
         host_bytes: int,
@@ -56,17 +69,15 @@ class Pager(Generic[ImageT]):
         wake: Callable[[], None],
         load_ended: Callable[[str, float], None],
         paged_in: Callable[[str], None],
-        forget: Callable[[ImageT], None] = lambda image: None,
     ) -> None:
-        if host_bytes < arena.nbytes_per_slot:
+        if host_bytes < adapters.nbytes_per_slot:
             raise ValueError(
-                f"{host_bytes} bytes of host memory hold no adapter of {arena.nbytes_per_slot} bytes"
+                f"{host_bytes} bytes of host memory hold no adapter of {adapters.nbytes_per_slot} bytes"
             )
-        self.host: HostTier[ImageT] = HostTier(host_bytes, forget)
-        self._forget = forget  # told every loaded image that this pager gives up
-        self._arena = arena
+        self.host: HostTier[ImageT] = HostTier(host_bytes, adapters.forget)
+        self._adapters = adapters
         self._slots = slots
-        self._loader = Loader(load, loader_threads, wake)
+        self._loader = Loader(adapters.load_image, loader_threads, wake)
         self._load_timeout_s = load_timeout_s
         self._load_ended = load_ended  # told "ok" or a rejection's reason, and seconds
         self._paged_in = paged_in  # told the digest
@@ -96,7 +107,7 @@ class Pager(Generic[ImageT]):
 
     def pin(self, digest: str, tier: Tier) -> None:
         """Load and keep until `unpin`. What would leave no room for anything else is refused, in the log."""
-        room = self.host.max_bytes // self._arena.nbytes_per_slot
+        room = self._adapters.max_images
         if digest not in self._pins and len(self._pins) + 1 >= room:
             logger.warning("not pinned, host memory holds %d adapters", room, extra={"digest": digest})
             return
@@ -134,14 +145,15 @@ class Pager(Generic[ImageT]):
         failed = {failure.digest for failure in failures}
         wanted = [digest for digest in wanted if digest not in failed]
         self._choose(wanted)
+        self._adapters.make_room(self._keep, self._evict)
         failures += self._start(wanted, now)
         self._place_pins()
         return failures
 
     def page_in(self, page_ins: Iterable[PageIn]) -> None:
-        """Copy host images into the slots that a plan assigned. Here a side stream would come in."""
+        """Put host images into the slots that a plan assigned."""
         for page_in in page_ins:
-            self._arena.load(page_in.slot, self.host.use(page_in.digest))
+            self._adapters.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
             self._paged_in(page_in.digest)
             self._changed = True
@@ -163,7 +175,7 @@ class Pager(Generic[ImageT]):
         ]
         pinned = self._slots.pinned
         in_slots = [
-            Copy(digest, Tier.SLOT, self._arena.nbytes_per_slot, slot, digest in pinned)
+            Copy(digest, Tier.SLOT, self._adapters.nbytes_per_slot, slot, digest in pinned)
             for digest, slot in self._slots.digests.items()
         ]
         return self._residency.update([*host, *in_slots])
@@ -182,6 +194,7 @@ class Pager(Generic[ImageT]):
 
     def close(self) -> None:
         self._loader.close()
+        self._adapters.close()
 
     def check(self) -> None:
         """Raise RuntimeError when the books do not balance."""
@@ -195,11 +208,13 @@ class Pager(Generic[ImageT]):
 
     def _land(self, outcome: Outcome[ImageT], now: float) -> list[LoadFailure]:
         digest = outcome.digest
-        if outcome.error is not None:
+        if isinstance(outcome.error, HostMemoryFull):
+            self._load_ended("HOST_MEMORY_FULL", outcome.seconds)
+        elif outcome.error is not None:
             return self._fail(digest, outcome.error, outcome.seconds, now)
-        self._load_ended("ok", outcome.seconds)
-        self._backoffs.clear(digest)
-        if outcome.result is not None:
+        elif outcome.result is not None:
+            self._load_ended("ok", outcome.seconds)
+            self._backoffs.clear(digest)
             self._take(digest, outcome.result)
         return []
 
@@ -211,7 +226,7 @@ class Pager(Generic[ImageT]):
             return
         # Nobody wants it any more, or there is no room for one that nobody waits for: its load was for
         # nothing.
-        self._forget(image)
+        self._adapters.forget(image)
 
     def _fail(self, digest: str, error: Exception, seconds: float, now: float) -> list[LoadFailure]:
         rejection = rejection_of(error)
@@ -226,12 +241,17 @@ class Pager(Generic[ImageT]):
             self._dropped.discard(digest)
         return [LoadFailure(digest, rejection)]
 
+    def _evict(self) -> bool:
+        evicted = self.host.evict(self._keep)
+        self._changed |= evicted
+        return evicted
+
     def _choose(self, wanted: list[str]) -> None:
         """Pins, then the longest waiting, as far as all their images fit together: these are not evicted."""
         self._keep = set()
         size = 0
         for digest in dict.fromkeys([*self._pins, *wanted]):
-            size += self.host.size(digest) if digest in self.host else self._arena.nbytes_per_slot
+            size += self.host.size(digest) if digest in self.host else self._adapters.nbytes_per_slot
             if self._keep and size > self.host.max_bytes:
                 break
             self._keep.add(digest)
@@ -280,5 +300,5 @@ class Pager(Generic[ImageT]):
 
     def _empty(self, slot: int) -> None:
         self._slots.empty(slot)
-        self._arena.clear(slot)
+        self._adapters.clear(slot)
         self._changed = True

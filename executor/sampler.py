@@ -3,179 +3,202 @@
 Order of operations: logit_bias; forbidden tokens; repetition, presence and frequency penalties; temperature;
 top_k; min_p; top_p; Gumbel-max draw. Of equal logits the lowest token id comes first. Log-probabilities are
 reported from the logits as the model made them, before all of this.
+
+All of it happens on the device, and the next step can read the drawn tokens there.
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from executor.philox import NOISE_RANGE, gumbel_noise
+from executor.sampler_edits import edited
+from executor.sampler_ops import chunks, eligible, logprobs_of, on_device
+from executor.sampling import (
+    Outcome,
+    Row,
+    SampledToken,
+    SampleFailure,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+)
+from kernels.reference.gumbel_draw import gumbel_draw
+
+# What stands in for a token when there is none, and why.
+_FAILURES = {
+    -1: SampleFailure("the model's logits are not finite"),
+    -2: SampleFailure("biases, penalties and forbidden tokens leave nothing to draw"),
+}
+_NOT_FINITE, _NOTHING = _FAILURES
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one request draws; the defaults draw from the plain distribution. ValueError names a bad field."""
+class Drawn:
+    """What a launch drew, on its way to the host.
 
-    temperature: float = 1.0  # 0: the likeliest token
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # 0: off
-    repetition_penalty: float = 1.0  # 1: off; over prompt and output
-    presence_penalty: float = 0.0  # over output
-    frequency_penalty: float = 0.0  # over output
-    seed: int = 0  # 64 bits, unsigned
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
-    logprobs: int | None = None  # how many of the likeliest tokens to report beside the chosen one
+    tokens    int64 [n]: of every row, negative where there is none
+    reports   int64 [r, 1 + 2 * count], of the rows that are reported on: logprob, top tokens, their logprobs,
+              the floats by their float64 bits
+    arrived   the event after which both may be read; None: they are there
+    """
 
-    def __post_init__(self) -> None:
-        self._require("temperature", 0 <= self.temperature < math.inf, "at least 0 and finite")
-        self._require("top_k", self.top_k >= 0, "at least 0")
-        self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
-        self._require("min_p", 0 <= self.min_p <= 1, "in [0, 1]")
-        self._require("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 and finite")
-        self._require("presence_penalty", math.isfinite(self.presence_penalty), "finite")
-        self._require("frequency_penalty", math.isfinite(self.frequency_penalty), "finite")
-        self._require("seed", 0 <= self.seed < 2**64, "an unsigned 64-bit number")
-        biases_fit = all(token >= 0 and math.isfinite(bias) for token, bias in self.logit_bias)
-        self._require("logit_bias", biases_fit, "pairs of a token id and a finite number")
-        self._require("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0")
-
-    def _require(self, field: str, holds: bool, wanted: str) -> None:
-        if not holds:
-            raise ValueError(f"{field} must be {wanted}, not {getattr(self, field)!r}")
+    rows: tuple[Row, ...]
+    tokens: Tensor
+    reported: tuple[int, ...]
+    reports: Tensor
+    arrived: torch.cuda.Event | None
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    params: SamplingParams
-    position: int  # of the token that is drawn: len(prompt) + len(output)
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
-    forbidden_token_ids: Sequence[int] = ()  # EOS and stop ids while min_new_tokens is not reached
+class Sampler:
+    """`last_tokens` int64 [max_draws] on the device: the tokens of the last launch, draw by draw (0 where
+    there was nothing to draw). One tensor for ever, so that captured graphs can read it."""
 
+    def __init__(self, max_draws: int, device: torch.device | str) -> None:
+        self.last_tokens = torch.zeros(max_draws, dtype=torch.int64, device=device)
+        self._draw = _draw_on(self.last_tokens.device)
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: int
-    logprob: float  # of the model's own distribution: before biases, penalties and temperature
-    top: tuple[tuple[int, float], ...]  # the `logprobs` likeliest (token, log-probability), best first
+    def warm_up(self, vocab: int) -> None:
+        """Draw once in every way, so that nothing is compiled or loaded later; waits for it."""
+        ways = [
+            {"temperature": 0.0},
+            {},
+            {"top_k": 2, "top_p": 0.5, "logprobs": 1},
+            {"top_p": 0.5, "logprobs": 0},
+            {"repetition_penalty": 2.0, "presence_penalty": 1.0, "logit_bias": ((0, 1.0),)},
+        ]
+        kinds: list[Row] = [SampleRequest(SamplingParams(**way), 1, (0,), (0,), (0,), 0) for way in ways]
+        for rows in (*([kind] for kind in kinds), [kinds[0], ScoreRequest(0, 1)]):
+            self.collect(self.launch(torch.zeros(len(rows), vocab, device=self.last_tokens.device), rows))
 
-
-@dataclass(frozen=True, slots=True)
-class SampleFailure:
-    """Nothing can be drawn for this sequence; its neighbours in the step are fine."""
-
-    reason: str
-
-
-# A row of logits whose log-sum-exp is not finite holds NaN or +inf, or nothing above -inf.
-_NOT_FINITE = SampleFailure("the model's logits are not finite")
-
-
-def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[SampledToken | SampleFailure]:
-    """logits [n, vocab] float32, unchanged; row i is for requests[i], and so is result i."""
-    if len(logits) != len(requests):
-        raise ValueError(f"{len(logits)} rows of logits for {len(requests)} requests")
-    totals = torch.logsumexp(logits, dim=-1).tolist()
-    results: list[SampledToken | SampleFailure] = []
-    for row, total, request in zip(logits, totals, requests, strict=True):
-        token = _choose(row, request) if math.isfinite(total) else _NOT_FINITE
-        if isinstance(token, int):
-            results.append(_report(row, total, token, request.params.logprobs))
-        else:
-            results.append(token)
-    return results
-
-
-def score(
-    logits: Tensor, token_ids: Sequence[int], logprobs: int | None
-) -> list[SampledToken | SampleFailure]:
-    """What `sample` would report had it drawn token_ids[i] from row i: for the tokens of a prompt."""
-    if len(logits) != len(token_ids):
-        raise ValueError(f"{len(logits)} rows of logits for {len(token_ids)} tokens")
-    totals = torch.logsumexp(logits, dim=-1).tolist()
-    return [
-        _report(row, total, token, logprobs) if math.isfinite(total) else _NOT_FINITE
-        for row, total, token in zip(logits, totals, token_ids, strict=True)
-    ]
-
-
-def _report(row: Tensor, total: float, token: int, count: int | None) -> SampledToken:
-    best = _largest(row, count) if count else row.new_empty(0, dtype=torch.int64)
-    top = zip(best.tolist(), (row[best].double() - total).tolist(), strict=True)
-    return SampledToken(token, row[token].item() - total, tuple(top))
-
-
-def _choose(row: Tensor, request: SampleRequest) -> int | SampleFailure:
-    """`row` holds neither NaN nor +inf, and something above -inf."""
-    params = request.params
-    if outside := [token for token, _ in params.logit_bias if token >= len(row)]:
-        return SampleFailure(f"logit_bias names token {outside[0]}, but the vocabulary has {len(row)}")
-    adjusted = _adjust(row, request)
-    best = adjusted.max().item()
-    if not math.isfinite(best):
-        return SampleFailure("biases, penalties and forbidden tokens leave nothing to draw")
-    if params.temperature == 0:
-        return int(adjusted.argmax())
-    # In float64 and below zero a tiny temperature only sinks the others: it never overflows into ties.
-    scaled = (adjusted.double() - best) / params.temperature
-    kept = eligible_tokens(scaled, params)
-    kept = kept[scaled[kept] > -NOISE_RANGE]  # the others cannot win, whatever their noise
-    return int(kept[(scaled[kept] + gumbel_noise(params.seed, request.position, kept)).argmax()])
-
-
-def _adjust(row: Tensor, request: SampleRequest) -> Tensor:
-    """Biases, forbidden tokens and penalties, in this order; returns `row` itself when there are none."""
-    params, output = request.params, request.output_token_ids
-    if params.logit_bias:
-        tokens, biases = zip(*params.logit_bias, strict=True)
-        row = row.index_add(0, _ids(tokens, row), row.new_tensor(biases))
-    if request.forbidden_token_ids:
-        row = row.index_fill(
-            0, _ids([t for t in request.forbidden_token_ids if t < len(row)], row), -math.inf
+    @torch.inference_mode()
+    def launch(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+        """logits [n, vocab] float32, unchanged; row i is for rows[i]. Waits for nothing on the device."""
+        if len(logits) != len(rows):
+            raise ValueError(f"{len(logits)} rows of logits for {len(rows)} requests")
+        tokens = self._choose_all(logits, rows)
+        reported = tuple(i for i, row in enumerate(rows) if row.reports is not None)
+        count = min(max((rows[i].reports or 0 for i in reported), default=0), logits.shape[1])
+        reports = tokens.new_empty(0, 1 + 2 * count)
+        if reported:
+            reports = _report(logits, tokens.clamp(min=0), reported, count)
+        on_host, arrived = _to_host(torch.cat((tokens, reports.flatten())))
+        return Drawn(
+            tuple(rows), on_host[: len(rows)], reported, on_host[len(rows) :].view(reports.shape), arrived
         )
-    if params.repetition_penalty != 1:
-        seen = _ids({*request.prompt_token_ids, *output}, row)
-        penalty = params.repetition_penalty
-        row = row.index_copy(0, seen, torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty))
-    if output and (params.presence_penalty or params.frequency_penalty):
-        counts = Counter(output)
-        drop = params.presence_penalty + params.frequency_penalty * row.new_tensor(list(counts.values()))
-        row = row.index_add(0, _ids(counts, row), -drop)
-    return row
+
+    def collect(self, drawn: Drawn) -> list[Outcome]:
+        """One a row; waits until they are there."""
+        if drawn.arrived is not None:
+            drawn.arrived.synchronize()
+        tokens = drawn.tokens.tolist()
+        outcomes = [_outcome(token) for token in tokens]
+        count = drawn.reports.shape[1] // 2
+        top = drawn.reports[:, 1 : 1 + count].tolist()
+        logprobs = drawn.reports.view(torch.float64).tolist()
+        for i, ids, values in zip(drawn.reported, top, logprobs, strict=True):
+            wanted = drawn.rows[i].reports
+            best = zip(ids[:wanted], values[1 + count :][:wanted], strict=True)
+            outcomes[i] = _reported(tokens[i], values[0], tuple(pair for pair in best if pair[1] > -math.inf))
+        return outcomes
+
+    def _choose_all(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """int64 [n]; what is drawn is in `last_tokens`, too."""
+        draws = [i for i, row in enumerate(rows) if isinstance(row, SampleRequest)]
+        requests = [row for row in rows if isinstance(row, SampleRequest)]
+        if len(draws) == len(rows):
+            tokens = self._choose(logits, requests)
+            self.last_tokens[: len(draws)] = tokens.clamp(min=0)
+            return tokens
+        given = [row.token_id if isinstance(row, ScoreRequest) else 0 for row in rows]
+        tokens = on_device(given, torch.int64, logits.device)
+        if draws:
+            where = on_device(draws, torch.int64, logits.device)
+            drawn = self._choose(logits[where], requests)
+            self.last_tokens[: len(draws)] = drawn.clamp(min=0)
+            tokens.index_copy_(0, where, drawn)
+        return tokens
+
+    def _choose(self, logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+        """int64 [n], with a key of _FAILURES where there is nothing to draw."""
+        changed = edited(logits, requests, self.last_tokens)
+        best, tokens = changed.max(-1)  # the first of equals
+        drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
+        for part in chunks(len(drawn), logits.shape[1]):
+            rows = drawn[part]
+            where = on_device(rows, torch.int64, logits.device)
+            chosen = _drawn(self._draw, changed[where], best[where], [requests[row] for row in rows])
+            tokens.index_copy_(0, where, chosen)
+        tokens = tokens.masked_fill_(~best.isfinite(), _NOTHING)
+        whole = best if changed is logits else logits.amax(-1)
+        # A largest logit that is finite leaves neither NaN nor +inf, and something above -inf.
+        return tokens.masked_fill_(~whole.isfinite(), _NOT_FINITE)
 
 
-def eligible_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """The token ids that top_k, min_p and top_p leave. `scaled` is [vocab] float64: logits over temperature,
-    shifted so that the largest is 0."""
-    kept = _largest(scaled, params.top_k) if params.top_k else (scaled > -math.inf).nonzero()[:, 0]
-    if params.min_p > 0:
-        kept = kept[scaled[kept] >= math.log(params.min_p)]
-    return _nucleus(scaled, kept, params.top_p) if params.top_p < 1 else kept
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _nucleus(scaled: Tensor, kept: Tensor, top_p: float) -> Tensor:
-    """The fewest likeliest of `kept` whose probabilities, among `kept`, reach top_p."""
-    probabilities = torch.softmax(scaled[kept], dim=0)
-    # All tokens under (1 - top_p) / n weigh less than 1 - top_p together, so none is needed to reach top_p;
-    # sorting the others is far cheaper.
-    heavy = probabilities >= (1 - top_p) / len(kept)
-    kept, probabilities = kept[heavy], probabilities[heavy]
-    probabilities, order = probabilities.sort(descending=True, stable=True)
-    before = probabilities.cumsum(0) - probabilities
-    return kept[order[before < top_p]]
+def _draw_on(device: torch.device) -> Draw:
+    if device.type == "cuda":
+        from kernels.gumbel_draw import gumbel_draw as on_gpu  # needs triton
+
+        return on_gpu
+    return gumbel_draw
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest above -inf (or fewer), best first, of equals the lowest index first."""
-    threshold = values.topk(min(count, len(values))).values[-1]
-    candidates = ((values >= threshold) & (values > -math.inf)).nonzero()[:, 0]
-    return candidates[values[candidates].sort(descending=True, stable=True).indices[:count]]
+def _drawn(draw: Draw, logits: Tensor, best: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+    device, vocab = logits.device, logits.shape[1]
+    params = [request.params for request in requests]
+
+    def column(values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
+        return on_device(values, dtype, device)
+
+    temperatures = column([each.temperature for each in params], torch.float64)
+    kept = None
+    if any(each.filters for each in params):
+        top_k = [min(each.top_k or vocab, vocab) for each in params]
+        kept = eligible(
+            logits,
+            temperatures[:, None],
+            column(top_k, torch.int64)[:, None],
+            column([each.min_p for each in params], torch.float64)[:, None],
+            column([each.top_p if each.top_p < 1 else math.inf for each in params], torch.float64)[:, None],
+            max(top_k),
+        )
+    # As int64 has it: the bits of an unsigned 64-bit number.
+    seeds = column([each.seed - (each.seed >> 63 << 64) for each in params], torch.int64)
+    positions = column([request.position for request in requests], torch.int64)
+    return draw(logits, best, temperatures, seeds, positions, kept)
 
 
-def _ids(tokens: Collection[int], like: Tensor) -> Tensor:
-    return torch.tensor(list(tokens), dtype=torch.int64, device=like.device)
+def _report(logits: Tensor, tokens: Tensor, reported: Sequence[int], count: int) -> Tensor:
+    where = on_device(reported, torch.int64, logits.device)
+    parts = []
+    for part in chunks(len(reported), logits.shape[1]):
+        logprob, top, top_logprobs = logprobs_of(logits[where[part]], tokens[where[part]], count)
+        parts.append(
+            torch.cat((logprob[:, None].view(torch.int64), top, top_logprobs.view(torch.int64)), dim=1)
+        )
+    return torch.cat(parts)
+
+
+def _to_host(data: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """One copy, into pinned memory, and the event of its end; on the CPU nothing is to do."""
+    if not data.is_cuda:
+        return data, None
+    on_host = data.to("cpu", non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return on_host, arrived
+
+
+def _outcome(token: int) -> Outcome:
+    return _FAILURES[token] if token < 0 else SampledToken(token, math.nan, ())
+
+
+def _reported(token: int, logprob: float, top: tuple[tuple[int, float], ...]) -> Outcome:
+    if token < 0:
+        return _FAILURES[token]
+    return _FAILURES[_NOT_FINITE] if math.isnan(logprob) else SampledToken(token, logprob, top)

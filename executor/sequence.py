@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from executor.blocks import BlockTable
 
 if TYPE_CHECKING:  # the sampler brings torch; what plans steps needs none
-    from executor.sampler import SamplingParams
+    from executor.sampling import SamplingParams
 
 # Which stream, and the dispatch id on it: schedulers name dispatches independently of each other.
 Key = tuple[int, str]
@@ -46,7 +46,6 @@ class Dispatch:
     stop: StopRules
     cache_salt: bytes = b""
     deadline: float | None = None
-    logprobs: int | None = None
     prompt_logprobs: int | None = None
 
 
@@ -61,7 +60,11 @@ class PromptLogprob:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A dispatch and its progress. `token_ids` are known, the KV of the first `computed` is written.
+    """A dispatch and its progress. `token_ids` are known; the KV of the first `computed` of its `length`
+    tokens is written, or will be by the steps that are launched.
+
+    A launched step may draw a token that the host does not know yet: `ahead` of them follow `token_ids`, the
+    last one in row `pending` of the sampler's last tokens. Planned with `ahead` 0 or 1.
 
     Running means that it holds a block `table` (and, with an adapter, a use of `slot`); waiting sequences
     hold nothing.
@@ -70,8 +73,14 @@ class Sequence:
     dispatch: Dispatch
     arrival: int
     arrived_at: float
+    max_length: int = (
+        1 << 62
+    )  # tokens at which it ends, whatever they are; the last of them is never computed
     token_ids: list[int] = field(init=False)
     computed: int = 0
+    ahead: int = 0
+    pending: int = -1
+    in_flight: int = 0  # launched steps that it is part of
     table: BlockTable | None = None
     slot: int = -1
     started: bool = False
@@ -88,8 +97,18 @@ class Sequence:
         return self.dispatch.digest
 
     @property
+    def length(self) -> int:
+        return len(self.token_ids) + self.ahead
+
+    @property
     def uncomputed(self) -> int:
-        return len(self.token_ids) - self.computed
+        """Tokens whose KV a next token needs; 0 when it has all that it will ever have."""
+        return min(self.length, self.max_length - 1) - self.computed
+
+    def append(self, token_id: int) -> None:
+        """The oldest token that was ahead is known now."""
+        self.token_ids.append(token_id)
+        self.ahead -= 1
 
     @property
     def num_outputs(self) -> int:
@@ -117,18 +136,24 @@ class StopLimits:
     def stop_ids(self, rules: StopRules) -> frozenset[int]:
         return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids
 
+    def max_length(self, dispatch: Dispatch) -> int:
+        """Tokens, prompt included, at which a sequence ends with LENGTH."""
+        most = dispatch.stop.max_new_tokens
+        room = self.max_model_len
+        return room if most is None else min(room, len(dispatch.prompt_token_ids) + most)
+
     def forbidden(self, sequence: Sequence) -> frozenset[int]:
         """Tokens that may not be drawn next: all ends, while fewer than min_new_tokens are there."""
         rules = sequence.dispatch.stop
-        return self.stop_ids(rules) if sequence.num_outputs < rules.min_new_tokens else frozenset()
+        outputs = sequence.num_outputs + sequence.ahead
+        return self.stop_ids(rules) if outputs < rules.min_new_tokens else frozenset()
 
     def finished(self, sequence: Sequence) -> FinishReason | None:
         """Why the sequence, as it stands, is at its end; None when it goes on."""
         rules = sequence.dispatch.stop
-        outputs = sequence.num_outputs
-        if outputs > rules.min_new_tokens and sequence.token_ids[-1] in self.stop_ids(rules):
+        may_stop = sequence.num_outputs > rules.min_new_tokens
+        if may_stop and sequence.token_ids[-1] in self.stop_ids(rules):
             return FinishReason.STOP
-        at_length = len(sequence.token_ids) >= self.max_model_len
-        if at_length or (rules.max_new_tokens is not None and outputs >= rules.max_new_tokens):
+        if len(sequence.token_ids) >= self.max_length(sequence.dispatch):
             return FinishReason.LENGTH
         return None

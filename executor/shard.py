@@ -1,5 +1,6 @@
 """What each rank of an executor has: its share of the model, of the KV cache and of every slot."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,11 +9,17 @@ import torch
 from executor.attention import KVCache
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup
+from executor.forward_pass import EagerForwardPass, ForwardPass
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
+
+logger = logging.getLogger(__name__)
+
+# Without --num-kv-blocks, on the CPU.
+_CPU_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +28,47 @@ class Shard:
     kv_cache: KVCache
     punica: PunicaWrapperBase
     arena: SlotArena
+    forward_pass: ForwardPass
 
 
 def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
-    """Raises UnsupportedModel, BadCheckpoint, LoRAError."""
+    """Ready to run steps: everything is compiled. Raises UnsupportedModel, BadCheckpoint, LoRAError, and
+    StartError when the device is not there or too small."""
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
-    dtype = getattr(torch, config.dtype)
-    model = load_model(Path(config.model), dtype, config.device, group)
-    punica = PunicaWrapperCPU(config.max_loras, config.max_batched_tokens, config.device)
+    if config.device != "cpu":
+        from executor.gpu_shard import build_gpu_shard  # needs triton
+
+        return build_gpu_shard(config, group)
+    dtype = dtype_of(config)
+    model = load_model(Path(config.model), dtype, "cpu", group, dummy=config.load_format == "dummy")
+    punica = PunicaWrapperCPU(config.max_loras, config.max_batched_tokens, "cpu")
+    arena = attach_slots(config, model, punica)
+    blocks = config.num_kv_blocks or _CPU_BLOCKS
+    kv_cache = KVCache.allocate(blocks, config.block_size, model.config, dtype, "cpu", group)
+    return Shard(model, kv_cache, punica, arena, EagerForwardPass(model, kv_cache, punica))
+
+
+def dtype_of(config: ExecutorConfig) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, config.model_dtype)
+    return dtype
+
+
+def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperBase) -> SlotArena:
+    """Raises LoRAError."""
     lora = LoRAConfig(
         config.max_loras,
         config.max_lora_rank,
         frozenset(config.lora_modules),
-        dtype,
+        dtype_of(config),
         config.fully_sharded_loras,
     )
     arena = attach_lora(model, lora, punica).arena
-    kv_cache = KVCache.allocate(
-        config.num_kv_blocks, config.block_size, model.config, dtype, config.device, group
+    logger.info(
+        "%d slots of rank %d take %.1f MB each, %.2f GB in all",
+        config.max_loras,
+        config.max_lora_rank,
+        arena.nbytes_per_slot / 1e6,
+        arena.nbytes_per_slot * config.max_loras / 1e9,
     )
-    return Shard(model, kv_cache, punica, arena)
+    return arena

@@ -21,7 +21,7 @@ from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 
 # A row and its share of B must fit a program's registers.
-_MAX_HIDDEN = 8192
+MAX_HIDDEN = 8192
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -109,7 +109,7 @@ def lora_expand_add_rms_norm(
     if launch is None:
         check_add_rms_norm(out, residual, y, h, lora_b, ranks, weight, meta)
         check_follower((lora_b,), y=y, out=out, residual=residual, weight=weight, ranks=ranks)
-        check(hidden <= _MAX_HIDDEN, "y", f"has {hidden} columns, at most {_MAX_HIDDEN} are served")
+        check(hidden <= MAX_HIDDEN, "y", f"has {hidden} columns, at most {MAX_HIDDEN} are served")
         launch = _launch(config, splits, lora_b, meta.max_loras, has_dependent_launch(y.device))
         meta.launches[form] = launch
     for argument, tensor in (("y", y), ("out", out), ("residual", residual)):
@@ -141,8 +141,8 @@ def add_rms_norm(out: Tensor, residual: Tensor, y: Tensor, weight: Tensor, eps: 
 
     Rounds as lora_expand_add_rms_norm does. Raises KernelArgumentError.
     """
-    served = y.dim() == 2 and y.shape[1] <= _MAX_HIDDEN
-    check(served, "y", f"must be [rows, up to {_MAX_HIDDEN}], is {list(y.shape)}")
+    served = y.dim() == 2 and y.shape[1] <= MAX_HIDDEN
+    check(served, "y", f"must be [rows, up to {MAX_HIDDEN}], is {list(y.shape)}")
     check_like(out, "out", y, "y")
     check_like(residual, "residual", y, "y")
     check_like(weight, "weight", y.new_empty(y.shape[1]), "a row of y")

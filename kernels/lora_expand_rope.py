@@ -39,6 +39,9 @@ from kernels.follower_tuning import PLAIN, FollowerConfig, rope_config
 from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 
+# What the kernel serves: halves of a head must be a tile.
+HEAD_DIMS = (16, 32, 64, 128, 256)
+
 
 @triton.jit
 def _store_rows(

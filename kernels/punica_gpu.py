@@ -1,6 +1,7 @@
 """The Triton form of the step's LoRA work. Needs triton; kernels/punica.py holds the contract."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,10 +11,16 @@ from kernels.lora_expand import lora_expand
 from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
 from kernels.punica import PunicaWrapperBase
+from kernels.side_stream import SideStream
 
 
 class PunicaWrapperGPU(PunicaWrapperBase):
     """The Triton kernels: two launches a layer, whose cost follows the rows and ranks that are there."""
+
+    @cached_property
+    def side_stream(self) -> SideStream | None:
+        """For shrink beside the base product. None where the kernels are interpreted."""
+        return SideStream(self.device) if self.device.type == "cuda" else None
 
     def add_shrink(
         self, h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor

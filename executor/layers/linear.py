@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
+from executor.layers.followers import Follower
 
 
 class LinearBase(nn.Module):
@@ -74,6 +75,10 @@ class LinearBase(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, input_size_per_partition] -> [rows, output_size_per_partition]."""
         return F.linear(x, self.weight, self.bias)
+
+    def followed_by(self, x: Tensor, follower: Follower) -> Tensor:
+        """What `follower` makes of this layer's output."""
+        return follower.plain(self(x))
 
 
 class ReplicatedLinear(LinearBase):

@@ -51,11 +51,15 @@ class RotaryEmbedding(nn.Module):
         self.attention_factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = positions.float()[:, None] * self.inv_freq  # [rows, head_dim / 2]
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-        return (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(
-            dtype
-        )
+        cos, sin = (torch.cat((half, half), dim=-1)[:, None, :] for half in self.by_plane(positions))
+        return cos.to(dtype), sin.to(dtype)
+
+    def by_plane(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each float32 [rows, head_dim / 2]."""
+        angles = positions.float()[:, None] * self.inv_freq
+        if self.attention_factor == 1.0:
+            return angles.cos(), angles.sin()
+        return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

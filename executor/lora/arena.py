@@ -1,6 +1,6 @@
 """The slots' memory: one tensor, one stripe a slot; every layer's stacked weights are views of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from executor.lora.image import SlotImage
 from executor.lora.layout import SlotLayout
+from kernels.reference.slot_scatter import slot_scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,17 @@ class StackedWeights:
     shrink_ranks: Tensor
 
 
+Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor], None]
+
+
+def _scatter_on(device: torch.device) -> Scatter:
+    if device.type == "cuda":
+        from kernels.slot_scatter import slot_scatter as on_gpu  # needs triton
+
+        return on_gpu
+    return slot_scatter
+
+
 class SlotArena:
     """[max_loras, slot_elements] storage with ranks and scales [slices, max_loras]; all slots start cleared.
 
@@ -44,10 +56,12 @@ class SlotArena:
         self.scales = torch.zeros(len(layout.slices), max_loras, dtype=torch.float32, device=device)
         dealt = any(part.cut.shards > 1 for part in layout.slices)
         self.shrink_ranks = torch.zeros_like(self.ranks) if dealt else self.ranks
+        self._scatter = _scatter_on(self.storage.device)
 
     @property
     def nbytes_per_slot(self) -> int:
-        return self.layout.slot_elements * self.storage.element_size()
+        """What a slot takes, and the most that an image can."""
+        return self.layout.max_block_bytes
 
     def stacked(self, modules: Sequence[str]) -> StackedWeights:
         """Views for one layer's modules: ValueError unless neighbours in the layout, KeyError if unknown."""
@@ -68,30 +82,29 @@ class SlotArena:
 
         Raises ValueError for an image of another layout or a slot out of range, with the slot unchanged.
         """
+        self.check(slot, image)
+        self.enter(slot, image.block.to(self.storage.device))
+
+    def check(self, slot: int, image: SlotImage) -> None:
+        """Raises ValueError for an image of another layout or a slot out of range."""
         if image.slot_layout != self.layout.slot_layout:
             raise ValueError("the image was built for another slot layout")
-        self.clear(slot)
-        stripe = self.storage[slot]
-        for piece, place in zip(self.layout.pack(image.ranks)[0], self.layout.stripe, strict=True):
-            for source, target, elements in (
-                (piece.a_offset, place.a_offset, piece.a_elements),
-                (piece.b_offset, place.b_offset, piece.b_elements),
-            ):
-                stripe[target : target + elements].copy_(image.data[source : source + elements])
-        shrink_ranks = [
-            part.cut.a_rows(rank) for part, rank in zip(self.layout.slices, image.ranks, strict=True)
-        ]
-        self.ranks[:, slot] = torch.tensor(image.ranks, dtype=torch.int32)
-        self.shrink_ranks[:, slot] = torch.tensor(shrink_ranks, dtype=torch.int32)
-        self.scales[:, slot] = torch.tensor(image.scales, dtype=torch.float32)
+        self._check_slot(slot)
+
+    def enter(self, slot: int, block: Tensor) -> None:
+        """As `load`, from an image's block that is on the device; enqueued on the current stream."""
+        self._scatter(self.storage[slot], self.ranks, self.shrink_ranks, self.scales, slot, block)
 
     def clear(self, slot: int) -> None:
         """Empty a slot: ranks become 0, which hides its stripe. Raises ValueError for a slot out of range."""
-        if not 0 <= slot < self.max_loras:
-            raise ValueError(f"slot {slot} is outside [0, {self.max_loras})")
+        self._check_slot(slot)
         self.ranks[:, slot] = 0
         self.shrink_ranks[:, slot] = 0
         self.scales[:, slot] = 0.0
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.max_loras:
+            raise ValueError(f"slot {slot} is outside [0, {self.max_loras})")
 
     def _view(self, number: int, half: str) -> Tensor:
         part, place = self.layout.slices[number], self.layout.stripe[number]

@@ -12,10 +12,11 @@ import torch
 from executor.distributed import SINGLE, ParallelGroup
 from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
+from kernels.slot_block import table_bytes
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Every piece starts on a multiple of this many elements: 128 bytes of a 2-byte dtype, so that 16-byte loads
-# and whole cache lines fit whatever the widths are.
+# and whole cache lines fit whatever the widths are, and pieces are whole units of kernels/slot_block.py.
 ALIGNMENT = 64
 
 
@@ -91,6 +92,15 @@ class SlotLayout:
     @cached_property
     def slot_elements(self) -> int:
         return self.pack(list(repeat(self.max_rank, len(self.slices))))[1]
+
+    @cached_property
+    def max_block_bytes(self) -> int:
+        """Of an image at full rank."""
+        return self.block_bytes(self.slot_elements)
+
+    def block_bytes(self, elements: int) -> int:
+        """Of an image with so many elements of weights, with its table."""
+        return elements * self.dtype.itemsize + table_bytes(len(self.slices))
 
     @cached_property
     def slot_layout(self) -> str:

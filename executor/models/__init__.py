@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from executor.distributed import SINGLE, ParallelGroup
+from executor.dummy import fill_with_noise
 from executor.errors import UnsupportedModel
 from executor.model_config import ModelConfig
 from executor.models.config_file import read_config
@@ -17,10 +18,15 @@ __all__ = ["CausalLM", "check_splits", "load_model", "read_config"]
 
 
 def load_model(
-    path: Path, dtype: torch.dtype, device: torch.device | str, group: ParallelGroup = SINGLE
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    group: ParallelGroup = SINGLE,
+    *,
+    dummy: bool = False,
 ) -> CausalLM:
     """Reads config.json, generation_config.json and the safetensors of `path`; weights are cast to `dtype`,
-    and cut for this rank of `group`.
+    and cut for this rank of `group`. `dummy`: no safetensors, but random weights.
 
     Raises UnsupportedModel (names the field of config.json) or BadCheckpoint (names file and tensor).
     """
@@ -28,7 +34,10 @@ def load_model(
     check_splits(config, group.size)
     with _construction(dtype, device):
         model = CausalLM(config, group)
-    load_weights(model, path, model.packed_modules_mapping)
+    if dummy:
+        fill_with_noise(model)
+    else:
+        load_weights(model, path, model.packed_modules_mapping)
     return model
 
 

@@ -4,11 +4,10 @@ Module names follow the checkpoints, but for what `packed_modules_mapping` joins
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from executor.attention import attend
 from executor.distributed import SINGLE, ParallelGroup
 from executor.forward import ForwardContext
 from executor.layers import (
@@ -19,10 +18,9 @@ from executor.layers import (
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
-    SiluAndMul,
     VocabParallelEmbedding,
-    apply_rotary,
 )
+from executor.layers.followers import Follower, Heads, Rotation
 from executor.model_config import ModelConfig
 
 
@@ -34,23 +32,18 @@ class Attention(nn.Module):
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size, config.head_dim, config.num_heads, config.num_kv_heads, config.qkv_bias, group
         )
-        self.split_sizes = list(self.qkv_proj.output_partition_sizes)
         q_size = config.num_heads * config.head_dim
         self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias, group)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        q, k, v = self.qkv_proj.output_partition_sizes
+        self.heads = Heads((q, k, v), config.head_dim, self.q_norm, self.k_norm)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (-1, self.head_dim))  # [rows, heads, head_dim]
-            for part in self.qkv_proj(hidden).split(self.split_sizes, dim=-1)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
-        y = attend(q, k, v, ctx.kv_cache.layers[self.layer_index], ctx.attention)
-        out: Tensor = self.o_proj(y.flatten(1))
-        return out
+    def forward(self, hidden: Tensor, rotation: Rotation, ctx: ForwardContext, then: Follower) -> Tensor:
+        cache = ctx.kv_cache.layers[self.layer_index]
+        rotate = ctx.followers.rotate(self.heads, rotation, cache.data, ctx.attention.kv_slots)
+        y = ctx.attention.attend(self.qkv_proj.followed_by(hidden, rotate), cache)
+        return self.o_proj.followed_by(y.flatten(1), then)
 
 
 class MLP(nn.Module):
@@ -58,12 +51,10 @@ class MLP(nn.Module):
         super().__init__()
         hidden, wide = config.hidden_size, config.intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(hidden, (wide, wide), config.mlp_bias, group)
-        self.act_fn = SiluAndMul()
         self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias, group)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
-        return out
+    def forward(self, hidden: Tensor, ctx: ForwardContext, then: Follower) -> Tensor:
+        return self.down_proj.followed_by(self.gate_up_proj.followed_by(hidden, ctx.followers.silu_mul()), then)
 
 
 class DecoderLayer(nn.Module):
@@ -74,9 +65,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, group)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], ctx: ForwardContext) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, ctx)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+    def forward(
+        self, hidden: Tensor, residual: Tensor, rotation: Rotation, ctx: ForwardContext, next_norm: RMSNorm
+    ) -> Tensor:
+        """`hidden` is normed for this layer, the result by `next_norm`; `residual` is changed in place."""
+        add_norm = ctx.followers.add_norm
+        hidden = self.self_attn(hidden, rotation, ctx, add_norm(residual, self.post_attention_layernorm))
+        out: Tensor = self.mlp(hidden, ctx, add_norm(residual, next_norm))
         return out
 
 
@@ -87,14 +82,17 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, i, group) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
+        # Before each layer, and after the last.
+        layers = [cast(DecoderLayer, layer) for layer in self.layers]
+        self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        hidden = self.embed_tokens(token_ids)
-        rotation = self.rotary_emb(ctx.positions, hidden.dtype)
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, ctx)
-        out: Tensor = self.norm(hidden)
-        return out
+        residual = self.embed_tokens(token_ids)
+        rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, residual.dtype)
+        hidden: Tensor = self.norms[0](residual)
+        for layer, next_norm in zip(self.layers, self.norms[1:], strict=True):
+            hidden = layer(hidden, residual, rotation, ctx, next_norm)
+        return hidden
 
 
 class CausalLM(nn.Module):
@@ -126,5 +124,9 @@ class CausalLM(nn.Module):
         """`hidden` is all rows, as from `forward`. Returns float32 [n, vocab], for the n ctx.logits_rows."""
         if len(hidden) != len(ctx.positions):
             raise ValueError(f"hidden has {len(hidden)} rows, but the step has {len(ctx.positions)}")
-        out: Tensor = self.logits_processor(self.lm_head, hidden[ctx.logits_rows])
+        return self.head(hidden[ctx.logits_rows])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """`hidden` [n, hidden_size]: of the n rows that the step's metadata says reach the head."""
+        out: Tensor = self.logits_processor(self.lm_head, hidden)
         return out

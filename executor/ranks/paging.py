@@ -1,17 +1,17 @@
 """Adapters on all ranks at once: loaded everywhere or nowhere, and in a slot when the last copy is
 complete."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from executor.lora.arena import SlotArena
 from executor.lora.image import SlotImage
 from executor.ranks.leader import Ranks, failure_in, receive, total_bytes
 from executor.ranks.messages import ClearSlot, CopyIntoSlot, ForgetImage, LoadAdapter
 from executor.rejection import RejectedByRank
+from executor.slot_writer import SlotWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class SpreadImage:
 
 
 class SpreadAdapters:
-    """What a pager needs (`load_image`, an arena, `forget`) over several ranks.
+    """What a pager needs, over several ranks.
 
     `load_image` runs on loader threads, as many as there are lanes; all else belongs to the engine's thread.
     """
@@ -32,18 +32,20 @@ class SpreadAdapters:
     def __init__(
         self,
         ranks: Ranks,
-        arena: SlotArena,
+        writer: SlotWriter,
         nbytes_per_slot: int,
+        host_bytes: int,
         load_own: Callable[[str], SlotImage],
     ) -> None:
         self._ranks = ranks
-        self._arena = arena
+        self._writer = writer
         self._load_own = load_own
         self._tickets = count()
         self._lanes: SimpleQueue[int] = SimpleQueue()
         for number in range(len(ranks.lanes)):
             self._lanes.put(number)
         self.nbytes_per_slot = nbytes_per_slot  # on all ranks
+        self.max_images = host_bytes // nbytes_per_slot
 
     def load_image(self, digest: str) -> SpreadImage:
         """Each rank reads the adapter and cuts its own part. When one of them fails, the images of the others
@@ -72,7 +74,7 @@ class SpreadAdapters:
         """Copy on every rank; returns when all copies are complete. When one fails, all empty the slot."""
         self._ranks.tell(CopyIntoSlot(slot, image.ticket))
         try:
-            self._arena.load(slot, image.own)
+            self._writer.load(slot, image.own)
         except Exception:
             self._ranks.answers()
             self.clear(slot)
@@ -82,12 +84,18 @@ class SpreadAdapters:
             raise RejectedByRank(failed.rejection)
 
     def clear(self, slot: int) -> None:
-        self._arena.clear(slot)
+        self._writer.clear(slot)
         self._ranks.tell(ClearSlot(slot))
 
     def forget(self, image: SpreadImage) -> None:
         """The host tier has given it up."""
         self._ranks.tell(ForgetImage(image.ticket))
+
+    def make_room(self, keep: Container[str], evict: Callable[[], bool]) -> None:
+        """Images have memory of their own, which the host tier counts when they are there."""
+
+    def close(self) -> None:
+        pass
 
 
 def _send(lane: Sequence[Connection], message: LoadAdapter | ForgetImage) -> None:

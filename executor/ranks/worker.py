@@ -35,6 +35,7 @@ from executor.ranks.messages import (
 )
 from executor.rejection import rejection_of
 from executor.shard import Shard, build_shard
+from executor.slot_writer import WriterInTurn
 from executor.store import open_source
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Worker:
 
     def __init__(self, shard: Shard, store: WeightsSource) -> None:
         self._shard = shard
+        self._writer = WriterInTurn(shard.arena, shard.punica)
         self._store = store
         self._images: dict[int, SlotImage] = {}
 
@@ -117,7 +119,7 @@ class Worker:
 
     def _copy(self, message: CopyIntoSlot) -> Answer:
         try:
-            self._shard.arena.load(message.slot, self._images[message.ticket])
+            self._writer.load(message.slot, self._images[message.ticket])
         except Exception as error:
             return Failed(rejection_of(error))
         return Done()

@@ -7,17 +7,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kernels.gumbel_draw import draw_kernel
 from kernels.launch_plan import PARTS
 from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
+from kernels.slot_block import UNIT
+from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
 
 POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
     "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
     "offset1": "i64", "offset2": "i64", "cos": "*fp32", "sin": "*fp32", "mapping": "*i32", "starts": "*i32",
-    "kv_slots": "*i64", "eps": "fp32",
+    "kv_slots": "*i64", "eps": "fp32", "tokens": "*i64", "scores": "*fp64",
+    "logits": "*fp32", "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64",
+    "kept": "*u8", "stripe": "*i32", "block": "*i32", "pieces": "*i32", "tables": "*i32",
+    "shrink_ranks": "*i32", "slot": "i32", "slices": "i32", "max_loras": "i32",
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -47,24 +53,29 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
         yield f"expand {name}", expand_kernel, {**EXPAND, **body}, 4
     gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
     yield "embedding", embedding_kernel, gather, 2
+    draw = {"RANGE": 26.1, "BLOCK": 1024, "BLOCKS": 4}
+    yield "draw", draw_kernel, {**draw, "HAS_KEPT": False}, 4
+    yield "draw, filtered", draw_kernel, {**draw, "HAS_KEPT": True}, 4
+    yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     yield from follower_cases()
 
 
 def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
-    constants = {**constants, "PDL": arch >= 90}
+    pdl = "PDL" in kernel.arg_names
+    constants = {**constants, "PDL": arch >= 90} if pdl else constants
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
             continue
         strides = name.endswith("stride") or name.startswith("b_stride")
-        counts = name in ("num_rows", "vocab", "listed")
+        counts = name in ("num_rows", "vocab", "listed", "slot", "slices", "max_loras")
         integer = "i32" if strides or counts else f"*{element}"
         signature[name] = POINTERS.get(name, integer)
         if not counts and name != "eps":
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps, "launch_pdl": arch >= 90}
+    options = {"num_warps": warps, "launch_pdl": pdl and arch >= 90}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 

@@ -14,7 +14,7 @@ from executor.engine import Engine
 from executor.events import NewToken, StepEvents
 from executor.metrics import Metrics
 from executor.rejection import Rejection
-from executor.sampler import SamplingParams
+from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, FinishReason, Key, StopRules
 
 SMALL: dict[str, Any] = {
@@ -30,7 +30,13 @@ SMALL: dict[str, Any] = {
 
 
 def greedy(
-    name: str, prompt: Iterable[int], *, digest: str = "", max_new_tokens: int = 16, **fields: Any
+    name: str,
+    prompt: Iterable[int],
+    *,
+    digest: str = "",
+    max_new_tokens: int = 16,
+    logprobs: int | None = None,
+    **fields: Any,
 ) -> Dispatch:
     """A dispatch without randomness that does not stop at the end token; `fields` are Dispatch's."""
     dispatch = Dispatch(
@@ -39,7 +45,7 @@ def greedy(
         digest=digest,
         prompt_token_ids=tuple(prompt),
         output_token_ids=(),
-        sampling=SamplingParams(temperature=0),
+        sampling=SamplingParams(temperature=0, logprobs=logprobs),
         stop=StopRules(max_new_tokens=max_new_tokens, ignore_eos=True),
     )
     return replace(dispatch, **fields)

@@ -4,6 +4,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from executor.layers import LinearBase
+from executor.layers.followers import Follower, FusedForm
 from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layout import SlotSlice
@@ -46,6 +47,20 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
         y: Tensor = self.base_layer(x)
         self.add_delta(y, x)
         return y
+
+    def followed_by(self, x: Tensor, follower: Follower) -> Tensor:
+        """What `follower` makes of this layer's output: it adds the delta itself where it can and that pays."""
+        if self.punica_wrapper.token_mapping_meta.no_lora_flag_cpu:
+            return follower.plain(self.base_layer(x))
+        if follower.fused is None or not self.fits_fused(follower.fused):
+            return follower.plain(self(x))
+        from executor.lora.fused_delta import followed_by  # needs triton, as whoever made the fused form
+
+        return followed_by(self, x, follower.plain, follower.fused)
+
+    def fits_fused(self, form: FusedForm) -> bool:
+        """Whether the delta may be added after `forward`'s other work, from all of the form's slices."""
+        return self.group.size == 1 and len(self.served) == len(self.all_parts) == form.slices
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:
         stacked = self.stacked

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.attention import KVCache, LayerCache, Span, attend, plan_attention
+from executor.attention import AttentionPlan, KVCache, LayerCache, Span, plan_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 POISON = float("nan")
@@ -16,6 +16,15 @@ def make_cache(num_blocks: int, block_size: int, windows: tuple[int | None, ...]
     shape = (2, num_blocks, block_size, KV_HEADS, HEAD_DIM)
     layers = tuple(LayerCache(torch.full(shape, POISON), window) for window in windows)
     return KVCache(layers, num_blocks, block_size)
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, plan: AttentionPlan
+) -> torch.Tensor:
+    """As a step does it: keys and values into the cache, then the layer's attention."""
+    for stored, new in zip(cache.data.flatten(1, 2), (key, value), strict=True):
+        stored[plan.kv_slots] = new
+    return plan.attend(query, cache)
 
 
 def slots(block_ids: list[int], block_size: int, length: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
 from collections.abc import Container
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from executor.batcher import Batcher, StepPlan
 from executor.blocks import BlockPool
-from executor.sampler import SamplingParams
+from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, Sequence, StopRules
 from executor.slots import SlotTable
 
@@ -23,12 +23,14 @@ def make_batcher(
     tokens: int = 32,
     seats: int = 16,
     aging: float = 5.0,
+    page_ins: int = 16,
 ) -> Batcher:
     return Batcher(
         BlockPool(blocks, block_size),
         SlotTable(slots),
         max_batched_tokens=tokens,
         max_seats=seats,
+        max_page_ins=page_ins,
         aging_s=aging,
     )
 
@@ -50,16 +52,35 @@ def add(batcher: Batcher, number: int, digest: str = "", prompt: int = 5, at: fl
 
 def step(batcher: Batcher, now: float = 0.0, loaded: Container[str] = ALL) -> StepPlan:
     """What the engine does around a plan, with a token drawn wherever one is due."""
+    flight = launch(batcher, now, loaded)
+    land(batcher, flight)
+    return flight.plan
+
+
+@dataclass(frozen=True)
+class Flight:
+    plan: StepPlan
+    computed: dict[Sequence, int]  # tokens of each when it is over
+
+
+def launch(batcher: Batcher, now: float = 0.0, loaded: Container[str] = ALL) -> Flight:
     plan = batcher.plan(now, loaded)
     for page_in in plan.page_ins:
         batcher.slots.loaded(page_in.slot)
-    for sequence, count in plan.num_tokens.items():
-        sequence.computed += count
-        batcher.blocks.commit(sequence.held, sequence.token_ids, sequence.computed)
-        if sequence.uncomputed == 0:
-            sequence.token_ids.append(7)
+    batcher.launched(plan)
     batcher.check()
-    return plan
+    return Flight(plan, {sequence: sequence.computed for sequence in plan.num_tokens})
+
+
+def land(batcher: Batcher, flight: Flight) -> list[Sequence]:
+    """Returns those who have ended and hold nothing any more."""
+    gone = batcher.landed(flight.plan.num_tokens)
+    for sequence in filter(batcher.lives, flight.plan.num_tokens):
+        batcher.commit(sequence, flight.computed[sequence])
+        if sequence in flight.plan.draws:
+            sequence.append(7)
+    batcher.check()
+    return gone
 
 
 def planned(plan: StepPlan) -> list[str]:
@@ -177,11 +198,49 @@ def test_fewer_tokens_a_step_than_seats_is_refused() -> None:
         make_batcher(tokens=4, seats=5)
 
 
+def test_so_many_page_ins_a_step_and_no_more() -> None:
+    batcher = make_batcher(slots=4, page_ins=2)
+    for number, digest in enumerate(["L1", "L2", "L3", "L1", ""]):
+        add(batcher, number, digest)
+    assert planned(step(batcher)) == ["d0", "d1", "d3", "d4"]
+    assert planned(step(batcher)) == ["d0", "d1", "d2", "d3", "d4"]
+
+
+def test_a_step_ahead_counts_on_what_the_one_before_it_will_bring() -> None:
+    batcher = make_batcher(tokens=16)
+    sequence = add(batcher, 1, prompt=5)
+    sequence.max_length = 7
+    first, second = launch(batcher), launch(batcher)
+    assert (first.plan.num_tokens, second.plan.num_tokens) == ({sequence: 5}, {sequence: 1})
+    assert first.plan.draws == second.plan.draws == [sequence]
+    assert launch(batcher).plan.num_tokens == {}  # it is at its length
+    land(batcher, first)
+    land(batcher, second)
+    assert (len(sequence.token_ids), sequence.ahead, sequence.in_flight) == (7, 0, 0)
+
+
+def test_what_has_ended_is_held_until_its_last_step_is_over() -> None:
+    batcher = make_batcher(slots=1, blocks=4)
+    first = add(batcher, 1, "L1", prompt=6)
+    flights = [launch(batcher), launch(batcher)]
+    assert batcher.remove(first) is False
+    add(batcher, 2, "L2", prompt=6)
+    assert batcher.free_seats == 15
+    assert batcher.wanted() == ["L2"]
+    assert not launch(batcher).plan.num_tokens
+    assert land(batcher, flights[0]) == []
+    assert not launch(batcher).plan.num_tokens
+    assert land(batcher, flights[1]) == [first]
+    assert [p.evicted for p in launch(batcher).plan.page_ins] == ["L1"]
+
+
 class BatcherMachine(RuleBasedStateMachine):
-    """Arrivals, cancels, drops and steps in any order, in a pool that holds about three sequences."""
+    """Arrivals, cancels, drops and steps in any order, in a pool that holds about three sequences; steps are
+    planned in turn or one ahead."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.flight: Flight | None = None
         self.batcher = make_batcher(blocks=9, block_size=2, slots=2, tokens=6, seats=5, aging=3.0)
         self.number = 0
         self.now = 0.0
@@ -191,7 +250,7 @@ class BatcherMachine(RuleBasedStateMachine):
     @rule(digest=st.sampled_from(["", "A", "B", "L1", "L2"]), prompt=st.integers(1, 12))
     def arrive(self, digest: str, prompt: int) -> None:
         self.number += 1
-        add(self.batcher, self.number, digest, prompt, self.now)
+        add(self.batcher, self.number, digest, prompt, self.now).max_length = 16
 
     @precondition(lambda self: self.batcher.sequences)
     @rule(data=st.data())
@@ -203,18 +262,27 @@ class BatcherMachine(RuleBasedStateMachine):
     def host(self, digest: str, there: bool) -> None:
         (self.loaded.add if there else self.loaded.discard)(digest)
 
-    @rule(seconds=st.sampled_from([0.1, 4.0]))
-    def run(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.1, 4.0]), ahead=st.booleans())
+    def run(self, seconds: float, ahead: bool) -> None:
         self.now += seconds
-        plan = step(self.batcher, self.now, self.loaded)
+        oldest = self.batcher.running[:1]
+        flight = launch(self.batcher, self.now, self.loaded)
+        plan = flight.plan
         assert sum(plan.num_tokens.values()) <= 6
         assert all(count > 0 for count in plan.num_tokens.values())
         assert not set(plan.preempted) & set(plan.num_tokens)
+        assert not set(plan.num_tokens) & set(self.batcher.leaving)
         assert len({s.digest for s in plan.num_tokens if s.digest}) <= 2
-        if self.batcher.running:
-            # The oldest runner always gets on, so everything ends.
-            assert self.batcher.running[0] in plan.num_tokens
-        for sequence in [s for s in self.batcher.running if len(s.token_ids) >= 16]:
+        # The oldest runner always gets on, so everything ends; unless it has all that it will ever have, or
+        # what it lacks is held by one that is leaving.
+        if oldest and len(oldest[0].token_ids) + oldest[0].ahead < 16 and not self.batcher.leaving:
+            assert oldest[0] in plan.num_tokens
+        flights, self.flight = [self.flight, flight], None
+        if ahead and plan.num_tokens:
+            self.flight = flights.pop()
+        for each in filter(None, flights):
+            land(self.batcher, each)
+        for sequence in [s for s in self.batcher.sequences.values() if len(s.token_ids) >= 16]:
             self.batcher.remove(sequence)
 
     @invariant()
@@ -226,8 +294,10 @@ class BatcherMachine(RuleBasedStateMachine):
         for _ in range(400):
             if not self.batcher.sequences:
                 break
-            self.run(4.0)
+            self.run(4.0, False)
+        self.run(4.0, False)
         assert not self.batcher.sequences, "left waiting for ever"
+        assert not self.batcher.leaving
         assert self.batcher.blocks.num_free == 9
         assert self.batcher.slots.in_use == 0
 

@@ -1,6 +1,6 @@
 from executor.convert import MAX_STEP_BYTES, step_events
 from executor.events import NewToken
-from executor.sampler import SampledToken
+from executor.sampling import SampledToken
 from executor.sequence import PromptLogprob
 from lorafleet.v1 import executor_pb2
 

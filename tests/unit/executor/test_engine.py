@@ -1,6 +1,8 @@
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,20 @@ from hypothesis import strategies as st
 
 from adapter_store import AdapterNotFound, DiskStore, ModelSpec, StoreUnavailable, Weights
 from executor.residency import Tier
-from executor.sampler import SamplingParams
+from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, FinishReason, StopRules
 from tests.support.adapters import load_adapter, load_base, make_adapter, rewrite
 from tests.support.engines import Driver, greedy, make_driver
 
 Make = Callable[..., Driver]
+MODES = {"in turn": "false", "ahead": "true"}
 PROMPTS = [list(range(start, start + length)) for start, length in ((3, 20), (40, 5), (9, 33), (70, 11))]
+
+
+@pytest.fixture(params=MODES)
+def make_engine(request: pytest.FixtureRequest, make_engine: Make) -> Make:
+    """Every test here holds whether steps are planned in turn or one ahead."""
+    return partial(make_engine, async_scheduling=MODES[request.param])
 
 
 def test_greedy_tokens_are_those_of_transformers_and_peft(
@@ -75,6 +84,7 @@ def alone(tiny_base: Path, tiny_store: DiskStore, digests: list[str]) -> list[li
     chunk=st.sampled_from([10, 16, 64]),
     blocks=st.sampled_from([12, 64]),
     stagger=st.integers(0, 3),
+    mode=st.sampled_from(list(MODES.values())),
 )
 def test_neighbours_slots_chunks_and_preemption_change_no_token(
     tiny_base: Path,
@@ -86,6 +96,7 @@ def test_neighbours_slots_chunks_and_preemption_change_no_token(
     chunk: int,
     blocks: int,
     stagger: int,
+    mode: str,
 ) -> None:
     driver = make_driver(
         str(tiny_base),
@@ -95,6 +106,7 @@ def test_neighbours_slots_chunks_and_preemption_change_no_token(
         max_seats=10,
         num_kv_blocks=blocks,
         adapter_aging=0.01,
+        async_scheduling=mode,
     )
     dispatches = mixed(digests)
     for number in order:
@@ -171,6 +183,57 @@ def test_loads_and_prefetches_do_not_disturb_what_runs(make_engine: Make, digest
     assert [driver.token_ids(d.key) for d in running] == expected
 
 
+class HeldStore(DiskStore):
+    """Gives an adapter out once its gate is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+
+    def open(self, digest: str) -> Weights:
+        self.gate.wait(30)
+        return super().open(digest)
+
+
+def test_others_decode_while_adapters_load(make_engine: Make, digests: list[str], store_folder: Path) -> None:
+    store = HeldStore(store_folder)
+    driver = make_engine(store_object=store)
+    driver.engine.add(greedy("cold", PROMPTS[1], digest=digests[0]))
+    [tokens] = driver.run(greedy("base", PROMPTS[0], max_new_tokens=60))
+    assert len(tokens) == 60 and (0, "cold") not in driver.tokens
+    store.gate.set()
+    driver.until(lambda: (0, "cold") in driver.finished)
+
+
+@pytest.fixture(scope="module")
+def strangers(tiny_base: Path, tiny_store: DiskStore, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Fifteen more adapters."""
+    spec, model = ModelSpec.from_folder(tiny_base), load_base(tiny_base)
+    folders = [
+        make_adapter(tmp_path_factory.mktemp("stranger"), model, seed=100 + i, rank=2, targets=("q_proj",))
+        for i in range(15)
+    ]
+    return [tiny_store.put(folder, "many", f"x{i}", spec).digest for i, folder in enumerate(folders)]
+
+
+def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(
+    make_engine: Make, digests: list[str], strangers: list[str]
+) -> None:
+    streams = [greedy(f"{i}", PROMPTS[i % 4], digest=digests[i % 4], max_new_tokens=40) for i in range(16)]
+    expected = make_engine(max_loras=4, num_kv_blocks=256).run(*streams)
+    others = [*strangers, *(f"sha256:{number:064x}" for number in range(5))]
+    random.Random(2).shuffle(others)
+    driver = make_engine(max_loras=5, num_kv_blocks=256, max_seats=36)
+    for dispatch in streams:
+        driver.engine.add(dispatch)
+    driver.until(lambda: len(driver.tokens) == 16)
+    for number, digest in enumerate(others):
+        driver.engine.add(greedy(f"load-{number}", PROMPTS[1], digest=digest, max_new_tokens=2))
+    driver.until(lambda: len(driver.finished) == 31 and len(driver.rejected) == 5)
+    assert {refused.reason for refused in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
+    assert [driver.token_ids(dispatch.key) for dispatch in streams] == expected
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_cancel_frees_everything_at_once(make_engine: Make, digests: list[str], steps: int) -> None:
     driver = make_engine()
@@ -232,8 +295,7 @@ def test_a_time_limit_ends_running_and_waiting_sequences(make_engine: Make) -> N
     driver = make_engine(clock=lambda: now)
     driver.engine.add(greedy("soon", PROMPTS[0], max_new_tokens=200, deadline=101.0))
     driver.engine.add(greedy("late", PROMPTS[1], max_new_tokens=200, deadline=300.0))
-    for _ in range(3):
-        driver.step()
+    driver.until(lambda: len(driver.token_ids((0, "soon"))) == 3)
     now = 101.0
     driver.step()
     assert driver.finished == {(0, "soon"): FinishReason.TIME_LIMIT}
@@ -361,7 +423,7 @@ def test_a_step_that_raises_fails_its_sequences_and_the_books_balance(
     driver.until(lambda: bool(driver.tokens))
     driver.engine.add(greedy("waits", PROMPTS[0], digest=digests[1]))
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner, "forward", lambda step: 1 / 0)
+        patch.setattr(driver.engine._runner._forward_pass, "run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError) as error:
             driver.engine.step()
     driver.take(driver.engine.fail(error.value))
@@ -379,7 +441,7 @@ def test_the_prefix_cache_holds_nothing_of_a_step_that_failed(
     driver.engine.add(greedy("cut", prompt))
     driver.step()
     with monkeypatch.context() as patch:
-        norm = driver.engine._runner._model.model.layers[1].post_attention_layernorm
+        norm = driver.engine._runner._forward_pass._model.model.layers[1].post_attention_layernorm
         patch.setattr(norm, "forward", lambda x: 1 // 0)
         with pytest.raises(ZeroDivisionError) as error:
             driver.engine.step()

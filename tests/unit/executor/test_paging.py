@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -20,29 +20,36 @@ class Block:
     nbytes: int
 
 
-@dataclass
-class Arena:
-    nbytes_per_slot: int = 10
-    loaded: dict[int, Block] = field(default_factory=dict)
-
-    def load(self, slot: int, image: Block) -> None:
-        self.loaded[slot] = image
-
-    def clear(self, slot: int) -> None:
-        del self.loaded[slot]
-
-
 class Store:
-    """What `load` does, by digest: an error, a wait, or an image of 10 bytes."""
+    """What a load does, by digest: an error, a wait, or an image of 10 bytes. What is in the slots."""
 
-    def __init__(self) -> None:
+    nbytes_per_slot = 10
+
+    def __init__(self, max_images: int) -> None:
+        self.max_images = max_images
+        self.in_slots: dict[int, Block] = {}
         self.errors: dict[str, Exception] = {}
         self.gates: dict[str, threading.Event] = {}
         self.asked: list[str] = []
         self.loaded: list[Block] = []
         self.forgotten: list[Block] = []
 
-    def load(self, digest: str) -> Block:
+    def load(self, slot: int, image: Block) -> None:
+        self.in_slots[slot] = image
+
+    def clear(self, slot: int) -> None:
+        del self.in_slots[slot]
+
+    def forget(self, image: Block) -> None:
+        self.forgotten.append(image)
+
+    def make_room(self, keep: Container[str], evict: Callable[[], bool]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def load_image(self, digest: str) -> Block:
         self.asked.append(digest)
         if digest in self.gates:
             self.gates[digest].wait(30)
@@ -57,7 +64,6 @@ class World:
     store: Store
     pager: Pager[Block]
     slots: SlotTable
-    arena: Arena
     paged_in: list[str]
     now: float = 0.0
 
@@ -85,21 +91,19 @@ def make() -> Iterator[Make]:
     worlds: list[World] = []
 
     def build(*, room: int = 3, slots: int = 2) -> World:
-        store, table, arena = Store(), SlotTable(slots), Arena()
+        store, table = Store(room), SlotTable(slots)
         paged_in: list[str] = []
         pager = Pager(
-            store.load,
-            arena,
+            store,
             table,
             host_bytes=10 * room,
             loader_threads=2,
             load_timeout_s=5.0,
             wake=lambda: None,
             load_ended=lambda result, seconds: None,
-            forget=store.forgotten.append,
             paged_in=paged_in.append,
         )
-        worlds.append(World(store, pager, table, arena, paged_in))
+        worlds.append(World(store, pager, table, paged_in))
         return worlds[-1]
 
     yield build
@@ -204,7 +208,7 @@ def test_drop_frees_every_copy_when_the_last_user_is_gone(make: Make) -> None:
     assert "a" in world.pager.host and world.slots.find("a") == slot
     world.pager.release("a")
     assert "a" not in world.pager.host and world.slots.find("a") is None
-    assert world.arena.loaded == {}
+    assert world.store.in_slots == {}
 
 
 def test_a_drop_during_the_load_throws_the_load_away(make: Make) -> None:

@@ -44,7 +44,7 @@ def start(tiny_base: Path, tiny_store: DiskStore, store_folder: Path) -> Iterato
 def mixed(digests: list[str]) -> list[Dispatch]:
     """The base and all five adapters (ranks 1 to 16; one on q_proj alone, one in layer 1 alone)."""
     return [
-        greedy(str(number), PROMPT[: 20 + number], digest=digest, max_new_tokens=12)
+        greedy(str(number), PROMPT[: 20 + number], digest=digest, max_new_tokens=12, logprobs=0)
         for number, digest in enumerate(["", *digests])
     ]
 

@@ -16,17 +16,28 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from executor.sampler import (
+from executor.sampler import Sampler
+from executor.sampler_ops import chunks, eligible
+from executor.sampling import (
+    Outcome,
     SampledToken,
     SampleFailure,
     SampleRequest,
     SamplingParams,
-    eligible_tokens,
-    sample,
-    score,
+    ScoreRequest,
 )
+from tests.support.row_sampler import sample_rows
 
 VOCAB = 64
+
+
+def sample(logits: torch.Tensor, requests: Sequence[SampleRequest | ScoreRequest]) -> list[Outcome]:
+    sampler = Sampler(len(requests), "cpu")
+    return sampler.collect(sampler.launch(logits, requests))
+
+
+def score(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[Outcome]:
+    return sample(logits, [ScoreRequest(token, count) for token in tokens])
 
 
 def request(
@@ -123,8 +134,9 @@ def test_filters_keep_what_transformers_keeps(
     seed: int, temperature: float, top_k: int, min_p: float, top_p: float
 ) -> None:
     row = random_row(seed)
-    params = SamplingParams(temperature=temperature, top_k=top_k, min_p=min_p, top_p=top_p)
-    kept = eligible_tokens((row.double() - row.max()) / temperature, params)
+    wanted = min(top_k or VOCAB, VOCAB)
+    columns = [torch.tensor([[value]]) for value in (wanted, min_p, top_p if top_p < 1 else math.inf)]
+    kept = eligible(row[None], torch.tensor([[temperature]]), *columns, wanted)[0].nonzero()[:, 0]
     processors: list[Any] = [TemperatureLogitsWarper(temperature)]
     processors += [TopKLogitsWarper(top_k)] if top_k else []
     processors += [MinPLogitsWarper(min_p)] if min_p else []
@@ -229,26 +241,25 @@ def test_a_poisoned_row_fails_alone(poison: float, params: dict[str, Any]) -> No
     results = sample(rows, [request(**params)] * 3)
     assert isinstance(results[1], SampleFailure)
     assert [results[0], results[2]] == [clean[0], clean[2]]
-    assert isinstance(score(rows, [1, 2, 3], None)[1], SampleFailure)
+    assert isinstance(score(rows, [1, 2, 3], 0)[1], SampleFailure)
 
 
 def test_what_cannot_be_drawn_is_a_failure() -> None:
     row = random_row()
-    outside, forbidden, overflow, nothing = sample(
-        torch.stack([row, row, row, torch.full_like(row, -math.inf)]),
+    forbidden, overflow, nothing = sample(
+        torch.stack([row, row, torch.full_like(row, -math.inf)]),
         [
-            request(logit_bias=((VOCAB, 1.0),)),
             request(forbidden=range(VOCAB)),
             request(logit_bias=((3, 3e38), (3, 3e38))),
             request(),
         ],
     )
-    assert isinstance(outside, SampleFailure)
-    assert "token 64" in outside.reason
     assert (
         forbidden == overflow == SampleFailure("biases, penalties and forbidden tokens leave nothing to draw")
     )
     assert isinstance(nothing, SampleFailure)
+    with pytest.raises(ValueError, match="vocabulary of 64"):
+        sample(row[None], [request(logit_bias=((VOCAB, 1.0),))])
 
 
 def test_masked_logits_are_never_drawn() -> None:
@@ -303,5 +314,71 @@ def test_bad_parameters_are_refused_by_name(bad: dict[str, Any]) -> None:
 def test_rows_and_requests_must_match() -> None:
     with pytest.raises(ValueError, match="2 rows of logits for 1 requests"):
         sample(torch.zeros(2, VOCAB), [request()])
-    with pytest.raises(ValueError, match="2 rows of logits for 1 tokens"):
-        score(torch.zeros(2, VOCAB), [1], None)
+
+
+REQUESTS = st.builds(
+    request,
+    position=st.integers(0, 2**33),
+    prompt=st.lists(st.integers(0, VOCAB - 1), max_size=6),
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=6),
+    forbidden=st.lists(st.integers(0, VOCAB + 3), max_size=3),
+    temperature=st.sampled_from([0.0, 0.0, 0.4, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 0, 1, 5, 1000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.3]),
+    seed=st.integers(0, 2**64 - 1),
+    logit_bias=st.sampled_from([(), (), ((3, 2.5), (9, -1.0), (3, 0.25))]),
+    logprobs=st.sampled_from([None, 0, 3, 100]),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=6), seed=st.integers(0, 999), ties=st.booleans())
+def test_a_batch_gets_what_its_rows_would_get_one_by_one(
+    requests: list[SampleRequest], seed: int, ties: bool
+) -> None:
+    rows = torch.stack([random_row(seed + i) for i in range(len(requests))])
+    if ties:
+        rows = rows.round()
+    if seed % 5 == 0:
+        rows[0, seed % VOCAB] = (math.nan, math.inf, -math.inf)[seed % 3]
+    for got, one, truth in zip(sample(rows, requests), requests, sample_rows(rows, requests), strict=True):
+        if isinstance(got, SampledToken) and isinstance(truth, SampledToken):
+            assert (got.token_id, got.top) == (truth.token_id, truth.top)
+            assert got.logprob == truth.logprob or (one.reports is None and math.isnan(got.logprob))
+        else:
+            assert got == truth
+
+
+def test_draws_and_scores_mix_and_the_next_launch_finds_the_draws() -> None:
+    rows = torch.stack([random_row(i) for i in range(5)])
+    sampler = Sampler(8, "cpu")
+    mix = [ScoreRequest(4, 2), request(temperature=0), ScoreRequest(5, 0), request(seed=3, logprobs=1)]
+    first = sampler.collect(sampler.launch(rows[:4], mix))
+    assert [type(one) for one in first] == [SampledToken] * 4
+    assert first[:1] + first[2:3] == [score(rows[:1], [4], 2)[0], score(rows[2:3], [5], 0)[0]]
+    assert sampler.last_tokens[:2].tolist() == [first[1].token_id, first[3].token_id]
+    assert first[1].token_id == int(rows[1].argmax())
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_pending_token_counts_as_one_of_the_output(penalty: str) -> None:
+    rows = torch.stack([random_row(i) for i in range(3)])
+    sampler = Sampler(3, "cpu")
+    earlier = [one.token_id for one in sampler.collect(sampler.launch(rows, [request(temperature=0)] * 3))]
+    drawn = torch.zeros(VOCAB)
+    drawn[earlier[1]], drawn[7] = 2.0, 1.5  # the penalty decides between the two
+    params = {"temperature": 0, penalty: 2.0}
+    known = request(output=[9, earlier[1]], **params)
+    ahead = SampleRequest(known.params, 5, (), [9], pending=1)
+    assert sampler.collect(sampler.launch(drawn[None], [ahead])) == sample(drawn[None], [known])
+    assert sample(drawn[None], [known])[0].token_id == 7
+
+
+def test_large_batches_are_worked_on_in_parts() -> None:
+    assert [(part.start, part.stop) for part in chunks(70, 1 << 17)] == [(0, 32), (32, 64), (64, 70)]
+    assert list(chunks(0, 1 << 30)) == []
+    assert [part.stop for part in chunks(3, 1 << 30)] == [1, 2, 3]

@@ -215,7 +215,7 @@ def test_what_was_replaced_is_reported() -> None:
 
 def test_a_layer_that_no_class_fits_is_refused_and_the_model_stays_plain() -> None:
     model = make_model(tied=False)
-    config = LoRAConfig(2, 8, frozenset({"q_proj", "act_fn"}))
-    with pytest.raises(LayerRefused, match=r"SiluAndMul with modules layers\.0\.act_fn"):
+    config = LoRAConfig(2, 8, frozenset({"q_proj", "input_layernorm"}))
+    with pytest.raises(LayerRefused, match=r"RMSNorm with modules layers\.0\.input_layernorm"):
         attach_lora(model, config, PunicaWrapperCPU(2, 64))
     assert not any(isinstance(module, BaseLayerWithLoRA) for module in model.modules())

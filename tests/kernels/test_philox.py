@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.philox import NOISE_RANGE, gumbel_noise, philox4x32
+from kernels.reference.philox import NOISE_RANGE, gumbel_noise, philox4x32
 
 WORD = st.integers(0, 2**32 - 1)
 WORDS = st.tuples(WORD, WORD, WORD, WORD)

@@ -18,8 +18,10 @@ NOISE_RANGE = 26.1
 Word = Tensor | int  # values in [0, 2^32); a tensor is int64
 
 
-def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> tuple[Word, Word, Word, Word]:
-    """The four output words for a counter of four words (tensors broadcast) and a key of two."""
+def philox4x32(
+    counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]
+) -> tuple[Word, Word, Word, Word]:
+    """The four output words for a counter of four words and a key of two; tensors broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -30,8 +32,11 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> 
     return c0, c1, c2, c3
 
 
-def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise [n] float32 for drawing one of `token_ids` [n] at `position`.
+def gumbel_noise(seed: Word, position: Word, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise, float32, for drawing one of `token_ids` at `position` with a 64-bit `seed`.
+
+    Tensors broadcast: seeds and positions [rows, 1] with token ids [vocab] give [rows, vocab]. Tensors
+    are int64; one of seeds holds their bits.
 
     Semantics: -log(-log((w + 1/2) / 2^32)), where w is the first word for the counter (token_id, 0, position
     low, position high) and the key (seed low, seed high). Computed in float64 and rounded once, so that a
@@ -39,8 +44,8 @@ def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """
     key = (seed & _MASK, (seed >> 32) & _MASK)
     word, *_ = philox4x32((token_ids, 0, position & _MASK, position >> 32), key)
-    uniform = (torch.as_tensor(word, device=token_ids.device).double() + 0.5) / 2.0**32
-    return (-torch.log(-torch.log(uniform))).float()
+    uniform = torch.as_tensor(word, device=token_ids.device).double().add_(0.5).div_(2.0**32)
+    return uniform.log_().neg_().log_().neg_().float()
 
 
 def _multiply(a: int, b: Word) -> tuple[Word, Word]:

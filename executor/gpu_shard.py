@@ -1,0 +1,134 @@
+"""A rank's share on a GPU: memory is measured, kernels are compiled and steps captured before it is ready.
+
+Needs triton; attention is FlashInfer's where that serves the model, else torch's.
+"""
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from executor.attention import KVCache
+from executor.config import ExecutorConfig
+from executor.cuda_graphs import GraphMemory
+from executor.distributed import ParallelGroup
+from executor.errors import StartError
+from executor.flashinfer_attention import FlashInfer, serves
+from executor.forward_pass import EagerForwardPass, ForwardPass
+from executor.gpu_memory import blocks_that_fit, measure
+from executor.graph_plans import GraphSizes, LoRAPlans
+from executor.graphed_forward import GraphedForwardPass
+from executor.layers.linear import kv_head_share
+from executor.layers.triton_followers import TritonFollowers
+from executor.models import CausalLM, load_model
+from executor.shard import Shard, attach_slots, dtype_of
+from executor.warm_up import StepLimits, warm_up_steps
+from kernels.punica_gpu import PunicaWrapperGPU
+
+logger = logging.getLogger(__name__)
+
+_NO_GRAPHS = GraphSizes((), ())
+
+
+def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
+    """As executor.shard.build_shard."""
+    device = _device(config, group)
+    started = time.monotonic()
+    dummy = config.load_format == "dummy"
+    model = load_model(Path(config.model), dtype_of(config), device, group, dummy=dummy)
+    punica = PunicaWrapperGPU(config.max_loras, config.max_batched_tokens, device)
+    arena = attach_slots(config, model, punica)
+    logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
+    builder = _Builder(config, group, device, model, punica)
+    kv_cache, forward_pass = builder.build()
+    logger.info("everything is compiled after %.1f s", time.monotonic() - started)
+    return Shard(model, kv_cache, punica, arena, forward_pass)
+
+
+def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
+    """`cuda` is the rank's own GPU."""
+    device = torch.device(config.device)
+    if device.index is None:
+        device = torch.device("cuda", group.rank)
+    if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
+        raise StartError(f"--device {config.device}: there are {torch.cuda.device_count()} GPUs")
+    torch.cuda.set_device(device)
+    return device
+
+
+class _Builder:
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        group: ParallelGroup,
+        device: torch.device,
+        model: CausalLM,
+        punica: PunicaWrapperGPU,
+    ) -> None:
+        self._config, self._group, self._device, self._dtype = config, group, device, dtype_of(config)
+        self._model, self._punica = model, punica
+        self._limits = StepLimits(
+            max_rows=config.max_batched_tokens,
+            max_sequences=config.max_seats,
+            max_model_len=config.max_model_len or model.config.max_position_embeddings,
+            max_loras=config.max_loras,
+            max_rank=config.max_lora_rank,
+        )
+        self._attention: FlashInfer | None = None
+        if serves(model.config, self._dtype, device):
+            heads = model.config.num_heads // group.size
+            kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
+            sequences = max(config.max_seats, self._limits.warm_up_sequences)
+            self._attention = FlashInfer(model.config, heads, kv_heads, sequences, self._dtype, device)
+        else:
+            logger.warning("FlashInfer does not serve this model or is not installed: attention is torch's")
+
+    def build(self) -> tuple[KVCache, ForwardPass]:
+        spare = self._cache(0)
+        profiled = self._pass(spare, _NO_GRAPHS)
+        use = measure(self._device, lambda: self._run_largest(profiled, spare))
+        blocks = self._config.num_kv_blocks
+        if not blocks:
+            least = -(-self._config.max_model_len // self._config.block_size) or 1
+            utilization = self._config.gpu_memory_utilization
+            blocks = blocks_that_fit(use, utilization, spare.nbytes, least)
+            blocks = self._least_of_all_ranks(blocks)
+        kv_cache = self._cache(blocks)
+        # Graphs with collectives in them are not measured yet, so several ranks run layer by layer.
+        graphs = self._config.cuda_graphs and self._group.size == 1
+        limits = self._limits
+        sizes = GraphSizes.up_to(limits.max_sequences, limits.max_rows) if graphs else _NO_GRAPHS
+        forward_pass = self._pass(kv_cache, sizes)
+        forward_pass.warm_up()
+        return kv_cache, forward_pass
+
+    def _cache(self, blocks: int) -> KVCache:
+        config = self._config
+        return KVCache.allocate(
+            blocks, config.block_size, self._model.config, self._dtype, self._device, self._group
+        )
+
+    def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> ForwardPass:
+        if self._attention is None:
+            return EagerForwardPass(self._model, kv_cache, self._punica, TritonFollowers())
+        return GraphedForwardPass(
+            self._model,
+            kv_cache,
+            self._punica,
+            self._attention,
+            TritonFollowers(),
+            self._limits,
+            sizes,
+            LoRAPlans(self._config.max_loras, self._config.max_lora_rank),
+            GraphMemory(self._device),
+            head_has_lora="lm_head" in self._config.lora_modules,
+        )
+
+    def _run_largest(self, forward_pass: ForwardPass, kv_cache: KVCache) -> None:
+        for sequences in warm_up_steps(self._limits, kv_cache, self._punica):
+            forward_pass.run(sequences)
+
+    def _least_of_all_ranks(self, blocks: int) -> int:
+        counts = self._group.all_gather(torch.tensor([blocks], device=self._device))
+        return int(counts.min())

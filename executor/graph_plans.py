@@ -1,0 +1,107 @@
+"""Which steps are captured, and how a step's LoRA work is cut to fit one of them. No GPU needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from executor.forward import SequenceRows
+from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_ITEM, LaunchPlan
+
+Runs = npt.NDArray[np.int32]
+
+# Largest piecewise captured step: beyond, the GPU takes longer than Python does to launch all kernels.
+MOST_MIXED_ROWS = 512
+# Entries of the graphs for few adapters: shrink beside the base product pays up to here.
+_FEW_ITEMS = 8
+# Graphs are captured for this height of a rank tile: LoRA's usual rank. Higher ranks loop.
+_BLOCK_RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Rows of the captured steps, ascending: `decode`, one row a sequence, and `mixed`, any rows."""
+
+    decode: tuple[int, ...]
+    mixed: tuple[int, ...]
+
+    @classmethod
+    def up_to(cls, max_sequences: int, max_rows: int) -> "GraphSizes":
+        """1, 2, 4, 8, then steps of 8, 16 and 32: a filled-up row costs nearly nothing, until it takes the
+        products to another tile height."""
+        steps = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))
+        decode = (*(rows for rows in steps if rows < max_sequences), min(max_sequences, 512))
+        mixed = (32, 64, *range(128, MOST_MIXED_ROWS + 1, 64))
+        return cls(tuple(sorted(set(decode))), tuple(rows for rows in mixed if rows <= max_rows))
+
+    @property
+    def largest(self) -> int:
+        return max((*self.decode, *self.mixed), default=0)
+
+    def fitting(self, rows: int, decode: bool) -> int:
+        """The smallest captured step for so many rows; 0: there is none."""
+        sizes = self.decode if decode else self.mixed
+        return next((size for size in sizes if size >= rows > 0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAPlans:
+    """The families of captured steps with LoRA, by the number of rows."""
+
+    max_loras: int
+    max_rank: int
+
+    def of_decode(self, rows: int) -> tuple[LaunchPlan, ...]:
+        """Row by row; few entries of up to 16 rows; any number of those."""
+        if rows <= _FEW_ITEMS:
+            return (self._plan(rows, 1),)
+        single = (self._plan(rows, 1),) if rows <= MAX_SINGLE_ROWS else ()
+        shared = self._plan(rows, ROWS_PER_ITEM)
+        if shared.items <= _FEW_ITEMS:
+            return (*single, shared)
+        return (*single, self._few(rows), shared)
+
+    def of_mixed(self, rows: int) -> tuple[LaunchPlan, ...]:
+        return (self._plan(rows, ROWS_PER_ITEM),)
+
+    def choose(self, runs: Runs, rows: int, decode: bool) -> LaunchPlan | None:
+        """The family for a step of these runs (slot, rows), filled up to `rows`; None without adapters."""
+        own = runs[runs[:, 0] >= 0]
+        if not len(own):
+            return None
+        plans = self.of_decode(rows) if decode else self.of_mixed(rows)
+        counts = np.bincount(own[:, 0], weights=own[:, 1]).astype(np.int64)
+        active, total = np.count_nonzero(counts), int(counts.sum())
+        items = int((-(-counts // ROWS_PER_ITEM)).sum())
+        if plans[0].rows_per_item == 1 and (len(plans) == 1 or total <= 2 * active):
+            return plans[0]
+        return next(plan for plan in plans if plan.rows_per_item > 1 and plan.items >= items)
+
+    def _plan(self, rows: int, rows_per_item: int) -> LaunchPlan:
+        return LaunchPlan.for_graph(
+            rows, self.max_loras, rows_per_item=rows_per_item, block_rank=self._block_rank
+        )
+
+    def _few(self, rows: int) -> LaunchPlan:
+        return LaunchPlan(ROWS_PER_ITEM, self._block_rank, _FEW_ITEMS, 0, False, rows)
+
+    @property
+    def _block_rank(self) -> int:
+        return min(_BLOCK_RANK, next((c for c in RANK_CLASSES if c >= self.max_rank), _BLOCK_RANK))
+
+
+def step_runs(sequences: Sequence[SequenceRows], rows: int = 0) -> Runs:
+    """(slot, rows) of each sequence; then what fills the step up to `rows`, which has no adapter."""
+    count = len(sequences)
+    runs = np.empty((count + 1, 2), dtype=np.int32)
+    runs[:count, 0] = [sequence.slot for sequence in sequences]
+    runs[:count, 1] = [len(sequence.token_ids) for sequence in sequences]
+    runs[count] = -1, max(0, rows - int(runs[:count, 1].sum()))
+    return runs if runs[count, 1] else runs[:count]
+
+
+def head_runs(sequences: Sequence[SequenceRows]) -> Runs:
+    """(slot, rows that reach the head) of each sequence."""
+    pairs = [(sequence.slot, len(sequence.logit_rows)) for sequence in sequences]
+    return np.array(pairs, dtype=np.int32).reshape(-1, 2)

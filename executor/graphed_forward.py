@@ -1,0 +1,183 @@
+"""The forward pass on a GPU: captured steps where the rows are few, eager ones beyond."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor.attention import KVCache, LayerCache, StepAttention
+from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
+from executor.flashinfer_attention import FlashInfer, FlashInferStep, Kind
+from executor.forward import ForwardContext, SequenceRows, check
+from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
+from executor.layers.followers import Followers
+from executor.models import CausalLM
+from executor.step_buffers import StepBuffers, StepShape
+from executor.warm_up import StepLimits
+from kernels.launch_plan import LaunchPlan
+from kernels.meta import LoRAMapping
+from kernels.punica import PunicaWrapperBase
+
+logger = logging.getLogger(__name__)
+
+# From so many rows a sequence on, 128-row tiles of one query head each are filled well enough.
+_PREFILL_ROWS = 64
+_NO_RUNS = np.zeros((0, 2), dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A captured step: `decode`: one row a sequence, attention inside; else any rows, attention between the
+    pieces. `plan` is the family: None runs no LoRA kernel."""
+
+    rows: int
+    decode: bool
+    plan: LaunchPlan | None
+
+
+class GraphedForwardPass:
+    """A ForwardPass. Steps of up to `sizes` rows replay a graph, others run layer by layer."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        punica: PunicaWrapperBase,
+        attention: FlashInfer,
+        followers: Followers,
+        limits: StepLimits,
+        sizes: GraphSizes,
+        plans: LoRAPlans,
+        memory: GraphMemory,
+        *,
+        head_has_lora: bool,
+    ) -> None:
+        self._model, self._kv_cache, self._punica = model, kv_cache, punica
+        self._attention, self._followers = attention, followers
+        self._limits, self._sizes, self._plans = limits, sizes, plans
+        self._head_has_lora = head_has_lora
+        self._memory = memory
+        self._graphs: dict[_Key, Captured] = {}
+        self._between: FlashInferStep | None = None  # what attention the pieces of this step run
+        pages = limits.max_sequences * -(-limits.max_model_len // kv_cache.block_size)
+        few = max(sizes.largest, 1)
+        most = max(limits.max_sequences, limits.warm_up_sequences)
+        spare = 2 * most + limits.max_rows // kv_cache.block_size  # of steps before the first real one
+        self._few_rows = StepBuffers(few, limits.max_sequences + few, pages + few, kv_cache)
+        self._many_rows = StepBuffers(limits.max_rows, most, pages + spare, kv_cache)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        started = time.monotonic()
+        with without_collection():
+            for rows in self._sizes.decode:
+                for plan in (None, *self._plans.of_decode(rows)):
+                    self._capture(_Key(rows, True, plan))
+            for rows in self._sizes.mixed:
+                for plan in (None, *self._plans.of_mixed(rows)):
+                    self._capture(_Key(rows, False, plan))
+        logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
+
+    @torch.inference_mode()
+    def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
+        for sequence in sequences:
+            check(sequence, self._kv_cache)
+        if not sequences:
+            return self._model.head(self._model.lm_head.weight[:0])
+        rows = sum(len(sequence.token_ids) for sequence in sequences)
+        decode = rows == len(sequences)
+        size = self._sizes.fitting(rows, decode)
+        if size:
+            return self._replay(sequences, last_tokens, size, decode)
+        return self._eager(sequences, last_tokens)
+
+    def _replay(
+        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool
+    ) -> Tensor:
+        runs = step_runs(sequences, size)
+        plan = self._plans.choose(runs, size, decode)
+        shape = self._few_rows.fill(sequences, last_tokens, rows=size, single_rows=size if decode else 0)
+        step = self._plan_attention(self._few_rows, shape, size, "captured" if decode else "rows")
+        self._between = None if decode else step
+        self._describe_lora(sequences, runs, plan)
+        captured = self._graphs[_Key(size, decode, plan)]
+        captured.replay()
+        rows = None if decode and shape.logits_rows == shape.rows else self._few_rows.logits_rows
+        return self._logits(captured.out, shape, rows)
+
+    def _eager(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None) -> Tensor:
+        shape = self._many_rows.fill(sequences, last_tokens)
+        many = shape.rows >= _PREFILL_ROWS * max(len(sequences), 1)
+        step = self._plan_attention(self._many_rows, shape, shape.rows, "prefill" if many else "rows")
+        self._describe_lora(sequences, step_runs(sequences), None)
+        hidden = self._model(*self._inputs(self._many_rows, shape.rows, step))
+        return self._logits(hidden, shape, self._many_rows.logits_rows)
+
+    def _logits(self, hidden: Tensor, shape: StepShape, rows: Tensor | None) -> Tensor:
+        """`rows` None: the first ones, as they are."""
+        count = shape.logits_rows
+        wanted = hidden[:count] if rows is None else hidden.index_select(0, rows[:count])
+        return self._model.head(wanted)
+
+    def _describe_lora(self, sequences: Sequence[SequenceRows], runs: Runs, plan: LaunchPlan | None) -> None:
+        head = head_runs(sequences) if self._head_has_lora else _NO_RUNS
+        self._punica.update_metadata(LoRAMapping(runs, head), plan)
+
+    def _plan_attention(
+        self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind
+    ) -> FlashInferStep:
+        slots = buffers.kv_slots[:rows]
+        return self._attention.plan(shape, buffers, slots, self._kv_cache.block_size, kind)
+
+    def _inputs(
+        self, buffers: StepBuffers, rows: int, attention: StepAttention
+    ) -> tuple[Tensor, ForwardContext]:
+        context = ForwardContext(
+            sequences=(),
+            positions=buffers.positions[:rows],
+            logits_rows=buffers.logits_rows[:0],
+            kv_cache=self._kv_cache,
+            attention=attention,
+            followers=self._followers,
+            punica=self._punica,
+        )
+        return buffers.token_ids[:rows], context
+
+    def _capture(self, key: _Key) -> None:
+        buffers, rows = self._few_rows, key.rows
+        shape = buffers.fill((), single_rows=rows)
+        step = self._plan_attention(buffers, shape, rows, "captured" if key.decode else "rows")
+        slot = -1 if key.plan is None else 0
+        runs = np.array([(slot, rows)], dtype=np.int32)
+        self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
+        self._model(*self._inputs(buffers, rows, step))
+
+        def run(capture: Capture) -> Tensor:
+            attention = step if key.decode else _Between(capture, step.kv_slots, self._attend_between)
+            hidden: Tensor = self._model(*self._inputs(buffers, rows, attention))
+            return hidden
+
+        self._graphs[key] = self._memory.capture(run)
+
+    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+        if self._between is not None:
+            self._between.attend_into(out, query, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """A StepAttention that stands outside of the capture: the step's own, at every replay."""
+
+    capture: Capture
+    kv_slots: Tensor
+    attend_into: Callable[[Tensor, Tensor, LayerCache], None]
+
+    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        self.capture.call_between(partial(self.attend_into, out, query, cache))
+        return out

@@ -1,0 +1,176 @@
+"""Host memory for adapters: one pool with its own offsets, pinned where a GPU copies from it.
+
+Pinning takes about 0.7 s a GiB, so memory is pinned once, in large segments, in the background while the
+model loads, and never for one adapter. Loader threads claim room and fill it; the engine's thread gives it
+out, since only it knows what may be evicted for it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from executor.errors import HostMemoryFull
+from executor.extents import Extents
+from executor.lora.image import Buffer
+
+SEGMENT_BYTES = 1 << 30
+_ALIGNMENT = 4096  # so that copies from it start at a page
+
+Item = TypeVar("Item")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """Room of one image. `copied` is behind the last copy from it that was enqueued."""
+
+    array: Buffer
+    segment: int
+    start: int
+    size: int
+    copied: torch.cuda.Event | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+
+@dataclass(eq=False, slots=True)
+class _Claim:
+    digest: str
+    nbytes: int
+    region: Region | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class HostPool:
+    """`claim` belongs to loader threads, `release` to any, all else to the engine's. `wake` makes the engine
+    call `serve`. `max_image_bytes` is the most that is claimed at once."""
+
+    def __init__(
+        self, max_bytes: int, max_image_bytes: int, wake: Callable[[], None], device: torch.device
+    ) -> None:
+        self._wake = wake
+        self._device = device
+        self._segments: list[tuple[Tensor, Extents]] = []
+        self._grown: SimpleQueue[Tensor] = SimpleQueue()
+        self._claims: SimpleQueue[_Claim] = SimpleQueue()
+        self._released: SimpleQueue[Region] = SimpleQueue()
+        self._waiting: list[_Claim] = []
+        self._copying: list[Region] = []  # released, but a copy from it is not over
+        self._closed = threading.Event()
+        sizes = _segment_sizes(max_bytes, max_image_bytes)
+        self.max_images = sum(size // _aligned(max_image_bytes) for size in sizes)
+        self._to_come = len(sizes)
+        if device.type == "cuda":
+            threading.Thread(target=self._grow, args=(sizes,), name="host-pool", daemon=True).start()
+        else:
+            self._grow(sizes)
+
+    def claim(self, digest: str, nbytes: int) -> Region:
+        """Waits for room. HostMemoryFull when it would push out an adapter that is needed more."""
+        claim = _Claim(digest, nbytes)
+        self._claims.put(claim)
+        self._wake()
+        claim.answered.wait()
+        if claim.region is None:
+            raise HostMemoryFull(f"no room for {digest} beside what is needed more")
+        return claim.region
+
+    def release(self, region: Region) -> None:
+        self._released.put(region)
+
+    def serve(self, keep: Container[str], evict: Callable[[], bool]) -> None:
+        """Answer claims. `evict` lets go of one image that is not in `keep`, and says whether there was one.
+
+        A claim for something in `keep` waits for as long as it takes, any other is refused when nothing is
+        left to evict.
+        """
+        for memory in _all(self._grown):
+            self._segments.append((memory, Extents(len(memory))))
+            self._to_come -= 1
+        self._waiting += _all(self._claims)
+        self._take_back()
+        self._waiting = [claim for claim in self._waiting if not self._answer(claim, keep, evict)]
+
+    def close(self) -> None:
+        self._closed.set()
+        for claim in (*self._waiting, *_all(self._claims)):
+            claim.answered.set()
+
+    def check(self, regions: Iterable[Region]) -> None:
+        """Raise RuntimeError unless these, and nothing else, take room."""
+        self._take_back()
+        used = sum(region.size for region in (*regions, *self._copying))
+        taken = sum(extents.size - extents.num_free for _, extents in self._segments)
+        if used != taken:
+            raise RuntimeError(f"host pool out of balance: {taken} bytes are taken, {used} used")
+
+    def _answer(self, claim: _Claim, keep: Container[str], evict: Callable[[], bool]) -> bool:
+        while (region := self._allocate(claim.nbytes)) is None:
+            if self._to_come or self._copying:
+                return False
+            if not evict():
+                if claim.digest in keep and not self._closed.is_set():
+                    return False
+                break
+            self._take_back()
+        claim.region = region
+        claim.answered.set()
+        return True
+
+    def _allocate(self, nbytes: int) -> Region | None:
+        size = _aligned(nbytes)
+        for number, (memory, extents) in enumerate(self._segments):
+            start = extents.take(size)
+            if start is not None:
+                array: Buffer = memory.numpy()[start : start + nbytes]
+                return Region(array, number, start, size)
+        return None
+
+    def _take_back(self) -> None:
+        released = [*self._copying, *_all(self._released)]
+        self._copying = [r for r in released if not r.is_idle]
+        for region in released:
+            if region not in self._copying:
+                self._segments[region.segment][1].give(region.start, region.size)
+
+    def _grow(self, sizes: Iterable[int]) -> None:
+        pinned = self._device.type == "cuda"
+        for size in sizes:
+            if self._closed.is_set():
+                return
+            with torch.cuda.device(self._device if pinned else -1):
+                self._grown.put(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+            self._wake()
+        if pinned:
+            logger.info("host memory for adapters is pinned")
+
+
+def _segment_sizes(max_bytes: int, max_image_bytes: int) -> list[int]:
+    """Torch pins powers of two. Every segment takes an image; what is left over is no segment."""
+    segment = max(SEGMENT_BYTES, 1 << (_aligned(max_image_bytes) - 1).bit_length())
+    if max_bytes < segment:
+        return [_aligned(max_bytes)]
+    rest = max_bytes % segment
+    return [segment] * (max_bytes // segment) + ([rest] if rest >= _aligned(max_image_bytes) else [])
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _all(queue: "SimpleQueue[Item]") -> list[Item]:
+    items = []
+    try:
+        while True:
+            items.append(queue.get_nowait())
+    except Empty:
+        return items

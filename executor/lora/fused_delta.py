@@ -1,0 +1,42 @@
+"""A layer's delta inside what follows the layer, on a GPU. Needs triton."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from executor.layers.followers import FusedForm
+from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from kernels.follower_tuning import best_form
+from kernels.lora_shrink import lora_shrink
+from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.tuning import shrink_config
+
+
+def followed_by(
+    layer: BaseLinearLayerWithLoRA, x: Tensor, plain: Callable[[Tensor], Tensor], form: FusedForm
+) -> Tensor:
+    """plain(layer(x)), in the fastest way measured for a step like this one.
+
+    The base product reads x and nothing else, so shrink may run beside it; `form` adds what expand would.
+    """
+    punica = cast(PunicaWrapperGPU, layer.punica_wrapper)
+    meta, stacked = punica.token_mapping_meta, layer.stacked
+    way = best_form(meta.plan, form.name)
+    if way == "pair":
+        return plain(layer(x))
+    side = punica.side_stream if way == "beside" else None
+    slices = len(stacked.lora_a)
+    config = shrink_config(meta.plan, slices, x.shape[1], x.element_size(), final=side is not None)
+    shape = (slices, len(x), stacked.lora_a[0].shape[1])
+    h = torch.empty(shape if config.final else (config.split, *shape), dtype=torch.float32, device=x.device)
+    shrink = partial(lora_shrink, h, x, stacked.lora_a, stacked.ranks, stacked.scales, meta, config)
+    product = partial(layer.base_layer, x)
+    if side is not None:
+        y = side.run_beside(product, shrink)
+    else:
+        y = product()
+        shrink()
+    return form.run(y, h, stacked.lora_b, stacked.ranks, meta)

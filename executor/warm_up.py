@@ -1,0 +1,89 @@
+"""The steps that a forward pass runs before it is ready, so that nothing compiles afterwards."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from executor.attention import KVCache
+from executor.forward import SequenceRows
+from executor.graph_plans import MOST_MIXED_ROWS
+from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_TILE
+from kernels.punica import PunicaWrapperBase
+
+# (slot, rows) of each sequence.
+_Step = list[tuple[int, int]]
+# Rows at which kernels/tuning.py splits shrink into 4, 3, 2 and 1 parts.
+_TILED_ROWS = (10, 34, 44, 66)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest steps that will come: rows, sequences, tokens of a sequence, slots and ranks in them."""
+
+    max_rows: int
+    max_sequences: int
+    max_model_len: int
+    max_loras: int
+    max_rank: int
+
+    @property
+    def warm_up_sequences(self) -> int:
+        """Most sequences of a step of `warm_up_steps`."""
+        return self.max_loras + 1 + -(-self.max_rows // self.max_model_len)
+
+
+def warm_up_steps(
+    limits: StepLimits, kv_cache: KVCache, punica: PunicaWrapperBase
+) -> Iterator[list[SequenceRows]]:
+    """Steps that are not captured, one for each choice that the kernels' tuning makes between them. While
+    they run the slots' told ranks change; at the end they are what they were."""
+    told = punica.token_mapping_meta.slot_ranks.copy()
+    for rank, steps in _by_rank(limits):
+        for slot in range(limits.max_loras):
+            punica.set_slot_rank(slot, rank)
+        for step in steps:
+            yield _sequences(step, limits, kv_cache)
+    for slot, rank in enumerate(told.tolist()):
+        punica.set_slot_rank(slot, rank)
+
+
+def _by_rank(limits: StepLimits) -> Iterator[tuple[int, list[_Step]]]:
+    """(rank of all slots, steps), from the lowest class of ranks to the highest that a slot can have."""
+    most = limits.max_rows
+    yield RANK_CLASSES[0], [[(-1, most)], [(-1, min(most, MOST_MIXED_ROWS + 1))], *_sparse_steps(limits)]
+    highest = next((c for c in RANK_CLASSES if c >= limits.max_rank), RANK_CLASSES[-1])
+    for rank in (c for c in RANK_CLASSES[1:] if c <= highest):
+        yield rank, [*_sparse_steps(limits), *_dense_steps(limits)]
+
+
+def _sparse_steps(limits: StepLimits) -> list[_Step]:
+    """A few rows with adapters, in a step that is too large to be captured."""
+    shapes = [(1, 1), (8, 1), (64, 1), (1, 64), (8, 8), (64, 9), (1, MAX_SINGLE_ROWS)]
+    steps = []
+    for adapters, rows in shapes:
+        count = min(adapters, limits.max_loras)
+        rest = min(limits.max_rows, MOST_MIXED_ROWS + 1 + count * rows) - count * rows
+        if rest > 0:
+            steps.append([*((slot, rows) for slot in range(count)), (-1, rest)])
+    return steps
+
+
+def _dense_steps(limits: StepLimits) -> list[_Step]:
+    rows = {tiles * ROWS_PER_TILE for tiles in _TILED_ROWS} | {limits.max_rows}
+    fitting = sorted(count for count in rows if MOST_MIXED_ROWS < count <= limits.max_rows)
+    few = min(8, limits.max_loras)
+    return [[(0, count)] for count in fitting] + [[(slot, limits.max_rows // few) for slot in range(few)]] * (
+        limits.max_rows > MOST_MIXED_ROWS
+    )
+
+
+def _sequences(step: _Step, limits: StepLimits, kv_cache: KVCache) -> list[SequenceRows]:
+    """They read and write the spare block. A step without adapters asks for as many logits as one can."""
+    sequences: list[SequenceRows] = []
+    most = limits.max_sequences if len(step) == 1 and step[0][0] < 0 else 1
+    for slot, rows in step:
+        for start in range(0, rows, limits.max_model_len):
+            count = min(limits.max_model_len, rows - start)
+            blocks = [kv_cache.num_blocks] * -(-count // kv_cache.block_size)
+            wanted = range(0 if sequences else min(count, most))
+            sequences.append(SequenceRows([0] * count, 0, blocks, slot, wanted))
+    return sequences

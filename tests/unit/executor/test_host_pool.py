@@ -1,0 +1,163 @@
+"""Room for images in host memory, given out by one thread and claimed by others."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.errors import HostMemoryFull
+from executor.extents import Extents
+from executor.host_pool import HostPool, Region, _segment_sizes
+
+PAGE = 4096
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 9)), max_size=60))
+def test_runs_never_overlap_and_join_again(steps: list[tuple[bool, int, int]]) -> None:
+    extents, held = Extents(24), dict[int, int]()
+    for take, size, which in steps:
+        if take:
+            start = extents.take(size)
+            taken = {place for begin, length in held.items() for place in range(begin, begin + length)}
+            gaps = "".join("x" if place in taken else " " for place in range(24)).split("x")
+            assert (start is None) == (max(map(len, gaps)) < size)
+            if start is not None:
+                assert not taken & set(range(start, start + size)) and start + size <= 24
+                held[start] = size
+        elif held:
+            start = sorted(held)[which % len(held)]
+            extents.give(start, held.pop(start))
+        assert extents.num_free == 24 - sum(held.values())
+    for start, size in held.items():
+        extents.give(start, size)
+    assert extents.take(24) == 0
+
+
+def test_what_is_given_back_twice_is_found() -> None:
+    extents = Extents(10)
+    extents.take(4)
+    extents.give(0, 4)
+    for start, size in ((0, 4), (2, 4), (8, 4)):
+        with pytest.raises(RuntimeError, match="twice"):
+            extents.give(start, size)
+
+
+def test_segments_take_whole_images_and_stay_in_the_bound() -> None:
+    gib = 1 << 30
+    assert _segment_sizes(4 * gib + 5 * PAGE, 4 * PAGE) == [gib] * 4 + [5 * PAGE]
+    assert _segment_sizes(4 * gib + 3 * PAGE, 4 * PAGE) == [gib] * 4
+    assert _segment_sizes(5 * gib, gib + 1) == [2 * gib] * 2
+    assert _segment_sizes(7 * PAGE, 4 * PAGE) == [7 * PAGE]
+
+
+class Claims:
+    """A pool of ten pages, and claims for it on threads; `images` are what could be evicted, oldest first."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.pool = HostPool(10 * PAGE, 10 * PAGE, self.woken.set, torch.device("cpu"))
+        self.images: dict[str, Region] = {}
+        self.refused: list[str] = []
+
+    def claim(self, digest: str, pages: int) -> threading.Thread:
+        def run() -> None:
+            try:
+                self.images[digest] = self.pool.claim(digest, pages * PAGE - 1)
+            except HostMemoryFull:
+                self.refused.append(digest)
+
+        self.woken.clear()
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert self.woken.wait(10)
+        return thread
+
+    def serve(self, *keep: str) -> None:
+        def evict() -> bool:
+            digest = next((digest for digest in self.images if digest not in keep), None)
+            if digest is not None:
+                self.pool.release(self.images.pop(digest))
+            return digest is not None
+
+        self.pool.serve(keep, evict)
+
+    def take(self, digest: str, pages: int, *keep: str) -> None:
+        thread = self.claim(digest, pages)
+        self.serve(*keep)
+        thread.join(10)
+        assert not thread.is_alive()
+        self.pool.check(self.images.values())
+
+
+@pytest.fixture
+def claims() -> Iterator[Claims]:
+    made = Claims()
+    yield made
+    made.pool.close()
+
+
+def test_images_are_evicted_until_a_run_is_long_enough(claims: Claims) -> None:
+    for number, digest in enumerate("abcde"):
+        claims.take(digest, 2)
+        claims.images[digest].array[:] = number
+    claims.take("f", 3, "b")
+    assert sorted(claims.images) == ["b", "e", "f"]  # a, c and d went: only then three pages lie together
+    assert (claims.images["b"].array == 1).all() and (claims.images["e"].array == 4).all()
+    assert len(claims.images["f"].array) == 3 * PAGE - 1
+
+
+def test_who_is_not_needed_is_refused_rather_than_evict_who_is(claims: Claims) -> None:
+    claims.take("a", 6)
+    claims.take("hint", 6, "a")
+    assert claims.refused == ["hint"] and sorted(claims.images) == ["a"]
+
+
+def test_who_is_needed_waits_until_something_may_go(claims: Claims) -> None:
+    claims.take("a", 6)
+    thread = claims.claim("b", 6)
+    claims.serve("a", "b")
+    time.sleep(0.01)
+    assert thread.is_alive()
+    claims.serve("b")
+    thread.join(10)
+    assert sorted(claims.images) == ["b"]
+
+
+class Copy:
+    """An event on the device, as far as the pool looks at it."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def query(self) -> bool:
+        return self.over
+
+
+def test_room_is_not_reused_while_it_is_copied_from(claims: Claims) -> None:
+    claims.take("a", 6)
+    copy = Copy()
+    claims.images["a"].copied = copy  # type: ignore[assignment]
+    thread = claims.claim("b", 6)
+    claims.serve("b")
+    time.sleep(0.01)
+    assert thread.is_alive() and not claims.images
+    copy.over = True
+    claims.serve("b")
+    thread.join(10)
+    assert sorted(claims.images) == ["b"]
+    claims.pool.check(claims.images.values())
+
+
+def test_closing_ends_the_claims_that_wait(claims: Claims) -> None:
+    claims.take("a", 6)
+    threads = [claims.claim("b", 6)]
+    claims.serve("a", "b")
+    threads.append(claims.claim("c", 6))
+    claims.pool.close()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(claims.refused) == ["b", "c"]
