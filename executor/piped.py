@@ -24,6 +24,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from adapter_store import AdapterStoreError, WeightsSource
+from executor import convert
 from executor.build import build_engine
 from executor.config import ExecutorConfig, load_config
 from executor.engine import Engine
@@ -32,9 +33,9 @@ from executor.errors import ConfigError
 from executor.events import EngineInfo, StepEvents
 from executor.logs import setup_logging
 from executor.metrics import Metrics
-from executor.sampler import SamplingParams
-from executor.sequence import Dispatch, StopRules
+from executor.sequence import Dispatch
 from executor.store import open_source
+from lorafleet.v1 import common_pb2, executor_pb2
 
 logger = logging.getLogger("executor")
 
@@ -123,15 +124,15 @@ def _key(number: int) -> tuple[int, str]:
 
 
 def _dispatch(asked: Mapping[str, Any]) -> Dispatch:
-    return Dispatch(
-        key=_key(asked["number"]),
+    """Raises InvalidDispatch."""
+    message = executor_pb2.Dispatch(
+        dispatch_id=str(asked["number"]),
         request_id=str(asked["number"]),
         digest=asked["digest"],
-        prompt_token_ids=tuple(asked["prompt"]),
-        output_token_ids=(),
-        sampling=SamplingParams(temperature=0),
-        stop=StopRules(max_new_tokens=asked["output"], ignore_eos=True),
+        prompt_token_ids=asked["prompt"],
+        stopping=common_pb2.Stopping(max_new_tokens=asked["output"], ignore_eos=True),
     )
+    return convert.dispatch_from(message, stream=0, now=time.monotonic())
 
 
 if __name__ == "__main__":

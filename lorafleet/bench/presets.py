@@ -51,6 +51,7 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
         Case("D2 uniform, from host memory", _offline(256, 256, 128, "uniform", 128), 2),
         Case("D2 Zipf, from host memory", _offline(256, 256, 128, "zipf", 128), 2),
         _D2,
+        Case("D2 Zipf, from disk", _offline(256, 256, 128, "zipf", 128), 1, cold=True),
     ),
     "d3": (
         Case("D3", _offline(1, 128, 128), unit=PER_TOKEN),
@@ -67,9 +68,13 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
 }
 
 
-async def run_case(case: Case, session: Session) -> Row:
-    """Raises BenchError when it cannot be measured so."""
-    await _prepare(case, session)
+async def run_case(case: Case, session: Session) -> Row | None:
+    """None when adapters must come from the store that were used before, and cannot be dropped.
+
+    Raises BenchError when nothing was answered.
+    """
+    if not await _prepare(case, session):
+        return None
     label = f"{case.workload}, {case.description.adapters} adapters"
     plays = []
     for number in range(case.repetitions):
@@ -99,8 +104,8 @@ def _requests(case: Case, session: Session, repetition: int) -> list[Request]:
     ]
 
 
-async def _prepare(case: Case, session: Session) -> None:
-    """Where adapters cannot be dropped they must never have been used: then a cold case comes first."""
+async def _prepare(case: Case, session: Session) -> bool:
+    """Whether the adapters are where the case wants them."""
     await session.warm_up()
     named = {request.adapter for request in _requests(case, session, 0)}
     adapters = sorted(adapter for adapter in named if adapter)
@@ -108,6 +113,10 @@ async def _prepare(case: Case, session: Session) -> None:
         await session.load(adapters)
     elif session.drop:
         session.drop(adapters)
+    elif session.used.intersection(adapters):
+        session.note(f"{case.workload} is left out: its adapters were used before, and this cannot drop them")
+        return False
+    return True
 
 
 def _row(case: Case, plays: list[Played]) -> Row:

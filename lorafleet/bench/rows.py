@@ -76,7 +76,7 @@ def _base(row: Row, bases: Mapping[tuple[str, str], float]) -> float | None:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """To `digits` significant ones, as much as a measurement is worth; integers as they are."""
+    """To `digits` significant ones, as much as a measurement is worth; large values to whole numbers."""
     if value is None or isinstance(value, int):
         return value
     number = float(f"{value:.{digits}g}")

@@ -44,11 +44,13 @@ class Session:
     drop: Callable[[Sequence[str]], None] | None = None
     current: Recording = field(default_factory=Recording)
     label: str = ""
+    used: set[str] = field(default_factory=set)  # adapters that were asked for so far
 
     async def run(self, label: str, lanes: Sequence[Lane]) -> Played:
         """Raises EngineEnded; failed requests are in the recording."""
         before = read_totals(await self._metrics())
         self.label, self.current = label, Recording()
+        self.used.update(request.adapter for lane in lanes for request in lane.requests if request.adapter)
         progress = asyncio.create_task(self._tell_progress(sum(len(lane.requests) for lane in lanes)))
         try:
             await play(lanes, self.caller, self.current)

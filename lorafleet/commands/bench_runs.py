@@ -179,7 +179,8 @@ async def _presets(current: Session, outcome: Outcome) -> None:
         if name in measures.MEASURES:
             outcome.add(*await measures.MEASURES[name](current, measures.shrunk(shrink)))
         for case in presets.PRESETS.get(name, ()):
-            outcome.add(await presets.run_case(presets.shrunk(case, shrink), current))
+            if row := await presets.run_case(presets.shrunk(case, shrink), current):
+                outcome.add(row)
 
 
 def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:

@@ -6,7 +6,7 @@ scheduler is the cost of the way there and back, at any speed of steps: STEP_MS 
 
 import os
 import time
-from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import executor.app as app
@@ -14,8 +14,7 @@ from adapter_store import ModelSpec
 from executor.__main__ import main
 from executor.config import ExecutorConfig
 from executor.engine import Engine
-from executor.events import EngineInfo, Finished, NewToken, Status, StepEvents
-from executor.sampler import SampledToken
+from executor.events import EngineInfo, Finished, NewToken, SampledToken, Status, StepEvents
 from executor.sequence import Dispatch, FinishReason, Key
 
 
@@ -77,8 +76,6 @@ class PacedEngine:
 
 def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
     """In place of `executor.build.build_engine`."""
-    from pathlib import Path
-
     spec = ModelSpec.from_folder(Path(config.model))
     info = EngineInfo(
         model_name=spec.name,
@@ -91,7 +88,7 @@ def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
         num_kv_blocks=config.num_kv_blocks,
         block_size=config.block_size,
     )
-    return cast(Engine, PacedEngine(replace(info), float(os.environ.get("STEP_MS", "9")) / 1000))
+    return cast(Engine, PacedEngine(info, float(os.environ.get("STEP_MS", "9")) / 1000))
 
 
 if __name__ == "__main__":
