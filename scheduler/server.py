@@ -150,10 +150,11 @@ def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.Genera
         output_index=piece.output_index,
         token_ids=piece.token_ids,
         text=piece.text,
-        logprobs=piece.logprobs,
-        prompt_logprobs=piece.prompt_logprobs,
         finish_reason=piece.finish,
     )
+    if piece.logprobs or piece.prompt_logprobs:
+        chunk.logprobs.extend(piece.logprobs)
+        chunk.prompt_logprobs.extend(piece.prompt_logprobs)
     if first:
         chunk.request_id = live.admitted.request_id
         chunk.adapter_digest = live.admitted.digest

@@ -1,4 +1,4 @@
-"""What versions need of a slot, worked out once for each: an adapter has hundreds of modules to look through."""
+"""What versions need of a slot, worked out once for each: an adapter has hundreds of modules."""
 
 import threading
 from collections import OrderedDict
