@@ -16,9 +16,9 @@ from scheduler.tokenizer import InvalidTokenizer
 logger = logging.getLogger(__name__)
 
 CANNOT_START = 2
-# Seconds. A thread that looks an adapter up gives the interpreter away with every file it touches, and waits up
-# to so long to get it back from a busy event loop. With Python's 5 ms, 64 requests that came together for 64
-# adapters had their first tokens after 120 to 155 ms, with 1 ms after 80 to 93 (median of the last one's).
+# Seconds. A thread that looks an adapter up gives the interpreter away with every file it touches, and waits
+# so long to get it back from a busy event loop: Python's 5 ms, several times over, for each of the requests that
+# come together.
 SWITCH_INTERVAL_S = 0.0005
 
 
