@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 CANNOT_START = 2
 # Seconds. A thread that looks an adapter up gives the interpreter away with every file it touches, and waits
-# so long to get it back from a busy event loop: Python's 5 ms, several times over, for each of the requests that
-# come together.
+# so long to get it back from a busy event loop: with Python's 5 ms, several times over, for each of the
+# requests that come together.
 SWITCH_INTERVAL_S = 0.0005
 
 
