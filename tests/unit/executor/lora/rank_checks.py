@@ -1,5 +1,7 @@
-"""What is checked on each rank of a group, on the CPU or on the GPU of its number. test_parallel_layers.py and
-test_parallel_layers_gpu.py run it in processes of their own."""
+"""What is checked on each rank of a group, on the CPU or on the GPU of its number.
+
+test_parallel_layers.py and test_parallel_layers_gpu.py run it in processes of their own.
+"""
 
 import torch
 from torch import Tensor
