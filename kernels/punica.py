@@ -9,10 +9,13 @@ from torch import Tensor
 
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping, make_metas
+from kernels.moe_blocks import MoEBlocks
 from kernels.native import Work
+from kernels.reference.fused_moe_lora import fused_moe_lora
 from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
+from kernels.reference.moe_lora_align import moe_lora_align_block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,37 @@ class PunicaWrapperBase(ABC):
     ) -> None:
         """y[row] += (scale * x[row] @ A[slot, :r].T) @ B[slot, :r], for the rows of `prompt_mapping_meta`."""
 
+    @abstractmethod
+    def moe_lora_align_block_size(
+        self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None
+    ) -> MoEBlocks:
+        """The step's expert choices by slot and expert, for `add_lora_fused_moe`; once an expert layer.
+
+        topk_ids int [rows, topk] holds global numbers; expert_map int32 [global experts] gives the place
+        among the `num_experts` that are here, or -1.
+        """
+
+    @abstractmethod
+    def add_lora_fused_moe(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+        blocks: MoEBlocks,
+        *,
+        routed_weights: Tensor | None = None,
+        add_inputs: bool = True,
+    ) -> None:
+        """y[p, start_s : start_s + out_s] += w[p] * (scale * x[row(p)] @ A_s[slot, e, :r].T) @ B_s[slot, e].
+
+        p = row * topk + k is an expert choice, e its expert. Stacks have the experts behind the slots, ranks
+        and scales are [slices, max_loras, experts]: kernels/reference/fused_moe_lora.py.
+        """
+
 
 class PunicaWrapperCPU(PunicaWrapperBase):
     """The reference operations: one matmul per active slot and slice, at the adapter's own rank."""
@@ -170,6 +204,34 @@ class PunicaWrapperCPU(PunicaWrapperBase):
         h = _hidden((lora_a,), x)
         lora_shrink(h, x, (lora_a,), ranks, scales, self.prompt_mapping_meta)
         lora_expand(y, h, (lora_b,), ranks, (0,), self.prompt_mapping_meta)
+
+    def moe_lora_align_block_size(
+        self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None
+    ) -> MoEBlocks:
+        # A block for all pairs of an adapter and expert: one product each.
+        block_size = max(1, topk_ids.numel())
+        return moe_lora_align_block_size(
+            topk_ids, num_experts, block_size, self.token_mapping_meta, expert_map=expert_map
+        )
+
+    def add_lora_fused_moe(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+        blocks: MoEBlocks,
+        *,
+        routed_weights: Tensor | None = None,
+        add_inputs: bool = True,
+    ) -> None:
+        fused_moe_lora(
+            y, x, lora_a, lora_b, ranks, scales, column_starts, blocks, routed_weights=routed_weights,
+            add_inputs=add_inputs,
+        )  # fmt: skip
 
 
 def _hidden(lora_a: Sequence[Tensor], rows: Tensor) -> Tensor:

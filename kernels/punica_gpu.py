@@ -6,10 +6,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kernels.checks import check_rows
+from kernels.fused_moe_lora import fused_moe_lora, moe_blocks
 from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
 from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
+from kernels.moe_blocks import MoEBlocks
 from kernels.punica import PunicaWrapperBase
 from kernels.side_stream import SideStream
 
@@ -62,3 +65,28 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
         add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+
+    def moe_lora_align_block_size(
+        self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None
+    ) -> MoEBlocks:
+        check_rows(topk_ids, "topk_ids", self.token_mapping_meta)
+        return moe_blocks(topk_ids, num_experts, self.token_mapping_meta, expert_map=expert_map)
+
+    def add_lora_fused_moe(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+        blocks: MoEBlocks,
+        *,
+        routed_weights: Tensor | None = None,
+        add_inputs: bool = True,
+    ) -> None:
+        fused_moe_lora(
+            y, x, lora_a, lora_b, ranks, scales, column_starts, blocks, routed_weights=routed_weights,
+            add_inputs=add_inputs,
+        )  # fmt: skip

@@ -15,6 +15,7 @@ from kernels.lora_shrink import shrink_kernel
 from kernels.slot_block import UNIT
 from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
+from tests.kernels.compile_moe import ARGUMENTS, COUNTS, fp8_cases, moe_cases
 
 POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
@@ -23,7 +24,7 @@ POINTERS = {
     "kv_slots": "*i64", "eps": "fp32", "tokens": "*i64", "scores": "*fp64",
     "logits": "*fp32", "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64",
     "kept": "*u8", "stripe": "*i32", "block": "*i32", "pieces": "*i32", "tables": "*i32",
-    "shrink_ranks": "*i32", "slot": "i32", "slices": "i32", "max_loras": "i32",
+    "shrink_ranks": "*i32", "slot": "i32", "slices": "i32", "max_loras": "i32", **ARGUMENTS,
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -58,9 +59,12 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield "draw, filtered", draw_kernel, {**draw, "HAS_KEPT": True}, 4
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     yield from follower_cases()
+    yield from moe_cases()
 
 
-def compile_case(kernel: object, constants: dict[str, object], warps: int, arch: int, element: str):
+def compile_case(
+    kernel: object, constants: dict[str, object], warps: int, arch: int, element: str, types=None
+):
     pdl = "PDL" in kernel.arg_names
     constants = {**constants, "PDL": arch >= 90} if pdl else constants
     signature, attributes = {}, {}
@@ -69,9 +73,9 @@ def compile_case(kernel: object, constants: dict[str, object], warps: int, arch:
             signature[name] = "constexpr"
             continue
         strides = name.endswith("stride") or name.startswith("b_stride")
-        counts = name in ("num_rows", "vocab", "listed", "slot", "slices", "max_loras")
+        counts = name in ("num_rows", "vocab", "listed", "slot", "slices", "max_loras", *COUNTS)
         integer = "i32" if strides or counts else f"*{element}"
-        signature[name] = POINTERS.get(name, integer)
+        signature[name] = {**POINTERS, **(types or {})}.get(name, integer)
         if not counts and name != "eps":
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -85,3 +89,7 @@ if __name__ == "__main__":
         for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
             compiled = compile_case(kernel, constants, warps, int(sys.argv[1]), element)
             sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}\n")
+    arch = int(sys.argv[1])
+    for name, kernel, constants, warps, types in fp8_cases(arch):
+        compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
+        sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

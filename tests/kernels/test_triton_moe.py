@@ -1,0 +1,148 @@
+"""The expert kernels against the reference, in every form that a step can take."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.errors import KernelArgumentError
+from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
+from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.moe_blocks import MoEBlocks
+from kernels.moe_lora_align import moe_lora_align_block_size
+from kernels.moe_tuning import OnceConfig, PairConfig
+from kernels.punica import PunicaWrapperCPU
+from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.work_list import Run
+from tests.kernels.moe_stack import ExpertStack, make_expert_stack, random_choices
+from tests.kernels.stack import DEVICE, DTYPES
+
+EXPERTS, TOPK, ROWS = 3, 2, 24
+RUNS: list[Run] = [(2, 5), (-1, 2), (0, 13), (2, 1), (3, 3)]
+CONFIGS = {
+    "pair": PairConfig(16, 32, 2, False, 4, 2, 32, 4),
+    "pair, slices fused": PairConfig(16, 64, 1, True, 4, 2, 32, 4),
+    "once": OnceConfig(64, 16, 2, 4, 2),
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def ranks_up_to(highest: int) -> Tensor:
+    """All ranks occur; slot 1 has no rows, slot 3 nothing in the second slice."""
+    ranks = torch.arange(2 * 4 * EXPERTS, dtype=torch.int32).view(2, 4, EXPERTS) * 7 % (highest + 1)
+    ranks[1, 3] = 0
+    return ranks
+
+
+def reference(stack: ExpertStack, y: Tensor, x: Tensor, choices: Tensor, **options: object) -> Tensor:
+    punica = PunicaWrapperCPU(4, 64)
+    punica.update_metadata(LoRAMapping(tuple(RUNS), ()))
+    out, blocks = y.clone(), punica.moe_lora_align_block_size(choices, EXPERTS)
+    tables = stack.ranks, stack.scales, stack.column_starts
+    punica.add_lora_fused_moe(out, x, stack.lora_a, stack.lora_b, *tables, blocks, **options)
+    return out
+
+
+def meta_of(runs: list[Run] = RUNS) -> LoRAKernelMeta:
+    meta = LoRAKernelMeta.make(4, 64, DEVICE)
+    meta.prepare_tensors(runs)
+    return meta
+
+
+def blocks_of(size: int, choices: Tensor, meta: LoRAKernelMeta) -> MoEBlocks:
+    if size == 0:
+        return unaligned_blocks(choices.to(DEVICE), EXPERTS, meta)
+    return moe_lora_align_block_size(choices.to(DEVICE), EXPERTS, size, meta)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [0, 4, 32], ids=["unaligned", "4 pairs", "32 pairs"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_forms(config: PairConfig | OnceConfig, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    stack = make_expert_stack(ranks_up_to(12), 75, [40, 21], 12, dtype)
+    there, choices = stack.to(DEVICE), random_choices(ROWS, TOPK, EXPERTS)
+    x, y = torch.randn(ROWS, 75).to(dtype), torch.randn(ROWS * TOPK, stack.columns).to(dtype)
+    got = y.to(DEVICE, copy=True)
+    fused_moe_lora(
+        got, x.to(DEVICE), there.lora_a, there.lora_b, there.ranks, there.scales, there.column_starts,
+        blocks_of(size, choices, meta_of()), config=config,
+    )  # fmt: skip
+    wanted = reference(stack, y, x, choices)
+    torch.testing.assert_close(got.cpu(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("add_inputs", [True, False], ids=["", "overwrite"])
+@pytest.mark.parametrize("size", [0, 16], ids=["unaligned", "16 pairs"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_second_product(config: PairConfig | OnceConfig, size: int, add_inputs: bool) -> None:
+    """x by pair, routed weights, rank above one tile where the form serves it."""
+    torch.manual_seed(0)
+    stack = make_expert_stack(ranks_up_to(40), 33, [30, 50], 40)
+    there, choices = stack.to(DEVICE), random_choices(ROWS, TOPK, EXPERTS)
+    x, y = torch.randn(ROWS * TOPK, 33), torch.randn(ROWS * TOPK, stack.columns)
+    weights, got = torch.rand(ROWS, TOPK), y.to(DEVICE, copy=True)
+    fused_moe_lora(
+        got, x.to(DEVICE), there.lora_a, there.lora_b, there.ranks, there.scales, there.column_starts,
+        blocks_of(size, choices, meta_of()), routed_weights=weights.to(DEVICE), add_inputs=add_inputs,
+        config=config,
+    )  # fmt: skip
+    wanted = reference(stack, y, x, choices, routed_weights=weights, add_inputs=add_inputs)
+    torch.testing.assert_close(got.cpu(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [3, ROWS], ids=["few pairs", "many pairs"])
+def test_the_wrapper_with_experts_elsewhere(rows: int) -> None:
+    torch.manual_seed(0)
+    runs = RUNS if rows == ROWS else [(2, 1), (-1, 1), (0, 1)]
+    expert_map = torch.tensor([1, -1, 0, -1, -1, 2, -1, -1], dtype=torch.int32)
+    stack, choices = make_expert_stack(ranks_up_to(8), 24, [16, 9], 8), random_choices(rows, TOPK, 8)
+    x, y = torch.randn(rows, 24), torch.randn(rows * TOPK, stack.columns)
+    results = []
+    for wrapper, device in ((PunicaWrapperCPU, "cpu"), (PunicaWrapperGPU, DEVICE)):
+        punica, there, out = wrapper(4, 64, device), stack.to(device), y.to(device, copy=True)
+        punica.update_metadata(LoRAMapping(tuple(runs), ()))
+        for _ in range(2):
+            blocks = punica.moe_lora_align_block_size(
+                choices.to(device), EXPERTS, expert_map=expert_map.to(device)
+            )
+            tables = there.ranks, there.scales, there.column_starts
+            punica.add_lora_fused_moe(out, x.to(device), there.lora_a, there.lora_b, *tables, blocks)
+        results.append(out.cpu())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(results[1], y)
+
+
+def test_a_base_only_step_changes_nothing() -> None:
+    stack, punica = (
+        make_expert_stack(ranks_up_to(8), 24, [16, 9], 8).to(DEVICE),
+        PunicaWrapperGPU(4, 64, DEVICE),
+    )
+    y = torch.ones(4 * TOPK, stack.columns, device=DEVICE)
+    punica.update_metadata(LoRAMapping(((-1, 4),), ()))
+    blocks = punica.moe_lora_align_block_size(random_choices(4, TOPK, EXPERTS).to(DEVICE), EXPERTS)
+    tables, x = (stack.ranks, stack.scales, stack.column_starts), torch.ones(4, 24, device=DEVICE)
+    punica.add_lora_fused_moe(y, x, stack.lora_a, stack.lora_b, *tables, blocks)
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize("argument", ["x", "lora_a[1]", "lora_b[1]", "y", "config"])
+def test_what_the_kernels_cannot_follow_is_named(argument: str) -> None:
+    stack = make_expert_stack(ranks_up_to(100), 24, [16, 9], 100).to(DEVICE)
+    meta, choices = meta_of(), random_choices(ROWS, TOPK, EXPERTS)
+    x, y = torch.ones(ROWS, 24, device=DEVICE), torch.ones(ROWS * TOPK, stack.columns, device=DEVICE)
+    a, b = list(stack.lora_a), list(stack.lora_b)
+    config = CONFIGS["once" if argument == "config" else "pair"]
+    if argument == "x":
+        x = x.half()
+    elif argument == "y":
+        y = y.T.contiguous().T
+    elif argument == "lora_a[1]":
+        a[1] = a[1].contiguous()
+    elif argument == "lora_b[1]":
+        b[1] = b[1].half()
+    with pytest.raises(KernelArgumentError) as caught:
+        fused_moe_lora(
+            y, x, a, b, stack.ranks, stack.scales, stack.column_starts,
+            blocks_of(16, choices, meta), config=config,
+        )  # fmt: skip
+    assert caught.value.argument == argument
