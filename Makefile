@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts stubs wire-baseline
+.PHONY: help demo test crash check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -16,6 +16,9 @@ demo: $(STAMP)  ## serve a real model with real adapters on this machine and str
 
 test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile $(TEST_ARGS)
+
+crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a store, in a folder and in Redis
+	$(BIN)/python -m tests.support.store_crashes --json tests/faults/results/store_crashes.json $(CRASH_ARGS)
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 

@@ -15,11 +15,14 @@ from adapter_store.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
-from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version
+from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import LoRAModule, Weights
+from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
 from adapter_store.store import AdapterStore, WeightsSource, open_store
+from adapter_store.summary import Summary
+from adapter_store.watch import News
 
 __all__ = [
     "AdapterNotFound",
@@ -39,10 +42,14 @@ __all__ = [
     "Manifest",
     "ModelSpec",
     "ModuleInfo",
+    "NameRecord",
+    "News",
     "Ref",
     "StoreUnavailable",
+    "Summary",
     "UnsafeStore",
     "Version",
+    "VersionState",
     "Weights",
     "WeightsSource",
     "open_store",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from adapter_store.errors import DataLoss
 from adapter_store.manifest import Manifest
-from adapter_store.packed import Weights, write_packed
+from adapter_store.packed import Weights
+from adapter_store.packing import Packing
 from adapter_store.peft import PeftAdapter
+from adapter_store.seal import seal, unseal
 
 _MANIFEST, _PACKED, _SOURCE, _SOURCE_HASHES = "manifest.json", "packed.safetensors", "source", "source.json"
 
@@ -29,25 +31,25 @@ class Blob:
     def write(self, adapter: PeftAdapter) -> Manifest:
         """Packs `adapter` beside its source files. The caller syncs the folder."""
         with self.packed.open("wb") as packed:
-            manifest = write_packed(adapter, packed)
+            manifest = Packing(adapter).write(packed)
         hashes = {file.name: _sha256(file) for file in sorted(self.source.iterdir())}
-        (self.folder / _SOURCE_HASHES).write_text(json.dumps(hashes))
-        (self.folder / _MANIFEST).write_text(manifest.to_json())
+        self._write_sealed(_SOURCE_HASHES, json.dumps(hashes))
+        self._write_sealed(_MANIFEST, manifest.to_json())
         return manifest
 
     def write_copy(self, weights: Weights) -> None:
         """What a reader needs, without the source files."""
         with self.packed.open("wb") as packed:
             weights.write_to(packed)
-        (self.folder / _MANIFEST).write_text(weights.manifest.to_json())
+        self._write_sealed(_MANIFEST, weights.manifest.to_json())
 
     def manifest(self) -> Manifest:
         """Raises DataLoss."""
-        return Manifest.from_json(self._text(_MANIFEST))
+        return Manifest.from_json(self._sealed(_MANIFEST))
 
     def weights(self, *, verify: bool = True) -> Weights:
         """Raises DataLoss."""
-        return Weights(self.packed, self.manifest(), verify=verify)
+        return Weights.open(self.packed, self.manifest(), verify=verify)
 
     def identity(self) -> tuple[int, int, int] | None:
         """Changes when the packed file is replaced or written to; None when there is none."""
@@ -81,15 +83,18 @@ class Blob:
 
     def _source_hashes(self) -> dict[str, str]:
         try:
-            return {str(name): str(value) for name, value in json.loads(self._text(_SOURCE_HASHES)).items()}
+            return {str(name): str(value) for name, value in json.loads(self._sealed(_SOURCE_HASHES)).items()}
         except (ValueError, AttributeError) as error:
             raise DataLoss(f"{_SOURCE_HASHES} in {self.folder.name} is damaged: {error!r}") from error
 
-    def _text(self, name: str) -> str:
+    def _write_sealed(self, name: str, text: str) -> None:
+        (self.folder / name).write_bytes(seal(name, text))
+
+    def _sealed(self, name: str) -> str:
         try:
-            return (self.folder / name).read_text()
-        except (FileNotFoundError, UnicodeDecodeError) as error:
-            raise DataLoss(f"{name} of stored content {self.folder.name} is gone or damaged") from error
+            return unseal(name, (self.folder / name).read_bytes())
+        except FileNotFoundError as error:
+            raise DataLoss(f"{name} of stored content {self.folder.name} is gone") from error
 
 
 def _sha256(file: Path) -> str:

@@ -1,7 +1,7 @@
 """The store in a folder, shared by any number of processes on one machine.
 
     lock                            held for every change, for moments only
-    changes                         a counter, for watchers
+    changes                         how many there were, and of what (changes_file.py)
     blobs/<hex>/                    content, immutable once here (blob.py)
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
     tmp/                            work in progress, and what crashes left
@@ -23,16 +23,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapter_store.blob import Blob
+from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
+from adapter_store.changes_file import ChangesFile
 from adapter_store.durable import (
     claimed,
     exclusive,
     medium_errors,
     remove_unclaimed,
-    replace_file,
     sync_folder,
     sync_tree,
 )
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.listing import Listing
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
@@ -40,7 +42,8 @@ from adapter_store.record import NameRecord
 from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import take_adapter
-from adapter_store.watch import Watcher
+from adapter_store.summary import Summary, is_deleted, parse_lines
+from adapter_store.watch import News, Watcher
 
 MAX_FILE_BYTES = 16 << 30
 _CACHED_MANIFESTS = 1024
@@ -48,17 +51,20 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class DiskStore:
+class DiskStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
     def __init__(self, root: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self._root, self._max_file_bytes = root, max_file_bytes
         self._blobs, self._tmp = root / "blobs", root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
+        self._changes = ChangesFile(root / "changes", aside=self._tmp)
+        self._listings: dict[str, Listing] = {}  # by tenant
+        self._listing_mutex = threading.Lock()  # guards the one above, and its listings
         self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
         self._watchers: set[Watcher] = set()
-        self._mutex = threading.Lock()  # guards the two above
-        self._manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
+        self._mutex = threading.Lock()  # guards these two
+        self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
             for folder in (self._blobs, root / "names", self._tmp):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -88,79 +94,64 @@ class DiskStore:
                 if dry_run:
                     return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
                 sync_tree(blob.folder)
+                ref = Ref(tenant, name, digest=manifest.digest)
                 return self._publish(
-                    blob, Ref(tenant, name, digest=manifest.digest), alias, expected_generation
+                    blob, ref, lambda record: with_push(record, ref, manifest, alias, expected_generation)
                 )
 
-    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
-        return self._certain(lambda: self._resolve(ref))
+    def record(self, tenant: str, name: str) -> NameRecord:
+        with medium_errors():
+            return self._records.read(tenant, name)
+
+    def manifest(self, digest: str) -> Manifest:
+        with medium_errors():
+            return self._cached_manifest(check_digest(digest))
 
     def open(self, digest: str) -> Weights:
         check_digest(digest)
         return self._certain(lambda: self._open(digest))
 
-    def list(
-        self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
-    ) -> builtins.list[Version]:
-        page: builtins.list[Version] = []
-        with medium_errors():
-            for each in self._records.names(tenant, name):
-                if f"{each}@\x7f" <= after:
-                    continue
-                record = self._records.read(tenant, each)
-                for digest in sorted(digest for digest in record.versions if f"{each}@{digest}" > after):
-                    if len(page) >= limit:
-                        return page
-                    with contextlib.suppress(AdapterNotFound):  # deleted while we read
-                        page.append(self.resolve(Ref(tenant, each, digest=digest)))
-        return page
-
-    def delete(self, ref: Ref) -> None:
-        with medium_errors(), self._locked():
-            record = self._records.read(ref.tenant, ref.name)
-            digest = record.digest_of(ref)
-            self._write_record(ref, record.without_version(ref))
-            self._manifest.cache_clear()
-            with self._mutex:
-                self._verified.pop(digest, None)
-            if not self._records.mention(digest):
-                self._discard(self._blob(digest).folder)
-
-    def set_alias(
-        self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
-    ) -> Alias:
-        check_identifier("alias", alias)
-        ref = Ref(tenant, name, digest=digest)
-        record = self._change(ref, lambda record: record.with_alias(alias, ref, expected_generation))
-        return Alias(tenant, name, alias, digest, record.aliases[alias].generation)
-
-    def delete_alias(self, tenant: str, name: str, alias: str) -> None:
-        ref = Ref(tenant, name, alias=alias)
-        self._change(ref, lambda record: record.without_alias(alias, ref))
+    def summaries(
+        self,
+        tenant: str,
+        *,
+        name: str | None = None,
+        after: str = "",
+        limit: int = 100,
+        deleted: bool = False,
+    ) -> builtins.list[Summary]:
+        check_identifier("tenant", tenant)
+        if name is not None:
+            check_identifier("name", name)
+        with medium_errors(), self._listing_mutex:
+            listing = self._listings.setdefault(tenant, Listing(tenant, self._records))
+            listing.update(self.news)
+            lines = listing.page(name, after, limit, lambda line: deleted or not is_deleted(line))
+        return parse_lines(tenant, lines)
 
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
         with medium_errors():
             return [
-                Alias(tenant, each, alias, entry.digest, entry.generation)
+                alias
                 for each in self._records.names(tenant, name)
-                for alias, entry in sorted(self._records.read(tenant, each).aliases.items())
-                if entry.digest is not None
+                for alias in aliases_in(tenant, each, self._records.read(tenant, each))
             ]
 
-    def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
-        ref = Ref(tenant, name, digest=digest)
-        record = self._change(ref, lambda record: record.with_protection(ref, protected))
-        return self._version(ref, record, digest)
-
     def export(self, ref: Ref, target: Path) -> None:
-        version = self.resolve(ref)
+        version = self.find(ref)
         self._blob(version.digest).export(version.digest, target)
 
     def verify(self, ref: Ref) -> Version:
         return self._certain(lambda: self._verify(ref))
 
+    def orphans(self) -> builtins.list[str]:
+        with medium_errors(), self._locked():
+            kept = set(self._records.digests())
+            found = (f"sha256:{folder.name}" for folder in self._blobs.iterdir())
+            return sorted(digest for digest in found if digest not in kept)
+
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        watcher = Watcher(self._read_counter, callback)
+        watcher = Watcher(self._change_number, callback)
         with self._mutex:
             self._watchers.add(watcher)
 
@@ -170,6 +161,13 @@ class DiskStore:
             watcher.stop()
 
         return stop
+
+    def news(self, since: int) -> News:
+        with medium_errors():
+            while (news := self._changes.news(since)) is None:
+                with self._locked():
+                    self._changes.settle()
+            return news
 
     # ---- reading
 
@@ -181,10 +179,6 @@ class DiskStore:
             except DataLoss:
                 with self._locked():
                     return read()
-
-    def _resolve(self, ref: Ref) -> Version:
-        record = self._records.read(ref.tenant, ref.name)
-        return self._version(ref, record, record.digest_of(ref))
 
     def _open(self, digest: str) -> Weights:
         blob = self._blob(digest)
@@ -203,7 +197,7 @@ class DiskStore:
         return weights
 
     def _verify(self, ref: Ref) -> Version:
-        version = self._resolve(ref)
+        version = self._find(ref)
         self._blob(version.digest).verify(version.digest)
         return version
 
@@ -211,12 +205,20 @@ class DiskStore:
         return Blob(self._blobs / digest.removeprefix("sha256:"))
 
     def _read_manifest(self, digest: str) -> Manifest:
-        return self._blob(digest).manifest()
+        blob = self._blob(digest)
+        if not blob.folder.exists():
+            self._blobs.stat()  # or the whole store is away
+            raise AdapterNotFound(f"adapter version {digest} was not found")
+        return blob.manifest()
 
-    def _version(self, ref: Ref, record: NameRecord, digest: str) -> Version:
-        entry = record.versions[digest]
-        manifest = self._manifest(digest)
-        return Version(ref.tenant, ref.name, digest, manifest, entry.created_at, entry.protected)
+    def _buried(self, before: float) -> Iterator[Summary]:
+        with medium_errors():
+            for tenant in self._records.tenants():
+                for name in self._records.names(tenant):
+                    record = self._records.read(tenant, name)
+                    for summary in parse_lines(tenant, filter(is_deleted, self._records.lines(tenant, name))):
+                        if record.versions[summary.digest].left_at <= before:
+                            yield summary
 
     # ---- changing, under the lock
 
@@ -238,14 +240,12 @@ class DiskStore:
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, blob: Blob, ref: Ref, alias: str | None, expected_generation: int | None) -> Version:
+    def _publish(self, blob: Blob, ref: Ref, change: Change) -> Version:
         digest = ref.digest or ""
         healthy = self._is_healthy(digest)  # hashes, so not under the lock
         with self._locked():
             old = self._records.read(ref.tenant, ref.name)
-            new = old.with_version(digest, time.time())
-            if alias is not None:
-                new = new.with_alias(alias, ref, expected_generation)
+            new = change(old)
             target = self._blob(digest).folder
             if target.exists() and not healthy and not self._is_healthy(digest):
                 self._discard(target)  # damaged: this push repairs it
@@ -263,7 +263,7 @@ class DiskStore:
             return False
         return True
 
-    def _change(self, ref: Ref, change: Callable[[NameRecord], NameRecord]) -> NameRecord:
+    def _change(self, ref: Ref, change: Change) -> NameRecord:
         with medium_errors(), self._locked():
             old = self._records.read(ref.tenant, ref.name)
             new = change(old)
@@ -271,9 +271,21 @@ class DiskStore:
                 self._write_record(ref, new)
             return new
 
+    def _remove(self, ref: Ref, change: Change) -> None:
+        with medium_errors(), self._locked():
+            record = self._records.read(ref.tenant, ref.name)
+            digest = record.digest_of(ref)
+            self._write_record(ref, change(record))
+            self._cached_manifest.cache_clear()
+            with self._mutex:
+                self._verified.pop(digest, None)
+            if not self._records.mention(digest):
+                self._discard(self._blob(digest).folder)
+
     def _write_record(self, ref: Ref, record: NameRecord) -> None:
+        self._changes.begin(ref.tenant, ref.name)
         self._records.write(ref.tenant, ref.name, record)
-        replace_file(self._root / "changes", str(self._read_counter() + 1), aside=self._tmp)
+        self._changes.settle()
         with self._mutex:
             watchers = [*self._watchers]
         for watcher in watchers:
@@ -296,9 +308,6 @@ class DiskStore:
             if folder.name not in kept:
                 self._discard(folder)
 
-    def _read_counter(self) -> int:
+    def _change_number(self) -> int:
         with medium_errors():
-            try:
-                return int((self._root / "changes").read_text() or "0")
-            except FileNotFoundError:
-                return 0
+            return self._changes.number()

@@ -40,10 +40,10 @@ def sync_tree(path: Path) -> None:
     sync_folder(path)
 
 
-def replace_file(path: Path, text: str, aside: Path) -> None:
+def replace_file(path: Path, content: bytes, aside: Path) -> None:
     """`aside` is a folder on the same file system, where a crash may leave a half-written file."""
     temporary = aside / uuid.uuid4().hex
-    temporary.write_text(text)
+    temporary.write_bytes(content)
     sync_file(temporary)
     temporary.rename(path)
     sync_folder(path.parent)

@@ -1,7 +1,9 @@
 """What a store says about its adapters. All of it is immutable; a manifest belongs to its digest for ever."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from adapter_store.errors import DataLoss
@@ -54,6 +56,12 @@ class Manifest:
             raise DataLoss(f"a stored manifest is damaged: {error}") from error
 
 
+class VersionState(StrEnum):
+    ACTIVE = "active"
+    DRAINING = "draining"  # no new request gets it; pushing it again makes it active
+    DELETED = "deleted"  # the same, and `collect` removes it once nobody uses it
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     tenant: str
@@ -62,6 +70,8 @@ class Version:
     manifest: Manifest
     created_at: float  # unix seconds of the first push under this name
     protected: bool  # may not be deleted
+    state: VersionState = VersionState.ACTIVE
+    quarantined: bool = False  # its bytes were found damaged: refused as DataLoss until pushed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +79,6 @@ class Alias:
     tenant: str
     name: str
     alias: str
-    digest: str
+    digest: str  # of a split alias the one with the most weight
     generation: int  # counts the moves of this alias, from 1; survives its deletion
+    weights: Mapping[str, int] = field(default_factory=dict)  # by digest; empty unless it is split

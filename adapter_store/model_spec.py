@@ -71,7 +71,7 @@ class ModelSpec:
         try:
             for file in _checkpoint_files(self.folder):
                 if name in read_header(file).tensors:
-                    return TensorFile(file), name
+                    return TensorFile.open(file), name
         except (OSError, DamagedFile) as error:
             raise InvalidModel(f"the base model cannot be read: {error}") from error
         raise InvalidModel(f"the base model's checkpoint no longer holds {name}")

@@ -7,57 +7,21 @@ contiguous prefix of rows), source dtype, unscaled. The header's metadata holds 
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.errors import DataLoss
+from adapter_store.hashing import ParallelHashes
 from adapter_store.manifest import Manifest, ModuleInfo
-from adapter_store.peft import PeftAdapter
-from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile
+from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
 
 FORMAT = "lorafleet.packed.1"
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorPlan:
-    name: str
-    module: str
-    half: str  # "lora_a" | "lora_b"
-    dtype: str
-    shape: tuple[int, int]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.shape[0] * self.shape[1] * NUMPY_DTYPES[self.dtype].itemsize
-
-
-def write_packed(adapter: PeftAdapter, target: BinaryIO) -> Manifest:
-    """Writes tensor by tensor: memory stays at the largest single tensor. The caller syncs `target`."""
-    plans = _plan(adapter)
-    target.write(_header(adapter.modules, plans))
-    hashes: dict[str, str] = {}
-    for plan in plans:
-        array = adapter.lora_a(plan.module) if plan.half == "lora_a" else adapter.lora_b(plan.module).T
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        hashes[plan.name] = hashlib.sha256(data).hexdigest()
-        target.write(data)
-    entries = [(plan.name, plan.dtype, plan.shape, hashes[plan.name]) for plan in plans]
-    return Manifest(
-        digest=content_digest(entries, adapter.modules, adapter.chat_template),
-        modules=adapter.modules,
-        dtypes=tuple(sorted({plan.dtype for plan in plans})),
-        num_bytes=target.tell(),
-        base_model=adapter.base_model,
-        peft_version=adapter.peft_version,
-        chat_template=adapter.chat_template,
-        warnings=adapter.warnings,
-    )
 
 
 def content_digest(
@@ -78,24 +42,16 @@ def content_digest(
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plan(adapter: PeftAdapter) -> list[_TensorPlan]:
-    plans = []
-    for module in adapter.modules:
-        halves = adapter.halves[module.name]
-        a, b = (module.rank, module.in_features), (module.rank, module.out_features)
-        plans.append(_TensorPlan(f"{module.name}.lora_a", module.name, "lora_a", halves.a.dtype, a))
-        plans.append(_TensorPlan(f"{module.name}.lora_b", module.name, "lora_b", halves.b.dtype, b))
-    # Wider items first: then every tensor starts at a multiple of its item size.
-    return sorted(plans, key=lambda plan: -NUMPY_DTYPES[plan.dtype].itemsize)
-
-
-def _header(modules: Iterable[ModuleInfo], plans: Iterable[_TensorPlan]) -> bytes:
+def packed_header(
+    modules: Iterable[ModuleInfo], tensors: Iterable[tuple[str, str, tuple[int, ...]]]
+) -> bytes:
+    """Of tensors (name, dtype, shape) in the order of their data, with its length before it."""
     ranks = [[module.name, module.rank, module.scale] for module in modules]
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, "modules": json.dumps(ranks)}}
     offset = 0
-    for plan in plans:
-        end = offset + plan.num_bytes
-        entries[plan.name] = {"dtype": plan.dtype, "shape": plan.shape, "data_offsets": [offset, end]}
+    for name, dtype, shape in tensors:
+        end = offset + math.prod(shape) * NUMPY_DTYPES[dtype].itemsize
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -114,22 +70,34 @@ class LoRAModule:
 
 
 class Weights(Mapping[str, LoRAModule]):
-    """One version's modules by packed name, memory-mapped, in the order of the manifest."""
+    """One version's modules by packed name, in memory or mapped, in the order of the manifest."""
 
-    def __init__(self, path: Path, manifest: Manifest, *, verify: bool = True) -> None:
+    def __init__(self, file: TensorFile, manifest: Manifest, hashes: Sequence[str] | None) -> None:
         """Raises DataLoss when the file does not hold what `manifest` and its digest say.
 
-        `verify=False` skips hashing the data, for a file that this process has verified before.
+        `hashes`: sha256 of each tensor's data in the order of the file, in hex. None takes the data on trust:
+        for a file that this process has verified before.
         """
         self.manifest = manifest
+        self._file: TensorFile | None = file
+        self._modules = {module.name: module for module in manifest.modules}
+        self._check_header(file)
+        if hashes is not None and self._digest(file, hashes) != manifest.digest:
+            raise DataLoss(f"stored weights no longer match {manifest.digest}: push the adapter again")
+
+    @classmethod
+    def open(cls, path: Path, manifest: Manifest, *, verify: bool = True) -> "Weights":
+        """Of a packed file, mapped. Raises DataLoss."""
         try:
-            self._file: TensorFile | None = TensorFile(path)
+            file = TensorFile.open(path)
         except (DamagedFile, FileNotFoundError) as error:
             raise DataLoss(f"stored weights of {manifest.digest} are damaged: {error}") from error
-        self._modules = {module.name: module for module in manifest.modules}
-        self._check_header(self._file)
-        if verify and self._digest(self._file) != manifest.digest:
-            raise DataLoss(f"stored weights no longer match {manifest.digest}: push the adapter again")
+        if not verify:
+            return cls(file, manifest, None)
+        with ParallelHashes() as hashes:
+            for tensor in in_file_order(file):
+                hashes.add(file.raw(tensor.name))
+            return cls(file, manifest, hashes.finish())
 
     def write_to(self, target: BinaryIO) -> None:
         """The packed file, byte for byte."""
@@ -163,18 +131,25 @@ class Weights(Mapping[str, LoRAModule]):
         return len(self._modules)
 
     def _check_header(self, file: TensorFile) -> None:
-        ranks = [[module.name, module.rank, module.scale] for module in self.manifest.modules]
         shapes = {f"{m.name}.lora_a": (m.rank, m.in_features) for m in self.manifest.modules}
         shapes |= {f"{m.name}.lora_b": (m.rank, m.out_features) for m in self.manifest.modules}
-        metadata = file.header.metadata
-        if metadata.get("format") != FORMAT or metadata.get("modules") != json.dumps(ranks):
-            raise DataLoss(f"stored weights of {self.manifest.digest}: the header contradicts the manifest")
-        if shapes != {tensor.name: tensor.shape for tensor in file}:
+        tensors = in_file_order(file)
+        if shapes != {tensor.name: tensor.shape for tensor in tensors}:
             raise DataLoss(f"stored weights of {self.manifest.digest}: the tensors contradict the manifest")
+        if any(tensor.dtype not in NUMPY_DTYPES for tensor in tensors):
+            raise DataLoss(f"stored weights of {self.manifest.digest}: a tensor has no dtype of ours")
+        # No byte of the header may be another one, though it means the same.
+        written = packed_header(self.manifest.modules, ((t.name, t.dtype, t.shape) for t in tensors))
+        if file.content[: len(written)] != written:
+            raise DataLoss(f"stored weights of {self.manifest.digest}: the header contradicts the manifest")
 
-    def _digest(self, file: TensorFile) -> str:
+    def _digest(self, file: TensorFile, hashes: Sequence[str]) -> str:
         entries = [
-            (tensor.name, tensor.dtype, tensor.shape, hashlib.sha256(file.raw(tensor.name)).hexdigest())
-            for tensor in file
+            (tensor.name, tensor.dtype, tensor.shape, found)
+            for tensor, found in zip(in_file_order(file), hashes, strict=True)
         ]
         return content_digest(entries, self.manifest.modules, self.manifest.chat_template)
+
+
+def in_file_order(file: TensorFile) -> list[TensorInfo]:
+    return sorted(file, key=lambda tensor: (tensor.begin, tensor.end))

@@ -18,7 +18,8 @@ from adapter_store.peft_tokenizer import check_token_ids, read_chat_template
 from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-_CHUNK = 1 << 22  # elements looked at in one go: bounds the memory of a check
+_CHUNK = 1 << 17  # elements looked at in one go: they stay in a core's cache
+_EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # all ones: NaN or infinity
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def open_weights(folder: Path) -> TensorFile:
         )
         raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{hint}")
     try:
-        return TensorFile(path)
+        return TensorFile.open(path)
     except (DamagedFile, OSError) as error:
         raise InvalidAdapter(str(error)) from error
 
@@ -171,9 +172,11 @@ def _float32_scale(name: str, settings: LoraSettings) -> float:
 
 
 def _check_finite(file: TensorFile, tensor: TensorInfo) -> None:
-    values = file.array(tensor.name).reshape(-1)
-    for start in range(0, values.size, _CHUNK):
-        if not np.isfinite(values[start : start + _CHUNK]).all():
+    """By the bits: numpy's isfinite is twenty times slower on bfloat16."""
+    bits = file.array(tensor.name).reshape(-1).view(f"u{NUMPY_DTYPES[tensor.dtype].itemsize}")
+    exponent = bits.dtype.type(_EXPONENTS[tensor.dtype])
+    for start in range(0, bits.size, _CHUNK):
+        if (bits[start : start + _CHUNK] & exponent).max() == exponent:
             raise InvalidAdapter(f"tensor {tensor.name!r} holds NaN or infinity")
 
 

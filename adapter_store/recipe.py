@@ -3,7 +3,9 @@
 A PEFT file is a header, then tensors; each is one of the packed tensors as it is (an A), or transposed (a B),
 or something that was checked and left out (a copy of the base's own weight), which the recipe holds itself:
 
-    length of the head (8 bytes, little) | head (JSON) | header of the file | tensors that were left out
+    sha256 of the rest | length of the head (8 bytes, little) | head (JSON) | header of the file | left out
+
+The packed tensors have their own hashes, in the version's digest.
 """
 
 import hashlib
@@ -18,17 +20,19 @@ from adapter_store.errors import DataLoss
 from adapter_store.packed import Weights
 from adapter_store.peft import WEIGHTS_FILE, PeftAdapter
 
+_HASH_BYTES = 32
+
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    sha256: str  # of the whole file, hex
     header_bytes: int
     parts: tuple[
         tuple[str, int], ...
     ]  # in file order: (packed tensor, -1), or ("", bytes held by the recipe)
 
 
-def write_recipe(adapter: PeftAdapter, target: BinaryIO) -> None:
+def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
+    """The recipe, as views where it is large."""
     packed = {halves.a.name: f"{module}.lora_a" for module, halves in adapter.halves.items()}
     packed |= {halves.b.name: f"{module}.lora_b" for module, halves in adapter.halves.items()}
     file = adapter.file
@@ -37,37 +41,42 @@ def write_recipe(adapter: PeftAdapter, target: BinaryIO) -> None:
         (packed[each.name], -1) if each.name in packed else ("", each.end - each.begin) for each in tensors
     ]
     header = file.content[: tensors[0].begin]
-    sha256 = hashlib.sha256(file.content).hexdigest()
-    head = json.dumps(asdict(_Head(sha256, len(header), tuple(parts)))).encode()
-    target.write(len(head).to_bytes(8, "little") + head + header)
-    for each in tensors:
-        if each.name not in packed:
-            target.write(file.raw(each.name))
-
-
-def rebuild(recipe: BinaryIO, weights: Weights, target: BinaryIO | None = None) -> None:
-    """Writes the pushed file; None: only checks that it would be right. Raises DataLoss, even at the end."""
-    length = int.from_bytes(recipe.read(8), "little")
-    try:
-        head = _Head(**json.loads(recipe.read(length)))
-    except (ValueError, TypeError) as error:
-        raise DataLoss(f"{WEIGHTS_FILE} of {weights.manifest.digest} cannot be rebuilt: {error!r}") from error
+    head = json.dumps(asdict(_Head(len(header), tuple(parts)))).encode()
+    left_out = [file.raw(each.name) for each in tensors if each.name not in packed]
+    pieces = [memoryview(len(head).to_bytes(8, "little") + head), header, *left_out]
     found = hashlib.sha256()
-    for data in _pieces(head, recipe, weights):
-        found.update(data)
-        if target is not None:
-            target.write(data)
-    if found.hexdigest() != head.sha256:
+    for piece in pieces:
+        found.update(piece)
+    return [memoryview(found.digest()), *pieces]
+
+
+def rebuild(recipe: memoryview, weights: Weights, target: BinaryIO | None = None) -> None:
+    """Writes the pushed file; None: only checks that it can be written. Raises DataLoss before it writes.
+
+    `weights` are verified.
+    """
+    body = recipe[_HASH_BYTES:]
+    try:
+        if hashlib.sha256(body).digest() != recipe[:_HASH_BYTES]:
+            raise ValueError("it does not match its hash")
+        start = 8 + int.from_bytes(body[:8], "little")
+        head = _Head(**json.loads(bytes(body[8:start])))
+    except (ValueError, TypeError) as error:
         raise DataLoss(
-            f"{WEIGHTS_FILE} of {weights.manifest.digest} cannot be rebuilt: push the adapter again"
-        )
+            f"{WEIGHTS_FILE} of {weights.manifest.digest} cannot be rebuilt: {error}: push the adapter again"
+        ) from error
+    if target is not None:
+        for data in _pieces(head, body[start:], weights):
+            target.write(data)
 
 
-def _pieces(head: _Head, recipe: BinaryIO, weights: Weights) -> Iterator[Any]:
-    yield recipe.read(head.header_bytes)
+def _pieces(head: _Head, rest: memoryview, weights: Weights) -> Iterator[Any]:
+    yield rest[: head.header_bytes]
+    position = head.header_bytes
     for name, num_bytes in head.parts:
         if not name:
-            yield recipe.read(num_bytes)
+            yield rest[position : position + num_bytes]
+            position += num_bytes
             continue
         module, _, half = name.rpartition(".")
         array = weights[module].lora_a if half == "lora_a" else weights[module].lora_b.T

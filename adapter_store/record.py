@@ -6,15 +6,32 @@ A store keeps each record as one unit, so a change is seen whole or not at all.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from adapter_store.errors import AdapterNotFound, DataLoss, GenerationMismatch, InUse
+from adapter_store.errors import AdapterNotFound, DataLoss, GenerationMismatch, InUse, InvalidRef
+from adapter_store.manifest import Manifest, VersionState
 from adapter_store.ref import Ref
+from adapter_store.split import choose
+
+MAX_WEIGHT = 1_000_000
+MAX_TARGETS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
+    """`left_at` is when it left ACTIVE (unix seconds; 0: it has not), `ends_requests` whether requests that
+    were accepted before end with it, `quarantined` whether its bytes were found damaged. The last three are
+    from its manifest, so that listings need none."""
+
     created_at: float
     protected: bool = False
+    state: VersionState = VersionState.ACTIVE
+    left_at: float = 0.0
+    ends_requests: bool = False
+    quarantined: bool = False
+    max_rank: int = 0
+    num_bytes: int = 0
+    base_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +40,12 @@ class AliasEntry:
         str | None
     )  # None: deleted. The generation stays, so a stale caller cannot mistake a new one for it
     generation: int
+    weights: Mapping[str, int] = field(default_factory=dict)  # of a split alias; `digest` has the most
+
+    @property
+    def targets(self) -> Mapping[str, int]:
+        """Weight by digest; nothing when the alias is deleted."""
+        return self.weights or ({} if self.digest is None else {self.digest: 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,59 +54,155 @@ class NameRecord:
     aliases: Mapping[str, AliasEntry] = field(default_factory=dict)
 
     def digest_of(self, ref: Ref) -> str:
-        """Raises AdapterNotFound; its text says nothing about what else exists."""
+        """In whatever state it is; of a split alias the version with the most weight.
+
+        Raises AdapterNotFound; its text says nothing about what else exists.
+        """
         entry = self.aliases.get(ref.alias) if ref.alias is not None else None
         digest = entry.digest if entry is not None else ref.digest
         if digest is None or digest not in self.versions:
             raise not_found(ref)
         return digest
 
-    def aliases_of(self, digest: str) -> list[str]:
-        return sorted(alias for alias, entry in self.aliases.items() if entry.digest == digest)
+    def active_digest_of(self, ref: Ref, sticky_key: str | None) -> str:
+        """What a new request gets: of a split alias, `sticky_key` decides (None: as digest_of).
 
-    def with_version(self, digest: str, now: float) -> "NameRecord":
-        if digest in self.versions:
-            return self
-        return replace(self, versions={**self.versions, digest: VersionEntry(now)})
+        Raises AdapterNotFound, also for what has left ACTIVE, and DataLoss for what is in quarantine.
+        """
+        alias = self.aliases.get(ref.alias) if ref.alias is not None else None
+        digest = self.digest_of(ref)
+        if alias is not None and alias.weights:
+            shares = {d: w for d, w in alias.weights.items() if self._takes_requests(d)}
+            if shares and (sticky_key is not None or digest not in shares):
+                digest = choose(f"{ref.tenant}/{ref.name}@{ref.alias}", shares, sticky_key or "")
+        if not self._takes_requests(digest):
+            raise not_found(ref)
+        if self.versions[digest].quarantined:
+            raise DataLoss(f"{ref.tenant}/{ref.name}@{digest} is damaged: push the adapter again")
+        return digest
+
+    def aliases_of(self, digest: str) -> list[str]:
+        return sorted(alias for alias, entry in self.aliases.items() if digest in entry.targets)
+
+    def with_version(self, manifest: Manifest, now: float) -> "NameRecord":
+        """A version that is there already is ACTIVE again, and healthy: its content was just checked."""
+        old = self.versions.get(manifest.digest, VersionEntry(now))
+        entry = VersionEntry(
+            old.created_at,
+            old.protected,
+            max_rank=manifest.max_rank,
+            num_bytes=manifest.num_bytes,
+            base_model=manifest.base_model,
+        )
+        return self if old == entry else self._with_entry(manifest.digest, entry)
 
     def with_protection(self, ref: Ref, protected: bool) -> "NameRecord":
         digest = self.digest_of(ref)
-        entry = replace(self.versions[digest], protected=protected)
-        return replace(self, versions={**self.versions, digest: entry})
+        if self.versions[digest].state is VersionState.DELETED:
+            raise not_found(ref)
+        return self._with_entry(digest, replace(self.versions[digest], protected=protected))
 
-    def with_alias(self, alias: str, ref: Ref, expected_generation: int | None) -> "NameRecord":
-        """`alias` at the version that `ref` names. An absent alias has generation 0."""
+    def with_quarantine(self, ref: Ref, quarantined: bool) -> "NameRecord":
         digest = self.digest_of(ref)
+        return self._with_entry(digest, replace(self.versions[digest], quarantined=quarantined))
+
+    def with_alias(
+        self, ref: Ref, targets: Mapping[str, int], expected_generation: int | None
+    ) -> "NameRecord":
+        """The alias in `ref` at versions, by weight. An absent alias has generation 0.
+
+        Raises AdapterNotFound, InvalidRef for weights, GenerationMismatch.
+        """
+        alias = str(ref.alias)
+        _check_targets(targets)
+        for digest in targets:
+            if digest not in self.versions or not self._takes_requests(digest):
+                raise not_found(Ref(ref.tenant, ref.name, digest=digest))
         old = self.aliases.get(alias, AliasEntry(None, 0))
         seen = old.generation if old.digest is not None else 0
         if expected_generation is not None and expected_generation != seen:
             raise GenerationMismatch(
-                f"alias {ref.tenant}/{ref.name}@{alias} is at generation {seen}, not {expected_generation}: "
+                f"alias {ref} is at generation {seen}, not {expected_generation}: "
                 "look at it again before moving it"
             )
-        if old.digest == digest:
+        new = _entry(targets, old.generation + 1)
+        if (old.digest, dict(old.weights)) == (new.digest, new.weights):
             return self
-        return replace(self, aliases={**self.aliases, alias: AliasEntry(digest, old.generation + 1)})
+        return replace(self, aliases={**self.aliases, alias: new})
 
     def without_alias(self, alias: str, ref: Ref) -> "NameRecord":
         """`ref` is the alias's own, for the error."""
         self.digest_of(ref)
         return self._dropping(alias)
 
+    def withdrawn(
+        self, ref: Ref, state: VersionState, now: float, *, force: bool, end_requests: bool
+    ) -> "NameRecord":
+        """The version behind `ref` DRAINING or DELETED. An alias ref that deletes takes its alias with it.
+
+        Raises InUse, unless forced, when it shall be deleted and another alias or a protection holds it;
+        AdapterNotFound when it is DELETED already.
+        """
+        digest = self.digest_of(ref)
+        old = self.versions[digest]
+        if old.state is VersionState.DELETED:
+            raise not_found(ref)
+        record = self
+        if state is VersionState.DELETED:
+            if not force:
+                self._check_free(ref, digest)
+            record = self._letting_go(digest)
+        entry = replace(
+            old,
+            protected=old.protected and state is not VersionState.DELETED,
+            state=state,
+            left_at=old.left_at or now,
+            ends_requests=end_requests,
+        )
+        return record._with_entry(digest, entry)
+
     def without_version(self, ref: Ref) -> "NameRecord":
         """Raises InUse while anything but the alias in `ref` itself points to the version."""
         digest = self.digest_of(ref)
-        if self.versions[digest].protected:
-            raise InUse(f"{ref} is protected: unprotect it first")
-        holders = [alias for alias in self.aliases_of(digest) if alias != ref.alias]
-        if holders:
-            raise InUse(f"{ref} is what alias {holders[0]!r} points to: move or delete the alias first")
+        self._check_free(ref, digest)
         record = self._dropping(ref.alias) if ref.alias is not None else self
         return replace(record, versions={d: v for d, v in record.versions.items() if d != digest})
+
+    def buried(self, ref: Ref, before: float) -> "NameRecord":
+        """Without a version that has been DELETED since `before`. Raises AdapterNotFound for any other."""
+        entry = self.versions[self.digest_of(ref)]
+        if entry.state is not VersionState.DELETED or entry.left_at > before:
+            raise not_found(ref)
+        return self.without_version(ref)
+
+    def _takes_requests(self, digest: str) -> bool:
+        return digest in self.versions and self.versions[digest].state is VersionState.ACTIVE
+
+    def _check_free(self, ref: Ref, digest: str) -> None:
+        holders = [alias for alias in self.aliases_of(digest) if alias != ref.alias]
+        if ref.alias is not None and self.aliases[ref.alias].weights:
+            raise InUse(f"{ref} is split over several versions: name one by its digest")
+        if self.versions[digest].protected:
+            raise InUse(f"{ref} is protected: unprotect it first")
+        if holders:
+            raise InUse(f"{ref} is what alias {holders[0]!r} points to: move or delete the alias first")
+
+    def _with_entry(self, digest: str, entry: VersionEntry) -> "NameRecord":
+        return replace(self, versions={**self.versions, digest: entry})
 
     def _dropping(self, alias: str) -> "NameRecord":
         gone = AliasEntry(None, self.aliases[alias].generation)
         return replace(self, aliases={**self.aliases, alias: gone})
+
+    def _letting_go(self, digest: str) -> "NameRecord":
+        """Without the aliases that point to one version only, and without its share of split ones."""
+        record = self
+        for alias in self.aliases_of(digest):
+            entry = self.aliases[alias]
+            left = {other: weight for other, weight in entry.weights.items() if other != digest}
+            new = _entry(left, entry.generation + 1) if left else AliasEntry(None, entry.generation)
+            record = replace(record, aliases={**record.aliases, alias: new})
+        return record
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -93,7 +212,7 @@ class NameRecord:
         """Raises DataLoss."""
         try:
             fields = json.loads(text)
-            versions = {digest: VersionEntry(**entry) for digest, entry in fields["versions"].items()}
+            versions = {digest: _version_entry(entry) for digest, entry in fields["versions"].items()}
             aliases = {alias: AliasEntry(**entry) for alias, entry in fields["aliases"].items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataLoss(f"a stored record of versions and aliases is damaged: {error!r}") from error
@@ -102,3 +221,22 @@ class NameRecord:
 
 def not_found(ref: Ref) -> AdapterNotFound:
     return AdapterNotFound(f"adapter {ref} was not found")
+
+
+def _entry(targets: Mapping[str, int], generation: int) -> AliasEntry:
+    main = max(sorted(targets), key=lambda digest: targets[digest])
+    return AliasEntry(main, generation, dict(sorted(targets.items())) if len(targets) > 1 else {})
+
+
+def _version_entry(fields: dict[str, Any]) -> VersionEntry:
+    if "state" in fields:
+        fields["state"] = VersionState(fields["state"])
+    return VersionEntry(**fields)
+
+
+def _check_targets(targets: Mapping[str, int]) -> None:
+    if not 1 <= len(targets) <= MAX_TARGETS:
+        raise InvalidRef(f"an alias has 1 to {MAX_TARGETS} targets, not {len(targets)}")
+    for digest, weight in targets.items():
+        if not 1 <= weight <= MAX_WEIGHT:
+            raise InvalidRef(f"the weight of {digest} is {weight}, not 1 to {MAX_WEIGHT}")

@@ -1,11 +1,19 @@
-"""The records of a DiskStore: `<tenant>/<name>.json`, each replaced whole."""
+"""The records of a DiskStore: `<tenant>/<name>.json`, sealed, each replaced whole."""
 
+import functools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from adapter_store.durable import replace_file, sync_folder
+from adapter_store.errors import DataLoss
 from adapter_store.record import NameRecord
 from adapter_store.ref import check_identifier
+from adapter_store.seal import seal, unseal
+from adapter_store.summary import lines_of
+
+_CACHED_RECORDS = 4096
+_log = logging.getLogger(__name__)
 
 
 class RecordFiles:
@@ -13,11 +21,12 @@ class RecordFiles:
 
     def __init__(self, folder: Path, aside: Path) -> None:
         self._folder, self._aside = folder, aside
+        self._parse = functools.lru_cache(_CACHED_RECORDS)(_decode)
 
     def read(self, tenant: str, name: str) -> NameRecord:
         """An unknown name has the empty record. Raises DataLoss, OSError, and InvalidRef before it reads."""
         try:
-            return NameRecord.from_json(self._path(tenant, name).read_text())
+            return self._parse(f"{tenant}/{name}", self._path(tenant, name).read_bytes())
         except FileNotFoundError:
             self._folder.stat()  # or the whole store is away, which says nothing about the name
             return NameRecord()
@@ -32,7 +41,7 @@ class RecordFiles:
         if not path.parent.exists():
             path.parent.mkdir()
             sync_folder(self._folder)
-        replace_file(path, record.to_json(), self._aside)
+        replace_file(path, seal(f"{tenant}/{name}", record.to_json()), self._aside)
 
     def names(self, tenant: str, name: str | None = None) -> list[str]:
         """All of a tenant's names, or the one given, in the order of "name@digest"."""
@@ -43,10 +52,24 @@ class RecordFiles:
         names = [path.stem for path in folder.iterdir()] if folder.exists() else []
         return sorted(names, key=lambda name: f"{name}@")
 
+    def tenants(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir())
+
+    def lines(self, tenant: str, name: str) -> tuple[str, ...]:
+        """For listings (summary.py), sorted; none when the name is unknown or its record unreadable."""
+        try:
+            value = (self._folder / tenant / f"{name}.json").read_bytes()
+            return tuple(sorted(lines_of(name, _decode(f"{tenant}/{name}", value))))
+        except FileNotFoundError:
+            return ()
+        except DataLoss as error:  # the others are listed all the same
+            _log.error("adapter store: %s/%s is not listed: %s", tenant, name, error)
+            return ()
+
     def digests(self) -> Iterator[str]:
         """Of every version of every tenant."""
         for path in self._all():
-            yield from NameRecord.from_json(path.read_text()).versions
+            yield from _decode(f"{path.parent.name}/{path.stem}", path.read_bytes()).versions
 
     def mention(self, digest: str) -> bool:
         needle = digest.encode()
@@ -57,3 +80,8 @@ class RecordFiles:
 
     def _path(self, tenant: str, name: str) -> Path:
         return self._folder / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"
+
+
+def _decode(key: str, value: bytes) -> NameRecord:
+    """Raises DataLoss."""
+    return NameRecord.from_json(unseal(key, value))

@@ -72,26 +72,35 @@ def read_header(path: Path) -> Header:
     """Raises DamagedFile unless the tensors tile the rest of the file exactly. OSError passes through."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        if _LFS_POINTER.startswith(start) and start:
-            raise DamagedFile(f"{path.name} is a Git LFS pointer, not weights: fetch the real file")
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > size - 8:
-            raise DamagedFile(f"{path.name} is cut short, or is not a safetensors file ({size} bytes)")
-        if length > MAX_HEADER_BYTES:
-            raise DamagedFile(f"{path.name}: header of {length} bytes, at most {MAX_HEADER_BYTES} are read")
-        text = file.read(length)
+        length = header_length(path.name, file.read(8), size)
+        return parse_header(path.name, file.read(length), size)
+
+
+def header_length(file: str, start: bytes, size: int) -> int:
+    """How many bytes of header follow the first 8, `start`, of a file of `size`. Raises DamagedFile."""
+    if _LFS_POINTER.startswith(start) and start:
+        raise DamagedFile(f"{file} is a Git LFS pointer, not weights: fetch the real file")
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > size - 8:
+        raise DamagedFile(f"{file} is cut short, or is not a safetensors file ({size} bytes)")
+    if length > MAX_HEADER_BYTES:
+        raise DamagedFile(f"{file}: header of {length} bytes, at most {MAX_HEADER_BYTES} are read")
+    return length
+
+
+def parse_header(file: str, text: bytes, size: int) -> Header:
+    """`text` without the length before it; `size` of the whole file. Raises DamagedFile as read_header."""
     try:
         entries = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path.name}: header is not valid JSON: {error}") from error
+        raise DamagedFile(f"{file}: header is not valid JSON: {error}") from error
     if not isinstance(entries, dict):
-        raise DamagedFile(f"{path.name}: header is not a JSON object")
+        raise DamagedFile(f"{file}: header is not a JSON object")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise DamagedFile(f"{path.name}: __metadata__ is not a map of strings")
-    tensors = {name: _tensor_info(path.name, name, entry, 8 + length) for name, entry in entries.items()}
-    _check_tiling(path.name, tensors, 8 + length, size)
+        raise DamagedFile(f"{file}: __metadata__ is not a map of strings")
+    tensors = {name: _tensor_info(file, name, entry, 8 + len(text)) for name, entry in entries.items()}
+    _check_tiling(file, tensors, 8 + len(text), size)
     return Header(tensors, metadata)
 
 
@@ -140,31 +149,33 @@ def _check_tiling(file: str, tensors: Mapping[str, TensorInfo], start: int, size
 
 
 class TensorFile:
-    """A safetensors file mapped into memory. Views are read-only and keep the mapping alive by themselves."""
+    """A safetensors file in memory. Views are read-only and keep what they show alive by themselves."""
 
-    def __init__(self, path: Path) -> None:
-        self.header = read_header(path)
+    def __init__(self, header: Header, content: memoryview) -> None:
+        """`content`: the whole file, which `header` describes."""
+        self.header = header
+        self.content = content.toreadonly()
+
+    @classmethod
+    def open(cls, path: Path) -> "TensorFile":
+        """Mapped. Raises DamagedFile; OSError passes through."""
+        header = read_header(path)
         with open_regular(path) as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        last = max((tensor.end for tensor in self.header.tensors.values()), default=0)
-        if len(self._map) < last:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        if len(content) < max((tensor.end for tensor in header.tensors.values()), default=0):
             raise DamagedFile(f"{path.name} shrank while it was being opened")
+        return cls(header, content)
 
     def array(self, name: str) -> NDArray[Any]:
         """Only for dtypes of NUMPY_DTYPES."""
         tensor = self.header.tensors[name]
         dtype = NUMPY_DTYPES[tensor.dtype]
-        flat = np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.begin)
+        flat = np.frombuffer(self.content, dtype, math.prod(tensor.shape), tensor.begin)
         return flat.reshape(tensor.shape)
 
     def raw(self, name: str) -> memoryview:
         tensor = self.header.tensors[name]
         return self.content[tensor.begin : tensor.end]
-
-    @property
-    def content(self) -> memoryview:
-        """The whole file."""
-        return memoryview(self._map)
 
     def __iter__(self) -> Iterator[TensorInfo]:
         return iter(self.header.tensors.values())

@@ -1,15 +1,18 @@
 """The protocol that scheduler, executors and operators' tools share, whatever medium is behind it."""
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from adapter_store.errors import InvalidRef
-from adapter_store.manifest import Alias, Version
+from adapter_store.manifest import Alias, Manifest, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
+from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
+from adapter_store.summary import Summary
+from adapter_store.watch import News
 
 
 class WeightsSource(Protocol):
@@ -43,21 +46,77 @@ class AdapterStore(WeightsSource, Protocol):
         """
         ...
 
-    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
-        """The version behind `ref` now. `sticky_key` is for aliases that split traffic: one key, one version.
+    def record(self, tenant: str, name: str) -> NameRecord:
+        """All that is known of a name, empty when it is unknown. Raises DataLoss."""
+        ...
 
-        Raises AdapterNotFound, with one text for "unknown" and "not this tenant's".
+    def manifest(self, digest: str) -> Manifest:
+        """Raises AdapterNotFound, DataLoss."""
+        ...
+
+    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
+        """The version that a new request for `ref` gets. `sticky_key` is for aliases that split traffic: one
+        key, one version, whoever asks (split.py); without one it is the version with the most weight.
+
+        Raises AdapterNotFound, with one text for "unknown", "not this tenant's" and "not ACTIVE any more";
+        DataLoss for a version in quarantine.
         """
+        ...
+
+    def find(self, ref: Ref) -> Version:
+        """The version behind `ref` in whatever state. Raises AdapterNotFound."""
         ...
 
     def list(
         self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
     ) -> builtins.list[Version]:
-        """The first `limit` versions whose "name@digest" is greater than `after`, in that order."""
+        """The first `limit` versions whose "name@digest" is greater than `after`, in that order, but for
+        those that are DELETED."""
+        ...
+
+    def summaries(
+        self,
+        tenant: str,
+        *,
+        name: str | None = None,
+        after: str = "",
+        limit: int = 100,
+        deleted: bool = False,
+    ) -> builtins.list[Summary]:
+        """As list, without manifests; `deleted`: those that are DELETED, too."""
+        ...
+
+    def withdraw(
+        self,
+        ref: Ref,
+        state: VersionState = VersionState.DELETED,
+        *,
+        force: bool = False,
+        end_requests: bool = False,
+    ) -> Version:
+        """No new request gets the version any more; its bytes stay, for those that were accepted before.
+
+        DELETED is refused while a protection or another alias than that in `ref` holds it; `force` lifts
+        them. `end_requests` tells schedulers to end what they accepted, too. Pushing the content again makes
+        it ACTIVE. Raises InUse, AdapterNotFound (also when it is DELETED already).
+        """
+        ...
+
+    def collect(
+        self, before: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
+    ) -> builtins.list[Summary]:
+        """Removes the versions of all tenants that are DELETED since `before` (unix seconds) and that `keep`
+        does not hold, with the content that no other name has. Returns them."""
+        ...
+
+    def orphans(self) -> builtins.list[str]:
+        """What is stored and what no version names: digests of content, or what else tells where it is. A
+        push that is under way is none. Takes time in proportion to all that is stored."""
         ...
 
     def delete(self, ref: Ref) -> None:
-        """Deletes a version. An alias ref deletes the version behind it, and that alias with it.
+        """Removes a version and its content at once, whoever may be reading it. An alias ref removes the
+        version behind it, and that alias with it.
 
         Raises InUse while another alias points to the version or it is protected, AdapterNotFound.
         """
@@ -66,9 +125,24 @@ class AdapterStore(WeightsSource, Protocol):
     def set_alias(
         self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
     ) -> Alias:
-        """Points `alias` at a version of the same name. Already there: nothing changes.
+        """Points `alias` at an ACTIVE version of the same name. Already there: nothing changes.
 
         Raises AdapterNotFound, GenerationMismatch.
+        """
+        ...
+
+    def split_alias(
+        self,
+        tenant: str,
+        name: str,
+        alias: str,
+        targets: Mapping[str, int],
+        *,
+        expected_generation: int | None = None,
+    ) -> Alias:
+        """As set_alias, at several versions: `targets` says how much of the traffic each gets, by digest.
+
+        Raises InvalidRef, too, for weights that are not 1 to 1,000,000 or more than 16 targets.
         """
         ...
 
@@ -82,6 +156,10 @@ class AdapterStore(WeightsSource, Protocol):
 
     def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
         """Raises AdapterNotFound."""
+        ...
+
+    def set_quarantined(self, tenant: str, name: str, digest: str, quarantined: bool) -> None:
+        """A version in quarantine is refused as DataLoss. A push of its content ends that, too."""
         ...
 
     def export(self, ref: Ref, target: Path) -> None:
@@ -100,6 +178,11 @@ class AdapterStore(WeightsSource, Protocol):
 
         The returned function stops it: after it returns no further call starts.
         """
+        ...
+
+    def news(self, since: int) -> News:
+        """What changed after the number `since` of an earlier answer (-1: never asked). Cheap: it is asked
+        several times a second. A change that was acknowledged before the call is in the answer."""
         ...
 
 

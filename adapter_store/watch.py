@@ -3,12 +3,24 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from adapter_store.errors import StoreUnavailable
 
 POLL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What changed after a number that was told before, up to `number`.
+
+    `names` are the (tenant, name) pairs whose records changed, perhaps some more; None: any may have.
+    """
+
+    number: int
+    names: frozenset[tuple[str, str]] | None
 
 
 class Watcher:

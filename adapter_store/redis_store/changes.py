@@ -2,11 +2,10 @@
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TypeVar
 
+from adapter_store.catalogue import Change
 from adapter_store.durable import medium_errors
 from adapter_store.errors import AdapterStoreError, StoreUnavailable
 from adapter_store.manifest import Manifest
@@ -14,14 +13,12 @@ from adapter_store.record import NameRecord
 from adapter_store.redis_store.content import Content
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.metadata import Metadata, Publication
-from adapter_store.redis_store.upload import Uploader
+from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.ref import Ref
 
 _RACES = 100  # changes of one name by others that a change stands
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-Change = Callable[[NameRecord], NameRecord]
 
 
 class Changes:
@@ -41,13 +38,13 @@ class Changes:
 
         return _race(attempt)
 
-    def remove(self, ref: Ref) -> None:
-        """The version behind `ref`."""
+    def remove(self, ref: Ref, change: Change) -> None:
+        """A change that takes the version behind `ref` away."""
 
         def attempt() -> bool:
             old = self._metadata.record(ref.tenant, ref.name)
             version = Ref(ref.tenant, ref.name, digest=old.record.digest_of(ref))
-            new = old.record.without_version(ref)
+            new = change(old.record)
             return self._metadata.commit(version, old, new, "remove") == "done"
 
         _race(attempt)
@@ -56,17 +53,11 @@ class Changes:
     def publish(
         self,
         ref: Ref,  # with the digest
+        change: Change,
         manifest: Manifest,
-        files: Mapping[str, Path],
-        alias: str | None,
-        expected_generation: int | None,
+        files: Mapping[str, Sendable],
     ) -> NameRecord:
-        created_at = time.time()
-
-        def change(record: NameRecord) -> NameRecord:
-            new = record.with_version(manifest.digest, created_at)
-            return new if alias is None else new.with_alias(alias, ref, expected_generation)
-
+        """A change that adds the version in `ref`, and its content."""
         change(self._metadata.record(ref.tenant, ref.name).record)  # refused before gigabytes travel
         record = self._commit(ref, change, None) if self._content.is_whole(manifest.digest) else None
         if record is None:
@@ -78,7 +69,9 @@ class Changes:
         with _whatever_happens_to_garbage():
             self._metadata.sweep()
 
-    def _upload(self, ref: Ref, change: Change, manifest: Manifest, files: Mapping[str, Path]) -> NameRecord:
+    def _upload(
+        self, ref: Ref, change: Change, manifest: Manifest, files: Mapping[str, Sendable]
+    ) -> NameRecord:
         with medium_errors():
             index = self._uploader.upload(manifest.digest, files)
         try:

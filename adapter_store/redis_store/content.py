@@ -1,32 +1,34 @@
 """What is stored for a version: the packed file, the recipe of the pushed weights, and other pushed files."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from adapter_store.durable import medium_errors
+from adapter_store.arriving import ArrivingWeights
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.hashing import ParallelHashes
 from adapter_store.manifest import Manifest
-from adapter_store.packed import Weights, write_packed
+from adapter_store.packed import Weights
+from adapter_store.packing import Packing
 from adapter_store.peft import WEIGHTS_FILE, PeftAdapter
-from adapter_store.recipe import rebuild, write_recipe
+from adapter_store.recipe import rebuild, recipe_pieces
 from adapter_store.redis_store.index import Index
-from adapter_store.redis_store.read import Reader
+from adapter_store.redis_store.read import Reader, memory
+from adapter_store.redis_store.upload import Sendable
 
 _PACKED, _RECIPE, _SOURCE = "packed.safetensors", "recipe", "source/"
 
 
-def prepare(adapter: PeftAdapter, source: Path, folder: Path) -> tuple[Manifest, dict[str, Path]]:
-    """The files to store, by stored name; those that are not in `source` are made in `folder`."""
-    files = {_PACKED: folder / _PACKED, _RECIPE: folder / _RECIPE}
-    with files[_PACKED].open("wb") as packed:
-        manifest = write_packed(adapter, packed)
-    with files[_RECIPE].open("wb") as recipe:
-        write_recipe(adapter, recipe)
+def prepare(adapter: PeftAdapter, source: Path) -> tuple[Manifest, dict[str, Sendable]]:
+    """The files to store, by stored name. `source`, the pushed folder, must stay until they are sent."""
+    packing = Packing(adapter)
+    files = {
+        _PACKED: Sendable(packing.pieces, in_digest=True),
+        _RECIPE: Sendable(lambda: recipe_pieces(adapter)),
+    }
     others = [file for file in sorted(source.iterdir()) if file.name != WEIGHTS_FILE]
-    return manifest, files | {_SOURCE + file.name: file for file in others}
+    return packing.manifest(), files | {_SOURCE + file.name: Sendable.of_file(file) for file in others}
 
 
 class Content:
@@ -53,29 +55,29 @@ class Content:
         self._reader.whole(digest, lambda manifest, index: self._restore(manifest, index, folder))
 
     def _weights(self, manifest: Manifest, index: Index) -> Weights:
-        """In memory that lives as long as the mapping."""
-        with self._fetched(index, _PACKED) as packed:
-            return Weights(Path(f"/proc/self/fd/{packed.fileno()}"), manifest)
+        file = index.file(_PACKED)
+        content = memory(file.num_bytes)
+        with ParallelHashes() as hashes:
+            weights = ArrivingWeights(content, manifest, hashes)
+            self._reader.read(index, file, content, weights.arrived)
+            return weights.finish()
 
     def _restore(self, manifest: Manifest, index: Index, folder: Path | None) -> None:
-        with (
-            self._weights(manifest, index) as weights,
-            self._fetched(index, _RECIPE) as recipe,
-            _writing(folder, WEIGHTS_FILE) as target,
-        ):
+        recipe = self._fetched(index, _RECIPE)
+        with self._weights(manifest, index) as weights, _writing(folder, WEIGHTS_FILE) as target:
             rebuild(recipe, weights, target)
         for file in index.files:
             if file.name.startswith(_SOURCE):
+                content = self._fetched(index, file.name)
                 with _writing(folder, file.name.removeprefix(_SOURCE)) as target:
-                    self._reader.copy(index, file, target)
+                    if target is not None:
+                        target.write(content)
 
-    @contextlib.contextmanager
-    def _fetched(self, index: Index, name: str) -> Iterator[BinaryIO]:
-        """A stored file as one without a name, in memory."""
-        with medium_errors(), os.fdopen(os.memfd_create("lorafleet-adapter"), "w+b") as file:
-            self._reader.copy(index, index.file(name), file)
-            file.seek(0)
-            yield file
+    def _fetched(self, index: Index, name: str) -> memoryview:
+        file = index.file(name)
+        content = memory(file.num_bytes)
+        self._reader.read(index, file, content)
+        return content
 
 
 @contextlib.contextmanager

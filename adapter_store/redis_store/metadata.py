@@ -5,18 +5,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from adapter_store.manifest import Manifest
+from adapter_store.manifest import Manifest, VersionState
 from adapter_store.record import NameRecord
 from adapter_store.redis_store import scripts
 from adapter_store.redis_store.index import Claim, Index
 from adapter_store.redis_store.keys import Keys, seal, unseal
 from adapter_store.redis_store.primary import Command, Primary
 from adapter_store.ref import Ref
+from adapter_store.summary import after_line, is_deleted, lines_of
+from adapter_store.watch import News
 
 OPERATION_SECONDS = 600  # far longer than anybody repeats a change
 CLAIM_SECONDS = 600  # to make the chunks permanent and publish them
+_REMEMBERED_CHANGES = 10_000  # names: a scheduler that knows an older state reads everything again
 _SWEEP_CLAIMS = 16
 _PAGE = 256
+_LINES = 1000
 _UNLINK_KEYS = 512
 
 
@@ -85,9 +89,42 @@ class Metadata:
         found = Index.from_json(unseal(f"{key} index", index))
         return self._manifest(digest, manifest), found
 
+    def lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
+        """For listings (summary.py): the first `limit` whose keys are greater than `after`."""
+        key, found = self._keys.lines(tenant), list[str]()
+        start = after_line(after) if after else ""
+        if name is not None:
+            start = max(start, f"{name}@")
+        first = f"[{start}" if start else "-"  # no line is equal to it
+        last = "+" if name is None else f"({name}A"  # "A" comes after "@"
+        while len(found) < limit:
+            size = min(limit, _LINES)
+            [members] = self._primary.run(("ZRANGEBYLEX", key, first, last, "LIMIT", 0, size))
+            lines = [member.decode() for member in members]
+            found += [line for line in lines if deleted or not is_deleted(line)]
+            if len(lines) < size:
+                break
+            first = f"({lines[-1]}"
+        return found[:limit]
+
+    def graves(self, before: float) -> list[tuple[str, str, str]]:
+        """(tenant, name, digest) of what is DELETED since `before`."""
+        [members] = self._primary.run(("ZRANGEBYSCORE", self._keys.graves, "-inf", repr(before)))
+        return [_named(member.decode()) for member in members]
+
     def changes(self) -> int:
         [raw] = self._primary.run(("GET", self._keys.changes))
         return int(raw or 0)
+
+    def news(self, since: int) -> News:
+        keys = (self._keys.changes, self._keys.changed, self._keys.first_change)
+        [reply] = self._primary.run(("EVAL", scripts.NEWS, 3, *keys, since, _REMEMBERED_CHANGES))
+        number, kind, *members = (part.decode() for part in reply)
+        if kind == "all":
+            return News(int(number), None)
+        return News(
+            int(number), frozenset((tenant, name) for tenant, _, name in (m.partition("/") for m in members))
+        )
 
     # ---- changing
 
@@ -111,8 +148,19 @@ class Metadata:
         arguments = [old.raw, seal(record, new.to_json()) if new.versions else b""]
         arguments += [f"{ref.name}@".encode(), f"{ref.tenant}/{ref.name}".encode(), kind.encode()]
         arguments += [claim, manifest, index, self._keys.channel.encode()]
-        keys += [self._keys.pending]
-        command: Command = ("EVAL", scripts.COMMIT, len(keys), *keys, *arguments, OPERATION_SECONDS)
+        keys += [self._keys.pending, self._keys.lines(ref.tenant), self._keys.graves]
+        keys += [self._keys.changed, self._keys.first_change]
+        listed = _listing_changes(ref, old.record, new)
+        command: Command = (
+            "EVAL",
+            scripts.COMMIT,
+            len(keys),
+            *keys,
+            *arguments,
+            OPERATION_SECONDS,
+            _REMEMBERED_CHANGES,
+            *listed,
+        )
         [outcome] = self._primary.run(command, durable=True)
         result: Outcome = outcome.decode()
         return result
@@ -144,3 +192,28 @@ class Metadata:
 
 def _read(key: str, raw: bytes | None) -> Read:
     return Read(NameRecord.from_json(unseal(key, raw)), raw) if raw else Read(NameRecord(), b"")
+
+
+def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord) -> list[str | int]:
+    """COMMIT's arguments from the 12th on."""
+    before, after = set(lines_of(ref.name, old)), set(lines_of(ref.name, new))
+    buried, burying = _graves(ref, old), _graves(ref, new)
+    gone = [member for member in buried if member not in burying]
+    come = [(repr(at), member) for member, at in burying.items() if buried.get(member) != at]
+    counts = [len(before - after), len(after - before), len(gone), len(come)]
+    added = [part for pair in come for part in pair]
+    return [*counts, *sorted(before - after), *sorted(after - before), *gone, *added]
+
+
+def _graves(ref: Ref, record: NameRecord) -> dict[str, float]:
+    return {
+        f"{ref.tenant}/{ref.name}@{digest}": entry.left_at
+        for digest, entry in record.versions.items()
+        if entry.state is VersionState.DELETED
+    }
+
+
+def _named(member: str) -> tuple[str, str, str]:
+    tenant, _, rest = member.partition("/")
+    name, _, digest = rest.partition("@")
+    return tenant, name, digest

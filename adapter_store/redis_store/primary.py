@@ -9,9 +9,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.exceptions import (
@@ -38,6 +38,7 @@ _READ_BYTES = 1 << 20
 # Replies of a server that is about to be, or is no longer, the primary that we look for.
 _PASSING = (ReadOnlyError, ClusterDownError, TryAgainError)
 _PASSING_CODES = ("NOREPLICAS", "BUSY", "UNBLOCKED")
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -67,22 +68,22 @@ class Primary:
         So they must be such that doing them twice does no harm. `durable`: they are on disk, and at as many
         replicas as the url asks for, when this returns. Raises StoreUnavailable.
         """
-        give_up = time.monotonic() + self._url.timeout
-        for attempt in range(ATTEMPTS):
-            server = None
+        return self._retried(lambda server: self._attempt(server, commands, durable))
+
+    def use(self, transfer: Callable[[redis.ConnectionPool], _T]) -> _T:
+        """`transfer` with connections to the primary, again when it fails in passing, as commands are.
+
+        Raises StoreUnavailable, and what else `transfer` raises.
+        """
+
+        def attempt(server: _Server) -> _T:
             try:
-                server = self._find()
-                return self._attempt(server, commands, durable)
-            except (NotNow, RedisError, OSError) as error:
-                if isinstance(error, AuthenticationError):
-                    _log.error("%s refused the login: %s", self._url, error)
-                    raise StoreUnavailable("the store's Redis refused the login") from None
-                _log.warning("%s, attempt %d of %d: %s", self._url, attempt + 1, ATTEMPTS, error)
-                self._forget(server)
-            if attempt + 1 == ATTEMPTS or time.monotonic() > give_up:
-                break
-            time.sleep(_FIRST_PAUSE * 2**attempt * random.uniform(0.5, 1))
-        raise StoreUnavailable("the store's Redis cannot be reached now")
+                return transfer(server.pool)
+            except ResponseError as error:
+                _raise_error(("a transfer",), error)
+                raise
+
+        return self._retried(attempt)
 
     @contextlib.contextmanager
     def subscribed(self, channel: str) -> Iterator[Any]:
@@ -98,6 +99,24 @@ class Primary:
             yield connection
         finally:
             connection.disconnect()
+
+    def _retried(self, attempt: Callable[[_Server], _T]) -> _T:
+        give_up = time.monotonic() + self._url.timeout
+        for number in range(ATTEMPTS):
+            server = None
+            try:
+                server = self._find()
+                return attempt(server)
+            except (NotNow, RedisError, OSError) as error:
+                if isinstance(error, AuthenticationError):
+                    _log.error("%s refused the login: %s", self._url, error)
+                    raise StoreUnavailable("the store's Redis refused the login") from None
+                _log.warning("%s, attempt %d of %d: %s", self._url, number + 1, ATTEMPTS, error)
+                self._forget(server)
+            if number + 1 == ATTEMPTS or time.monotonic() > give_up:
+                break
+            time.sleep(_FIRST_PAUSE * 2**number * random.uniform(0.5, 1))
+        raise StoreUnavailable("the store's Redis cannot be reached now")
 
     # ---- one attempt
 

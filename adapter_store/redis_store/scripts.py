@@ -4,11 +4,14 @@ They are small, so a server that is full runs them, too: a delete is what it nee
 """
 
 # Replaces one record, and what follows from it, once for each operation.
-#   KEYS  1 record  2 names  3 changes  4 operation  5 blob  6 users  7 pending
+#   KEYS  1 record  2 names  3 changes  4 operation  5 blob  6 users  7 pending  8 lines  9 graves
+#         10 changed  11 first_change
 #   ARGV  1 the record as the caller read it ("": none)   2 the new one ("": remove)
 #         3 member of names   4 member of users   5 "add" | "remove" | "keep": the version of blob and users
 #         6 claim of the upload to publish ("": the content is stored)   7 manifest   8 index
-#         9 channel   10 seconds for which the operation is remembered
+#         9 channel   10 seconds for which the operation is remembered   11 most members of changed
+#         12 to 15 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
+#         in this order, a grave to add as its score and its member
 #   Returns "done" | "stale": the record is another one by now | "lost": upload or content is gone.
 COMMIT = """#!lua flags=allow-oom
 if redis.call('EXISTS', KEYS[4]) == 1 then return 'done' end
@@ -38,15 +41,42 @@ else
   redis.call('SET', KEYS[1], ARGV[2])
   redis.call('ZADD', KEYS[2], 0, ARGV[3])
 end
+local at = 16
+for _ = 1, ARGV[12] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[13] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[14] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[15] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
 -- A counter that was flushed goes on from the clock: nobody takes it for one that he has seen.
 if redis.call('EXISTS', KEYS[3]) == 0 then
   local now = redis.call('TIME')
   redis.call('SET', KEYS[3], now[1] .. string.format('%06d', now[2]))
+  redis.call('SET', KEYS[11], redis.call('GET', KEYS[3]))
 end
 local changes = redis.call('INCR', KEYS[3])
+redis.call('ZADD', KEYS[10], changes, ARGV[4])
+redis.call('ZREMRANGEBYRANK', KEYS[10], 0, -1 - ARGV[11])
 redis.call('SET', KEYS[4], '1', 'EX', ARGV[10])
 redis.call('PUBLISH', ARGV[9], changes)
 return 'done'
+"""
+
+# What changed since a number of changes.
+#   KEYS  1 changes  2 changed  3 first_change      ARGV  1 the number   2 most members of changed
+#   Returns the number now, then "all", or "some" and the members whose records changed.
+NEWS = """#!lua flags=no-writes
+local number = redis.call('GET', KEYS[1]) or '0'
+local since = tonumber(ARGV[1])
+if since == tonumber(number) then return {number, 'some'} end
+local first = tonumber(redis.call('GET', KEYS[3]) or '0')
+if since < first or since > tonumber(number) then return {number, 'all'} end
+if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[2]) then
+  local oldest = tonumber(redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2])
+  if oldest > since + 1 then return {number, 'all'} end
+end
+local members = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], '+inf')
+table.insert(members, 1, 'some')
+table.insert(members, 1, number)
+return members
 """
 
 # Says that an upload is under way. One that is published stays so: a repetition may arrive late.

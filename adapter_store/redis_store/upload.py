@@ -1,42 +1,52 @@
-"""From files to chunks that expire, then to chunks that stay. Publishing them is the metadata's part."""
+"""From pieces to chunks that expire, then to chunks that stay. Publishing them is the metadata's part."""
 
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from adapter_store.errors import StoreUnavailable
 from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
-from adapter_store.redis_store.primary import Command, Primary
+from adapter_store.redis_store.primary import Primary
+from adapter_store.redis_store.transfer import ChunkWriter
 
 UPLOAD_SECONDS = 3600  # that an upload may take, and for which a dead one's chunks stay
-_BATCH_CHUNKS = 4  # sent in one go: what an upload holds in memory
+UNHASHED = ""  # a chunk's hash, where the version's digest speaks for the whole file
 _BATCH_KEYS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sendable:
+    """A file to store: its bytes in pieces of any size."""
+
+    pieces: Callable[[], Iterable[memoryview]]
+    in_digest: bool = False  # the digest covers all of it: its chunks need no hashes of their own
+
+    @classmethod
+    def of_file(cls, path: Path) -> "Sendable":
+        return cls(lambda: _read(path))
 
 
 class Uploader:
     def __init__(self, primary: Primary, keys: Keys, metadata: Metadata) -> None:
         self._primary, self._keys, self._metadata = primary, keys, metadata
 
-    def upload(self, digest: str, files: Mapping[str, Path]) -> Index:
+    def upload(self, digest: str, files: Mapping[str, Sendable]) -> Index:
         """Everything is stored and claimed, and nobody sees it yet. Raises StoreUnavailable."""
-        upload = uuid.uuid4().hex
-        stored, batch, number = list[StoredFile](), list[Command](), 0
-        for name, path in files.items():
-            chunks, num_bytes = list[str](), 0
-            for data in _chunks(path):
-                key = self._keys.chunk(digest, upload, number)
-                # NX: a repetition that arrives late must not make a chunk expire that is permanent by then.
-                batch.append(("SET", key, data, "EX", UPLOAD_SECONDS, "NX"))
-                chunks.append(hashlib.sha256(data).hexdigest())
-                number, num_bytes = number + 1, num_bytes + len(data)
-                if len(batch) == _BATCH_CHUNKS:
-                    self._primary.run(*batch)
-                    batch.clear()
-            stored.append(StoredFile(name, num_bytes, tuple(chunks)))
-        self._primary.run(*batch)
+        upload, number = uuid.uuid4().hex, 0
+        stored = list[StoredFile]()
+        with ChunkWriter(self._primary, UPLOAD_SECONDS) as writer:
+            for name, file in files.items():
+                hashes, num_bytes = list[str](), 0
+                for chunk in _chunks(file.pieces()):
+                    writer.write(self._keys.chunk(digest, upload, number), chunk)
+                    hashes.append(UNHASHED if file.in_digest else _sha256(chunk))
+                    number, num_bytes = number + 1, num_bytes + sum(map(len, chunk))
+                stored.append(StoredFile(name, num_bytes, tuple(hashes)))
+            writer.finish()
         index = Index(digest, upload, tuple(stored))
         self._metadata.claim(index.claim)
         self._keep(index)
@@ -53,7 +63,28 @@ class Uploader:
                 raise StoreUnavailable("the store's Redis lost a part of the upload: push the adapter again")
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _chunks(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The pieces cut and gathered: CHUNK_BYTES in each, but for the last one."""
+    chunk, room = list[memoryview](), CHUNK_BYTES
+    for piece in pieces:
+        while len(piece) >= room:
+            yield [*chunk, piece[:room]]
+            piece, chunk, room = piece[room:], [], CHUNK_BYTES
+        if piece:
+            chunk.append(piece)
+            room -= len(piece)
+    if chunk:
+        yield chunk
+
+
+def _sha256(chunk: Iterable[memoryview]) -> str:
+    found = hashlib.sha256()
+    for piece in chunk:
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _read(path: Path) -> Iterator[memoryview]:
     with path.open("rb") as file:
         while data := file.read(CHUNK_BYTES):
-            yield data
+            yield memoryview(data)

@@ -33,7 +33,7 @@ class Medium(Protocol):
         ...
 
     def leftovers(self) -> list[str]:
-        """What is there beyond the counter of changes."""
+        """What is there beyond what is known of the last changes."""
         ...
 
 
@@ -108,7 +108,8 @@ class RedisMedium:
 
     def leftovers(self) -> list[str]:
         operations = self.keys.operation("")
-        return [key for key in self.all_keys() if key != self.keys.changes and not key.startswith(operations)]
+        counters = {self.keys.changes, self.keys.first_change, self.keys.changed}
+        return [key for key in self.all_keys() if key not in counters and not key.startswith(operations)]
 
     def all_keys(self) -> list[str]:
         with self.server.client() as client:

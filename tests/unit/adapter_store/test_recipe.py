@@ -7,24 +7,22 @@ import pytest
 import torch
 
 from adapter_store import DataLoss, ModelSpec, Weights
-from adapter_store.packed import write_packed
+from adapter_store.packing import Packing
 from adapter_store.peft import read_adapter
-from adapter_store.recipe import rebuild, write_recipe
+from adapter_store.recipe import rebuild, recipe_pieces
 from tests.support.adapters import load_base, raw_adapter, read_tensors
 
 
 def recipe_of(folder: Path, spec: ModelSpec, packed: Path) -> tuple[bytes, Weights]:
     adapter = read_adapter(folder, spec)
     with packed.open("wb") as target:
-        manifest = write_packed(adapter, target)
-    recipe = io.BytesIO()
-    write_recipe(adapter, recipe)
-    return recipe.getvalue(), Weights(packed, manifest)
+        manifest = Packing(adapter).write(target)
+    return b"".join(recipe_pieces(adapter)), Weights.open(packed, manifest)
 
 
 def rebuilt(recipe: bytes, weights: Weights) -> bytes:
     target = io.BytesIO()
-    rebuild(io.BytesIO(recipe), weights, target)
+    rebuild(memoryview(recipe), weights, target)
     return target.getvalue()
 
 
@@ -68,7 +66,7 @@ def test_a_damaged_recipe_is_data_loss(
     damaged = bytearray(recipe)
     damaged[position] ^= 1
     with pytest.raises(DataLoss):
-        rebuild(io.BytesIO(damaged), weights)
+        rebuild(memoryview(damaged), weights)
     with pytest.raises(DataLoss):
-        rebuild(io.BytesIO(b""), weights)
-    rebuild(io.BytesIO(recipe), weights)
+        rebuild(memoryview(b""), weights)
+    rebuild(memoryview(recipe), weights)

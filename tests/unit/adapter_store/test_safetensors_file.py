@@ -110,7 +110,7 @@ def test_special_files_are_refused_without_waiting(tmp_path: Path, make: Callabl
 def test_views_are_read_only_and_outlive_the_file(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     save_file({"t": values, "empty": np.zeros((0, 2), np.float16)}, tmp_path / "f.safetensors")
-    view = TensorFile(tmp_path / "f.safetensors").array("t")
+    view = TensorFile.open(tmp_path / "f.safetensors").array("t")
     (tmp_path / "f.safetensors").unlink()
     assert np.array_equal(view, values)
     with pytest.raises(ValueError, match="read-only"):

@@ -11,8 +11,8 @@ from adapter_store.redis_store.index import CHUNK_BYTES
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
-from adapter_store.redis_store.read import Reader
-from adapter_store.redis_store.upload import Uploader
+from adapter_store.redis_store.read import Reader, memory
+from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.redis_store.url import RedisUrl
 from tests.support.adapters import lora_pair, raw_adapter
 from tests.support.redis_server import RedisServer
@@ -38,11 +38,13 @@ def test_files_come_back_byte_for_byte(redis_server: RedisServer, tmp_path: Path
     primary, keys = Primary(RedisUrl.parse(redis_server.url)), Keys("bytes")
     metadata = Metadata(primary, keys)
     (tmp_path / "in").write_bytes(content)
-    files = {"before": tmp_path / "in", "file": tmp_path / "in", "after": tmp_path / "in"}
+    file = Sendable.of_file(tmp_path / "in")
+    files = {"before": file, "file": file, "after": file}
     index = Uploader(primary, keys, metadata).upload("sha256:" + "0" * 64, files)
-    with (tmp_path / "out").open("wb") as target:
-        Reader(primary, keys, metadata).copy(index, index.file("file"), target)
-    assert (tmp_path / "out").read_bytes() == content
+    stored = index.file("file")
+    found = memory(stored.num_bytes)
+    Reader(primary, keys, metadata).read(index, stored, found)
+    assert found == content
     metadata.abandon(index.claim)
     metadata.sweep()
 

@@ -9,33 +9,14 @@ from pathlib import Path
 import pytest
 
 from adapter_store import AdapterNotFound, ModelSpec, Ref, StoreUnavailable
-from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.store import RedisStore
 from tests.support.crashes import run_until_step
+from tests.support.garbage import chunk_keys, garbage
 from tests.support.redis_server import RedisServer
 from tests.support.stores import RedisMedium
 
 STEPS = ("sendall", "recv")  # before a command is sent, and before its reply is read
 LATEST = Ref.parse("acme/x", "")
-
-
-def chunk_keys(medium: RedisMedium) -> set[str]:
-    return {key for key in medium.all_keys() if ":{sha256:" in key}
-
-
-def check_garbage(medium: RedisMedium) -> None:
-    """Each chunk is a published one's, expires by itself, or belongs to a claim that will fall due."""
-    published = {
-        chunk for digest in medium.digests() for chunk in _chunks(medium, medium.index(digest).claim)
-    }
-    assert published <= chunk_keys(medium)
-    with medium.server.client() as client:
-        claims = client.zrange(medium.keys.pending, 0, -1) + list(client.smembers(medium.keys.doomed))
-        claimed = {chunk for text in claims for chunk in _chunks(medium, Claim.parse(text.decode()))}
-        for key in published:
-            assert client.ttl(key) == -1 and key not in claimed
-        for key in chunk_keys(medium) - published:
-            assert client.ttl(key) > 0 or key in claimed
 
 
 def pass_time(medium: RedisMedium) -> None:
@@ -46,10 +27,6 @@ def pass_time(medium: RedisMedium) -> None:
                 client.delete(key)
         for claim in client.zrange(medium.keys.pending, 0, -1):
             client.zadd(medium.keys.pending, {claim: 0})
-
-
-def _chunks(medium: RedisMedium, claim: Claim) -> set[str]:
-    return {medium.keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)}
 
 
 def state(store: RedisStore) -> tuple[list[str], list[tuple[str, str, int]]]:
@@ -76,13 +53,13 @@ def crash_everywhere(server: RedisServer, prepare: Action, action: Action) -> No
         if run_until_step(lambda medium=medium: action(medium.open()), step, STEPS) >= 0:
             assert step > 10  # replies come in as many pieces as they like
             return
-        check_garbage(medium)
+        assert garbage(medium) == []
         pass_time(medium)
         store = medium.open()
         assert state(store) in (before, after)
         for version in store.list("acme"):
             store.verify(Ref("acme", "x", digest=version.digest))
-        check_garbage(medium)
+        assert garbage(medium) == []
         assert len(chunk_keys(medium)) == 3 * len(medium.digests())
         action(store)  # once more, as its user would
         assert state(store) == after

@@ -1,0 +1,208 @@
+"""What all stores do in the same way: everything that is said about versions and aliases."""
+
+import builtins
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TypeVar
+
+from adapter_store.errors import AdapterNotFound
+from adapter_store.manifest import Alias, Manifest, Version, VersionState
+from adapter_store.record import AliasEntry, NameRecord
+from adapter_store.ref import Ref, check_identifier
+from adapter_store.summary import Summary
+
+Change = Callable[[NameRecord], NameRecord]
+_T = TypeVar("_T")
+
+
+class Catalogue(ABC):
+    """The part of an AdapterStore (store.py has the contracts) that is the same whatever the medium is."""
+
+    @abstractmethod
+    def record(self, tenant: str, name: str) -> NameRecord: ...
+
+    @abstractmethod
+    def manifest(self, digest: str) -> Manifest: ...
+
+    @abstractmethod
+    def summaries(
+        self,
+        tenant: str,
+        *,
+        name: str | None = None,
+        after: str = "",
+        limit: int = 100,
+        deleted: bool = False,
+    ) -> builtins.list[Summary]: ...
+
+    @abstractmethod
+    def _change(self, ref: Ref, change: Change) -> NameRecord:
+        """Replaces the record of `ref`'s name, whatever others do to it at the same time."""
+
+    @abstractmethod
+    def _remove(self, ref: Ref, change: Change) -> None:
+        """The same for a change that takes the version behind `ref` away; its content goes with the last."""
+
+    @abstractmethod
+    def _buried(self, before: float) -> Iterator[Summary]:
+        """The versions of all tenants that are DELETED since `before`."""
+
+    def _certain(self, read: Callable[[], _T]) -> _T:
+        """`read`, again if what looked damaged may just have been on its way."""
+        return read()
+
+    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
+        def read() -> Version:
+            record = self.record(ref.tenant, ref.name)
+            return self._version(ref, record, record.active_digest_of(ref, sticky_key))
+
+        return self._certain(read)
+
+    def find(self, ref: Ref) -> Version:
+        return self._certain(lambda: self._find(ref))
+
+    def list(
+        self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
+    ) -> builtins.list[Version]:
+        found = self.summaries(tenant, name=name, after=after, limit=limit)
+        manifests = self._manifests([summary.digest for summary in found])
+        return [
+            Version(
+                summary.tenant,
+                summary.name,
+                summary.digest,
+                manifests[summary.digest],
+                summary.created_at,
+                summary.protected,
+                summary.state,
+                summary.quarantined,
+            )
+            for summary in found
+            if summary.digest in manifests  # or it was removed while we read
+        ]
+
+    def delete(self, ref: Ref) -> None:
+        self._remove(ref, lambda record: record.without_version(ref))
+
+    def withdraw(
+        self,
+        ref: Ref,
+        state: VersionState = VersionState.DELETED,
+        *,
+        force: bool = False,
+        end_requests: bool = False,
+    ) -> Version:
+        now = time.time()
+        digest = ""
+
+        def change(record: NameRecord) -> NameRecord:
+            nonlocal digest
+            digest = record.digest_of(ref)
+            return record.withdrawn(ref, state, now, force=force, end_requests=end_requests)
+
+        return self._version(ref, self._change(ref, change), digest)
+
+    def collect(
+        self, before: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
+    ) -> builtins.list[Summary]:
+        collected = []
+        for summary in self._buried(before):
+            if keep(summary):
+                continue
+            ref = Ref(summary.tenant, summary.name, digest=summary.digest)
+            try:
+                if not dry_run:
+                    self._remove(ref, partial(NameRecord.buried, ref=ref, before=before))
+            except AdapterNotFound:
+                continue  # pushed again, or somebody else was faster
+            collected.append(summary)
+        return collected
+
+    def set_alias(
+        self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
+    ) -> Alias:
+        Ref(tenant, name, digest=digest)
+        return self.split_alias(tenant, name, alias, {digest: 1}, expected_generation=expected_generation)
+
+    def split_alias(
+        self,
+        tenant: str,
+        name: str,
+        alias: str,
+        targets: Mapping[str, int],
+        *,
+        expected_generation: int | None = None,
+    ) -> Alias:
+        ref = Ref(tenant, name, alias=check_identifier("alias", alias))
+        record = self._change(ref, lambda record: record.with_alias(ref, targets, expected_generation))
+        return _alias(ref, record.aliases[alias])
+
+    def delete_alias(self, tenant: str, name: str, alias: str) -> None:
+        ref = Ref(tenant, name, alias=alias)
+        self._change(ref, lambda record: record.without_alias(alias, ref))
+
+    def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
+        ref = Ref(tenant, name, digest=digest)
+        record = self._change(ref, lambda record: record.with_protection(ref, protected))
+        return self._version(ref, record, digest)
+
+    def set_quarantined(self, tenant: str, name: str, digest: str, quarantined: bool) -> None:
+        ref = Ref(tenant, name, digest=digest)
+        self._change(ref, lambda record: record.with_quarantine(ref, quarantined))
+
+    def _find(self, ref: Ref) -> Version:
+        record = self.record(ref.tenant, ref.name)
+        return self._version(ref, record, record.digest_of(ref))
+
+    def _manifests(self, digests: builtins.list[str]) -> Mapping[str, Manifest]:
+        """Those that are there."""
+        found = {}
+        for digest in digests:
+            try:
+                found[digest] = self._certain(partial(self.manifest, digest))
+            except AdapterNotFound:
+                continue
+        return found
+
+    def _version(self, ref: Ref, record: NameRecord, digest: str) -> Version:
+        return version_of(ref, record, digest, self.manifest(digest))
+
+
+def version_of(ref: Ref, record: NameRecord, digest: str, manifest: Manifest) -> Version:
+    """What the record of `ref`'s name says of one of its versions."""
+    entry = record.versions[digest]
+    return Version(
+        ref.tenant,
+        ref.name,
+        digest,
+        manifest,
+        entry.created_at,
+        entry.protected,
+        entry.state,
+        entry.quarantined,
+    )
+
+
+def with_push(
+    record: NameRecord, ref: Ref, manifest: Manifest, alias: str | None, expected_generation: int | None
+) -> NameRecord:
+    """With the version in `ref` (its digest is the manifest's), and `alias` on it."""
+    new = record.with_version(manifest, time.time())
+    if alias is None:
+        return new
+    return new.with_alias(Ref(ref.tenant, ref.name, alias=alias), {manifest.digest: 1}, expected_generation)
+
+
+def aliases_in(tenant: str, name: str, record: NameRecord) -> Iterator[Alias]:
+    """Sorted. Those that were deleted are not told."""
+    for alias, entry in sorted(record.aliases.items()):
+        if entry.digest is not None:
+            yield _alias(Ref(tenant, name, alias=alias), entry)
+
+
+def _alias(ref: Ref, entry: AliasEntry) -> Alias:
+    return Alias(
+        ref.tenant, ref.name, str(ref.alias), str(entry.digest), entry.generation, dict(entry.weights)
+    )

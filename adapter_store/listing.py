@@ -1,0 +1,68 @@
+"""All versions of one tenant as sorted lines in memory, kept up to date by the names that change."""
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from adapter_store.summary import after_line
+from adapter_store.watch import News
+
+
+class Lines(Protocol):
+    def names(self, tenant: str) -> list[str]:
+        """All of a tenant's names."""
+        ...
+
+    def lines(self, tenant: str, name: str) -> tuple[str, ...]:
+        """Of one name, sorted; none when it is unknown or unreadable."""
+        ...
+
+
+class Listing:
+    """Not thread-safe. About 400 bytes a version."""
+
+    def __init__(self, tenant: str, source: Lines) -> None:
+        self._tenant, self._source = tenant, source
+        self._number = -1
+        self._lines: dict[str, tuple[str, ...]] = {}
+        self._order: list[str] = []  # "name@" of each name with lines: names sort by it, as lines do
+
+    def update(self, news_since: Callable[[int], News]) -> None:
+        """Reads what changed since the last time; everything at first, and when too much has."""
+        news = news_since(self._number)
+        if news.names is None:
+            self._read_all()
+        else:
+            self._read(name for tenant, name in news.names if tenant == self._tenant)
+        self._number = news.number
+
+    def page(self, name: str | None, after: str, limit: int, keep: Callable[[str], bool]) -> list[str]:
+        """The first lines that `keep` accepts whose keys are greater than `after`, of all names or of one."""
+        bound = after_line(after) if after else ""
+        lines = (line for each in self._names(name, after) for line in self._lines[each] if line > bound)
+        return list(itertools.islice(filter(keep, lines), limit))
+
+    def _names(self, name: str | None, after: str) -> Iterator[str]:
+        if name is not None:
+            yield from (name,) if name in self._lines else ()
+            return
+        first = bisect.bisect_left(self._order, after.partition("@")[0] + "@")
+        for at in range(first, len(self._order)):
+            yield self._order[at][:-1]
+
+    def _read_all(self) -> None:
+        found = ((name, self._source.lines(self._tenant, name)) for name in self._source.names(self._tenant))
+        self._lines = {name: lines for name, lines in found if lines}
+        self._order = sorted(f"{name}@" for name in self._lines)
+
+    def _read(self, names: Iterable[str]) -> None:
+        for name in names:
+            lines = self._source.lines(self._tenant, name)
+            if lines and name not in self._lines:
+                bisect.insort(self._order, f"{name}@")
+            if lines:
+                self._lines[name] = lines
+            elif name in self._lines:
+                del self._lines[name]
+                self._order.remove(f"{name}@")

@@ -1,0 +1,98 @@
+"""The way into the packed form (packed.py says what that is)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from adapter_store.hashing import ParallelHashes
+from adapter_store.manifest import Manifest
+from adapter_store.packed import content_digest, packed_header
+from adapter_store.peft import PeftAdapter
+from adapter_store.safetensors_file import NUMPY_DTYPES, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One packed tensor, and where its values are in the pushed file."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: TensorInfo
+    transposed: bool
+
+    @property
+    def dtype(self) -> str:
+        return self.source.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.source.end - self.source.begin
+
+
+class Packing:
+    """One adapter, to be packed as often as need be."""
+
+    def __init__(self, adapter: PeftAdapter) -> None:
+        self._adapter, self._parts = adapter, _parts(adapter)
+        self._header = packed_header(adapter.modules, ((p.name, p.dtype, p.shape) for p in self._parts))
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._header) + sum(part.num_bytes for part in self._parts)
+
+    def manifest(self) -> Manifest:
+        """Hashes everything, without writing it."""
+        with ParallelHashes() as hashes:
+            for part in self._parts:
+                hashes.add(self._data(part))
+            return self._manifest(hashes.finish())
+
+    def write(self, target: BinaryIO) -> Manifest:
+        """Writes the packed file. The caller syncs `target`."""
+        target.write(self._header)
+        with ParallelHashes() as hashes:
+            for part in self._parts:
+                data = self._data(part)
+                hashes.add(data)
+                target.write(data)
+            return self._manifest(hashes.finish())
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The packed file in pieces, of at most a tensor each; transposed ones are made on the way."""
+        yield memoryview(self._header)
+        for part in self._parts:
+            yield self._data(part)
+
+    def _data(self, part: _Part) -> memoryview:
+        file = self._adapter.file
+        if not part.transposed:
+            return file.raw(part.source.name)
+        bits = file.array(part.source.name).view(f"u{NUMPY_DTYPES[part.dtype].itemsize}")
+        return np.ascontiguousarray(bits.T).reshape(-1).view(np.uint8).data
+
+    def _manifest(self, hashes: Sequence[str]) -> Manifest:
+        adapter, parts = self._adapter, self._parts
+        entries = [(p.name, p.dtype, p.shape, found) for p, found in zip(parts, hashes, strict=True)]
+        return Manifest(
+            digest=content_digest(entries, adapter.modules, adapter.chat_template),
+            modules=adapter.modules,
+            dtypes=tuple(sorted({part.dtype for part in parts})),
+            num_bytes=self.num_bytes,
+            base_model=adapter.base_model,
+            peft_version=adapter.peft_version,
+            chat_template=adapter.chat_template,
+            warnings=adapter.warnings,
+        )
+
+
+def _parts(adapter: PeftAdapter) -> list[_Part]:
+    parts = []
+    for module in adapter.modules:
+        halves = adapter.halves[module.name]
+        a, b = (module.rank, module.in_features), (module.rank, module.out_features)
+        parts.append(_Part(f"{module.name}.lora_a", a, halves.a, transposed=False))
+        parts.append(_Part(f"{module.name}.lora_b", b, halves.b, transposed=True))
+    # Wider items first: then every tensor starts at a multiple of its item size.
+    return sorted(parts, key=lambda part: -NUMPY_DTYPES[part.dtype].itemsize)
