@@ -12,11 +12,13 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
 Follower = Literal["silu_mul", "add_rms_norm", "rope"]
 # pair: shrink, expand, then the follower by itself. fused: shrink, then the follower that also expands.
-# pair_beside and beside: as pair and fused, with shrink on a second stream beside the base product.
-Form = Literal["pair", "pair_beside", "fused", "beside"]
+# beside: as fused, with shrink on a second stream beside the base product.
+Form = Literal["pair", "fused", "beside"]
 
-# As many entries as adapters that share their rows: above this the two streams compete for the memory.
+# As many entries as adapters that share their rows: above this the two streams compete for the memory, until
+# a step has so many 64-row tiles that shrink fills the product's tail.
 _FEW_ENTRIES = 8
+_MANY_TILES = 128
 _MANY_ENTRIES = 32
 
 
@@ -43,22 +45,28 @@ PLAIN = FollowerConfig(1, 0, 1024, 4)
 
 
 def beside_pays(plan: LaunchPlan) -> bool:
-    """Whether shrink should run on a second stream beside the base product, whatever follows."""
-    return not plan.tiles and plan.items <= _FEW_ENTRIES
+    """Whether an unfused pair's shrink should run on a second stream beside the base product.
+
+    Added to the products, behind / beside: 30.5 / 20.9 at (64, 1), 107 / 113 at (256, 64), 82.6 / 89.9 at
+    (512, 8), 710 / 671 at (8192, 8).
+    """
+    return plan.tiles >= _MANY_TILES if plan.tiles else plan.items <= _FEW_ENTRIES
 
 
 def best_form(plan: LaunchPlan, follower: Follower) -> Form:
     """The fastest form measured for steps like the plan's, of a layer with this follower.
 
-    What LoRA adds to a projection and its follower, as pair / fused / beside: qkv 3.8 / 3.2 / 1.3 at (1, 1),
-    8.3 / 8.3 / 4.8 at (64, 8), 16.2 / 16.0 / 14.8 at (64, 64), 115 / 102 / 94 at (8192, 8); gate_up 402 / 197
-    / 181 there, with today's blocks 435 / 101 / 84; o 85 / 196 / 175 and pair_beside 80, down 143 / 262 / 230
-    and 122.
+    What LoRA adds to a projection and its follower, as pair / fused / beside: qkv 4.0 / 3.4 / 1.3 at (1, 1),
+    8.3 / 8.0 / 5.3 at (64, 8), 16.5 / 15.5 / 15.7 at (64, 64), 109 / 85 / 77 at (8192, 8); gate_up 392 / 101
+    / 83 there, 47 / 42 / 41 at (256, 64); o 83 / 186 / 167 at (8192, 8), and 75 where the pair's shrink runs
+    beside the product: for a pair, ask beside_pays too.
     """
-    if plan.tiles:
-        return "pair_beside" if follower == "add_rms_norm" else "beside"
+    if plan.tiles and follower == "add_rms_norm":
+        return "pair"
     if beside_pays(plan):
         return "beside"
+    if plan.tiles:
+        return "fused"
     if plan.rows_per_item > 1 and plan.items >= _MANY_ENTRIES:
         return "fused" if follower == "silu_mul" else "pair"
     return "pair" if plan.parts else "fused"

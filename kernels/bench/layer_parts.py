@@ -21,7 +21,7 @@ from kernels.tuning import shrink_config
 
 HEAD_DIM, KV_HEADS, BLOCK_SIZE = 128, 8, 16
 EPS = 1e-5
-# Without LoRA, and kernels.follower_tuning's forms.
+# Without LoRA, and kernels.follower_tuning's forms, the pair also with its shrink beside the product.
 FORMS = ("none", "pair", "pair_beside", "fused", "beside")
 
 Fused = Callable[[Tensor, Tensor, Sequence[Tensor], LoRAKernelMeta], None]

@@ -10,7 +10,7 @@ from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet, base_weigh
 from kernels.bench.layer_parts import FORMS, Projection, make_projection
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.follower_tuning import best_form
+from kernels.follower_tuning import beside_pays, best_form
 from kernels.side_stream import SideStream
 
 RANK = 16
@@ -88,7 +88,7 @@ def _point_rows(
     side = SideStream("cuda")  # one for all, as a model has
     parts = [_projection(layer, tokens, adapters, *shared[layer.name], side) for layer in LAYERS]
     rows = [_projection_row(part) for part in parts]
-    forms = [best_form(part.case.metas[0].plan, part.follower) for part in parts]
+    forms = [_form(part) for part in parts]
     calls = [(_layer(parts, each), _calls(tokens, 8)) for each in (["none"] * len(parts), forms)]
     base_us, with_us = time_calls(calls, rounds=25)
     point = (tokens, adapters)
@@ -97,6 +97,12 @@ def _point_rows(
         None, GOALS[point],
     )  # fmt: skip
     return [*rows, whole]
+
+
+def _form(part: Projection) -> str:
+    plan = part.case.metas[0].plan
+    form = best_form(plan, part.follower)
+    return "pair_beside" if form == "pair" and beside_pays(plan) else form
 
 
 def _projection_row(part: Projection) -> Row:

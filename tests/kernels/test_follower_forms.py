@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.follower_tuning import Follower, Form, best_form
+from kernels.follower_tuning import Follower, Form, beside_pays, best_form
 from kernels.meta import LoRAKernelMeta
 from kernels.work_list import Run
 
@@ -22,7 +22,11 @@ STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
     ),
     "prefill": (
         [(slot, 128) for slot in range(8)],
-        {"add_rms_norm": "pair_beside", "silu_mul": "beside", "rope": "beside"},
+        {"add_rms_norm": "pair", "silu_mul": "fused", "rope": "fused"},
+    ),
+    "long prefill": (
+        [(slot, 1024) for slot in range(8)],
+        {"add_rms_norm": "pair", "silu_mul": "beside", "rope": "beside"},
     ),
 }
 
@@ -31,7 +35,7 @@ STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
 @pytest.mark.parametrize("follower", ["silu_mul", "add_rms_norm", "rope"])
 def test_the_measured_form_is_chosen(name: str, follower: Follower) -> None:
     runs, forms = STEPS[name]
-    meta = LoRAKernelMeta.make(64, 1024, "cpu")
+    meta = LoRAKernelMeta.make(64, 8192, "cpu")
     meta.prepare_tensors(runs)
     assert best_form(meta.plan, follower) == forms[follower]
 
@@ -42,3 +46,13 @@ def test_high_ranks_in_parts_take_the_pair() -> None:
     meta.prepare_tensors([(slot, 1) for slot in range(64)])
     assert meta.plan.parts
     assert best_form(meta.plan, "silu_mul") == "pair"
+
+
+@pytest.mark.parametrize(
+    ("runs", "pays"),
+    [([(0, 64)], True), ([(slot, 1) for slot in range(64)], False), ([(0, 512)], False), ([(0, 8192)], True)],
+)
+def test_shrink_runs_beside_the_product_where_that_was_faster(runs: list[Run], pays: bool) -> None:
+    meta = LoRAKernelMeta.make(64, 8192, "cpu")
+    meta.prepare_tensors(runs)
+    assert beside_pays(meta.plan) == pays
