@@ -173,6 +173,9 @@ async def _load(current: Session, outcome: Outcome) -> None:
         await current.run("warming up", [Lane("warm-up", warm_up[: args.warm_up])])
     played = await current.run("load", [Lane("load", requests, args.max_concurrency)])
     outcome.add(_load_row(played))
+    if not outcome.rows[-1]["whole"]:
+        errors = ", ".join(f"{count} x {reason}" for reason, count in outcome.rows[-1]["errors"].items())
+        raise BenchError(f"no request was answered: {errors}")
 
 
 async def _presets(current: Session, outcome: Outcome) -> None:
