@@ -11,8 +11,9 @@ _LATENCIES = (("TTFT", "ttft_ms"), ("between tokens", "itl_ms"), ("a token", "tp
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """One line a row, then everything that failed, by name."""
+    """One line a row, then what two plays compared say, and everything that failed, by name."""
     lines = [table(_HEAD, [_cells(row) for row in rows])]
+    lines += [f"{row['workload']}: {', '.join(found)}" for row in rows if (found := _compared(row))]
     lines += [
         f"failed in {row['workload']}, {row['adapters']} adapters: {count} x {reason}"
         for row in rows
@@ -44,6 +45,19 @@ def comparison_table(rows: Sequence[Row]) -> str:
     """Of `compare.compare`."""
     head = ("workload", "adapters", "unit", "first", "second", "ratio")
     return table(head, [[_text(row[key.replace(" ", "_")]) for key in head] for row in rows])
+
+
+def _compared(row: Row) -> list[str]:
+    """What measures.py adds to its rows."""
+    texts = {
+        "median_ratio": "median {}x that of the streams alone",
+        "p99_ratio": "p99 {}x",
+        "paged_in": "{} adapters paged in",
+        "paging_s": "within {} s",
+        "prompts_arrived": "{} prompts answered meanwhile",
+        "of_8_adapters": "with 16 adapters {}x that with 8",
+    }
+    return [text.format(_text(row[key])) for key, text in texts.items() if row.get(key) is not None]
 
 
 def _cells(row: Row) -> list[str]:

@@ -145,20 +145,22 @@ def add_preset(group: Subparsers) -> None:
 
 def run_load(args: argparse.Namespace) -> int:
     outcome = Outcome(args)
-    status = _measure(args, outcome, _load)
-    if outcome.rows:
-        outcome.tell(load_table(outcome.rows[-1]))
-    return status
+    try:
+        return _measure(args, outcome, _load)
+    finally:
+        if outcome.rows and "requests" in outcome.rows[-1]:
+            outcome.tell(load_table(outcome.rows[-1]))
 
 
 def run_preset(args: argparse.Namespace) -> int:
     if args.shrink < 1:
         raise BenchError("--shrink must be at least 1")
     outcome = Outcome(args)
-    status = _measure(args, outcome, _presets)
-    if outcome.rows:
-        outcome.tell(rows_table(outcome.rows))
-    return status
+    try:
+        return _measure(args, outcome, _presets)
+    finally:  # what ends it early takes nothing of what is measured already
+        if outcome.rows:
+            outcome.tell(rows_table(outcome.rows))
 
 
 async def _load(current: Session, outcome: Outcome) -> None:
@@ -171,6 +173,9 @@ async def _load(current: Session, outcome: Outcome) -> None:
         await current.run("warming up", [Lane("warm-up", warm_up[: args.warm_up])])
     played = await current.run("load", [Lane("load", requests, args.max_concurrency)])
     outcome.add(_load_row(played))
+    if not outcome.rows[-1]["whole"]:
+        errors = ", ".join(f"{count} x {reason}" for reason, count in outcome.rows[-1]["errors"].items())
+        raise BenchError(f"no request was answered: {errors}")
 
 
 async def _presets(current: Session, outcome: Outcome) -> None:

@@ -108,6 +108,16 @@ def test_an_adapter_that_is_missing_is_one_line_with_advice(
     assert "make-adapters" in error
 
 
+def test_a_scheduler_that_is_not_there_is_a_failure_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "load.json"
+    arguments = ["--target", "127.0.0.1:9", "--requests", "2", "--warm-up", "0", "--json", str(file)]
+    assert lorafleet(["bench", "load", *arguments]) == 1
+    assert "2 x UNAVAILABLE" in capsys.readouterr().err
+    assert json.loads(file.read_text())["rows"][0]["failed"] == 2
+
+
 def test_an_interrupt_tells_what_was_measured(home: Path) -> None:
     file = home / "interrupted.json"
     arguments = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
@@ -132,8 +142,11 @@ def test_an_interrupt_tells_what_was_measured(home: Path) -> None:
             text=True,
         )
         deadline = time.monotonic() + 60
-        while "load: " not in Path(log.name).read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        while (
+            not file.exists() and time.monotonic() < deadline
+        ):  # its first row tells that the engine is ready
+            time.sleep(0.05)
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

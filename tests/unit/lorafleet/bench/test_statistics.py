@@ -3,6 +3,7 @@
 import pytest
 
 from lorafleet.bench.compare import compare
+from lorafleet.bench.render import load_table, rows_table
 from lorafleet.bench.requests import Record, Recording, Request
 from lorafleet.bench.rows import (
     OUTPUT,
@@ -98,6 +99,16 @@ def test_every_figure_of_the_peer_has_its_preset() -> None:
     ours = {(c.workload, c.description.adapters, c.unit) for cases in PRESETS.values() for c in cases}
     theirs = {(row["workload"], row["adapters"], row["unit"]) for row in peer_figures()["rows"]}
     assert theirs - ours == {("start to ready", 0, "s")}
+
+
+def test_tables_tell_what_failed_and_what_was_compared() -> None:
+    summary = summarize(Recording([record(1.0, (1.5, 1)), record(1.0, error="NO_EXECUTOR")]))
+    row = make_row("D3", 1, 6.8, PER_TOKEN, None) | details(summary, None)
+    text = rows_table([row | {"median_ratio": 1.02, "p99_ratio": 1.4, "paged_in": 100}])
+    assert "1.16x" in text, "7.9 ms a token, the peer's best, over ours"
+    assert "median 1.02x that of the streams alone, p99 1.4x, 100 adapters paged in" in text
+    assert "failed in D3, 1 adapters: 1 x NO_EXECUTOR" in text
+    assert "1 of 2 whole, 1 failed" in load_table(row)
 
 
 def test_two_files_are_compared_where_both_have_a_row() -> None:
