@@ -43,8 +43,8 @@ def lora_expand_fp8(
     h and ranks are contiguous, and group_k is 0 or a power of 2 from 32 up.
     config  block sizes. None: the tuned ones for this step
 
-    Without h_scales, blocks of several rows take h in y's type. On sm_90 weights, tables and metadata are read
-    while the kernel before may still run. Raises KernelArgumentError; also for e4m3 below sm_89.
+    Without h_scales, blocks of several rows take h in y's type. On sm_90 weights, tables and metadata are
+    read while the kernel before may still run. Raises KernelArgumentError; also for e4m3 below sm_89.
     """
     check_expand_fp8(y, h, lora_b, b_scales, ranks, column_starts, meta, (group_k, group_n), h_scales)
     config = config or expand_config(meta.plan, 2)

@@ -67,8 +67,9 @@ def lora_shrink_fp8(
         partials = torch.empty((config.split, *h.shape), dtype=torch.float32, device=h.device)
     x_strides = (0, 0) if x_scales is None else (x_scales.stride(0), int(x_scales.shape[1] > 1))
     launch(
-        (config.split, 1 if config.fused else slices, work.entries), h, scales if h_scales is None else h_scales,
-        partials, x, scales if x_scales is None else x_scales, lora_a[0], a_scales[0], ranks, scales,
+        (config.split, 1 if config.fused else slices, work.entries), h,
+        scales if h_scales is None else h_scales, partials, x,
+        scales if x_scales is None else x_scales, lora_a[0], a_scales[0], ranks, scales,
         *work.tensors, meta.finished_splits, work.places, 1, x.stride(0), lora_a[0].stride(0), 0,
         lora_a[0].stride(1), *offsets(lora_a), ranks.stride(0), 1, 0, scales.stride(0), 1, 0, *x_strides,
         a_scales[0].stride(0), 0, a_scales[0].stride(1), *offsets(a_scales),

@@ -73,7 +73,8 @@ def moe_gemm(
         return
     moe_gemm_kernel[(len(blocks.blocks), triton.cdiv(weight.shape[1], config.block_n))](
         y, x, weight, y if bias is None else bias, y if routed_weights is None else routed_weights,
-        blocks.blocks, blocks.sorted_ids, blocks.num_pairs, y.stride(0), x.stride(0), weight.stride(0), weight.stride(1),
+        blocks.blocks, blocks.sorted_ids, blocks.num_pairs, y.stride(0), x.stride(0), weight.stride(0),
+        weight.stride(1),
         K=x.shape[1], N=weight.shape[1], DIVIDE=1 if len(x) == blocks.num_pairs else blocks.topk,
         ROWS=config.rows, BLOCK_N=config.block_n, BLOCK_K=config.block_k, HAS_BIAS=bias is not None,
         ROUTED=routed_weights is not None, num_warps=config.num_warps, num_stages=config.num_stages,

@@ -8,11 +8,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernels.bench import host_cost, lora_layer, lora_linear, mixed_ranks, tune
+from kernels.bench import (
+    fused_moe_lora,
+    host_cost,
+    lora_fp8,
+    lora_layer,
+    lora_linear,
+    mixed_ranks,
+    moe_gemm,
+    moe_tune,
+    tune,
+)
 from kernels.bench.plot import plot
 from kernels.bench.table import table
 
-OPS = ("lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune")
+OPS = (
+    "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
+    "moe_gemm",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -38,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
+    parser.add_argument(
+        "--candidates", action="store_true", help="other block sizes too (lora_fp8, moe_gemm)"
+    )
     parser.add_argument("--peer-tuned", type=Path, help="folder of its tuned kernel configurations (rank 16)")
     return parser
 
@@ -51,6 +67,14 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return host_cost.run()
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
+    if args.op == "fused_moe_lora":
+        return fused_moe_lora.run(args.peer)
+    if args.op == "moe_tune":
+        return moe_tune.run()
+    if args.op == "lora_fp8":
+        return lora_fp8.run(args.peer, args.candidates)
+    if args.op == "moe_gemm":
+        return moe_gemm.run(args.candidates)
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)
     return lora_linear.run(options, compiled=args.compiled)
 

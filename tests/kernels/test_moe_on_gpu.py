@@ -163,10 +163,8 @@ def test_fp8_pair_equals_the_reference(group: tuple[int, int], dtype: torch.dtyp
     b, b_scales = [joint(w) for w in zip(*stacks, strict=True)]
     for runs in STEPS.values():
         rows = len(row_slots(runs))
-        x, y = (
-            torch.randn(rows, WIDTH, device="cuda").bfloat16(),
-            torch.randn(rows, 1536, device="cuda").bfloat16(),
-        )
+        x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
+        y = torch.randn(rows, 1536, device="cuda").bfloat16()
         x, x_scales = quantized(x, dtype, (1, group_k)) if w8a8 else (x, None)
         options, results = {"group_n": group_n, "group_k": group_k}, []
         for shrink, expand, device in (

@@ -1,0 +1,133 @@
+"""Forms and block sizes of the expert kernels: every candidate at every point, products apart."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from kernels.bench.moe_inputs import POINTS, SHAPES, Case, Layer, Product, Shape, make_case
+from kernels.bench.precompile import in_processes
+from kernels.bench.timing import Call, time_calls
+from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
+from kernels.moe_blocks import MoEBlocks
+from kernels.moe_lora_align import moe_lora_align_block_size
+from kernels.moe_tuning import OnceConfig, PairConfig
+
+# 0: not aligned.
+_SIZES = {1: (0,), 8: (0, 16), 64: (0, 16, 32), 512: (16, 32), 2048: (16, 32, 64)}
+PRODUCTS = ("w13", "w2")
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Rows (op, shape, tokens, adapters, block size, product, form, its sizes, us)."""
+    sizes = sorted({size for sizes in _SIZES.values() for size in sizes})
+    in_processes(_compile, [(s, size, product) for s in SHAPES for size in sizes for product in PRODUCTS])
+    for shape in SHAPES:
+        layer = Layer.random(shape)
+        for tokens, adapters in POINTS:
+            yield from _point(make_case(layer, tokens, adapters))
+
+
+def _compile(shape: Shape, size: int, product: str) -> None:
+    tokens = next(tokens for tokens in _SIZES if size in _SIZES[tokens])
+    case = make_case(Layer.random(shape), tokens, 1)
+    made = [_blocks(case, size, 0)]
+    for config in _candidates(case, size, product):
+        _add(case, product, made, config)(0)
+    torch.cuda.synchronize()
+
+
+def _point(case: Case) -> Iterator[dict[str, Any]]:
+    point = {
+        "op": "moe_tune",
+        "shape": case.layer.shape.name,
+        "tokens": case.tokens,
+        "adapters": case.adapters,
+    }
+    for size in _SIZES[case.tokens]:
+        made = [_blocks(case, size, index) for index in range(case.calls)]
+        align = _align(case, size)
+        (us,) = time_calls([(align, case.calls)], rounds=5) if size else (0.0,)
+        yield {**point, "size": size, "product": "align", "us": us}
+        for product in PRODUCTS:
+            for config in _candidates(case, size, product):
+                (us,) = time_calls([(_add(case, product, made, config), case.calls)], rounds=5)
+                form = "once" if isinstance(config, OnceConfig) else "pair"
+                yield {**point, "size": size, "product": product, "form": form, **asdict(config), "us": us}
+
+
+def _blocks(case: Case, size: int, index: int) -> MoEBlocks:
+    meta, choices = case.metas[index % len(case.metas)], case.choices[index % len(case.choices)]
+    experts = case.layer.shape.experts
+    if size == 0:
+        return unaligned_blocks(choices, experts, meta)
+    return moe_lora_align_block_size(choices, experts, size, meta)
+
+
+def _align(case: Case, size: int) -> Call:
+    def call(index: int) -> None:
+        _blocks(case, size, index)
+
+    return call
+
+
+def _product(case: Case, product: str) -> Product:
+    return case.layer.w13 if product == "w13" else case.layer.w2
+
+
+def _add(case: Case, product: str, made: list[MoEBlocks], config: PairConfig | OnceConfig) -> Call:
+    w, first = _product(case, product), product == "w13"
+    y, x = (case.y13, case.x) if first else (case.y2, case.inner)
+
+    def call(index: int) -> None:
+        routed = None if first else case.weights[index % len(case.weights)]
+        fused_moe_lora(
+            y, x, w.lora_a, w.lora_b, w.ranks, w.scales, w.column_starts, made[index % len(made)],
+            routed_weights=routed, config=config,
+        )  # fmt: skip
+
+    return call
+
+
+def _candidates(case: Case, size: int, product: str) -> list[PairConfig | OnceConfig]:
+    width, columns = (w[0].shape[3] for w in (_product(case, product).lora_a, _product(case, product).lora_b))
+    return [*_pairs(size, width, product), *_onces(size, columns)]
+
+
+def _pairs(size: int, width: int, product: str) -> Iterator[PairConfig]:
+    """Candidates of shrink with one expand, then of expand with one shrink."""
+    if size == 0:
+        for block_k, warps in ((512, 2), (1024, 4), (2048, 8), (2048, 4)):
+            yield PairConfig(16, block_k, -(-width // block_k), False, warps, 2, 512, 2)
+        for block_n, warps in ((256, 1), (1024, 4), (512, 4), (256, 2)):
+            yield PairConfig(16, 1024, -(-width // 1024), False, 4, 2, block_n, warps)
+        return
+    for block_k, split in ((256, 1), (256, 2), (256, 4), (256, 8), (128, 2), (512, 4), (512, 8)):
+        if split <= -(-width // block_k):
+            yield PairConfig(16, block_k, split, False, 4, 3, 256, 4)
+    if product == "w13":
+        for block_k, split in ((128, 1), (128, 4), (256, 2)):
+            yield PairConfig(16, block_k, split, True, 4, 3, 256, 4)
+    for block_n, warps in ((128, 4), (512, 4), (512, 8), (256, 8)):
+        yield PairConfig(16, 256, 2, False, 4, 3, block_n, warps)
+
+
+def _onces(size: int, columns: int) -> Iterator[OnceConfig]:
+    most = max(1, columns // 1024)
+    if size == 0:
+        for block_k, block_n, warps in (
+            (256, 256, 4),
+            (512, 512, 4),
+            (512, 256, 8),
+            (256, 512, 2),
+            (128, 256, 2),
+        ):
+            yield OnceConfig(block_k, block_n, 1, warps, 3)
+        for chunks in (2, 4, 14):
+            yield OnceConfig(512, 512, min(chunks, most), 4, 3)
+        return
+    for block_k, block_n, warps in ((128, 256, 4), (256, 256, 4), (64, 256, 4), (128, 128, 4), (128, 512, 8)):
+        yield OnceConfig(block_k, block_n, 1, warps, 3)
+    for chunks in (2, 4, 8):
+        yield OnceConfig(128, 256, min(chunks, max(2, most)), 4, 3)
