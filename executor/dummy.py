@@ -35,8 +35,24 @@ def spec_without_checkpoint(folder: Path, config: ModelConfig) -> ModelSpec:
         vocab_size=config.vocab_size,
         tied_head=config.tied_head,
         hidden_size=config.hidden_size,
-        modules={},
+        modules=_modules(config),
         max_model_len=config.max_position_embeddings,
         name=folder.resolve().name,
         folder=folder.resolve(),
     )
+
+
+def _modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    hidden, wide, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    query, key_value = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
+    return {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, key_value),
+        "v_proj": (hidden, key_value),
+        "o_proj": (query, hidden),
+        "gate_proj": (hidden, wide),
+        "up_proj": (hidden, wide),
+        "down_proj": (wide, hidden),
+        "embed_tokens": (vocab, hidden),
+        "lm_head": (hidden, vocab),
+    }

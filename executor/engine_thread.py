@@ -1,5 +1,6 @@
 """The engine on its own thread: commands in through a queue, events out through callbacks."""
 
+import gc
 import logging
 import threading
 import time
@@ -71,6 +72,9 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._build(self.wake)
+            # What is there now stays: looking through it for garbage again and again would stop every stream.
+            gc.collect()
+            gc.freeze()
             self._on_ready(engine.info)
             try:
                 self._loop(engine)

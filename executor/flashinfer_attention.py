@@ -15,17 +15,16 @@ from executor.attention import LayerCache
 from executor.model_config import ModelConfig
 from executor.step_buffers import StepBuffers, StepShape
 
-# captured: one row a sequence, inside a CUDA graph. rows: any, and good for few rows a sequence. prefill: for
-# many. The first two are FlashAttention 2 (the rows of a KV head's query heads side by side), the last 3.
-Kind = Literal["captured", "rows", "prefill"]
+# rows: for few rows a sequence (FlashAttention 2: a KV head's query heads share a tile); prefill: for many
+# (FlashAttention 3).
+Kind = Literal["rows", "prefill"]
 
-_NO_POSITIONS, _NON_CAUSAL, _CAUSAL, _TOKENS_FIRST = 0, 0, 1, 0
+_NO_POSITIONS, _CAUSAL, _TOKENS_FIRST = 0, 1, 0
 _HEAD_DIMS = (64, 128, 256)
 _TURNS = 2
 _INT_BYTES = 8 << 20
-_FLOAT_BYTES = 128 << 20
-# Rows of a tile of the captured form, for each of which it may keep a float32 partial result.
-_TILE_ROWS = 16
+# Rows of the highest tile, and tiles on a multiprocessor: so many keep partial results at most.
+_TILE_ROWS, _TILES = 128, 2
 
 
 def serves(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -43,12 +42,13 @@ class FlashInfer:
     """For one model on one device; all steps on one stream. `heads` and `kv_heads` are this rank's."""
 
     def __init__(
-        self, config: ModelConfig, heads: int, kv_heads: int, max_sequences: int, dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:  # fmt: skip
+        self, config: ModelConfig, heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, config.head_dim
-        partials = heads * max_sequences * _TILE_ROWS * (config.head_dim + 1) * 4
-        workspace = torch.zeros(_FLOAT_BYTES + partials, dtype=torch.uint8, device=device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        tiles = _TILES * processors // kv_heads + 1
+        partials = heads * tiles * _TILE_ROWS * (config.head_dim + 1) * 4
+        workspace = torch.zeros(partials + _INT_BYTES, dtype=torch.uint8, device=device)
         self._windows = {
             window: _Window(window, config.head_dim, dtype, workspace) for window in set(config.windows)
         }
@@ -57,12 +57,11 @@ class FlashInfer:
         self, shape: StepShape, buffers: StepBuffers, kv_slots: Tensor, block_size: int, kind: Kind
     ) -> "FlashInferStep":
         """For the step in `buffers`, whose rows (and what fills them up) write to `kv_slots`; enqueues a copy
-        per window. Valid until the next call; what was captured with it is right again after a call for as
-        many sequences."""
+        per window. Valid until the next call."""
         sequences, rows = len(shape.kv_lens), int(shape.qo_indptr[-1])
         sizes = (
-            rows, sequences, self._heads, self._kv_heads, block_size, kind == "captured",
-            self._head_dim, self._head_dim, kind != "captured",
+            rows, sequences, self._heads, self._kv_heads, block_size, False, self._head_dim, self._head_dim,
+            True,
         )  # fmt: skip
         host = tuple(map(torch.from_numpy, (shape.qo_indptr, shape.kv_indptr, shape.kv_lens)))
         plans = {window: planner.plan(host, sizes, kind) for window, planner in self._windows.items()}
@@ -82,7 +81,6 @@ class _Plan:
     int_workspace: Tensor
     float_workspace: Tensor
     window_left: int
-    mask: int
 
 
 class _Window:
@@ -117,8 +115,7 @@ class _Window:
         # FlashAttention 2 also takes: no fixed split, splits allowed, no other kernel beside it.
         info = module.plan(*arguments) if third else module.plan(*arguments, -1, False, 0)
         self._copied[self._turn].record()
-        mask = _NON_CAUSAL if kind == "captured" else _CAUSAL
-        return _Plan(module, info, self._int_workspace, self._float_workspace, self._window_left, mask)
+        return _Plan(module, info, self._int_workspace, self._float_workspace, self._window_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +139,6 @@ class FlashInferStep:
         nothing = (None,) * 6  # masks, slopes, prefixes: of forms that we do not use
         plan.module.paged_run(
             plan.float_workspace, plan.int_workspace, plan.info, query[: self.rows], keys, values,
-            *self.tables, out[: self.rows], None, plan.mask, _TOKENS_FIRST, plan.window_left, False,
+            *self.tables, out[: self.rows], None, _CAUSAL, _TOKENS_FIRST, plan.window_left, False,
             *nothing, 0.0, self.scale, None, None, None, 1.0, 1e4, 0, plan.float_workspace.numel(),
         )  # fmt: skip

@@ -79,8 +79,7 @@ class _Builder:
         if serves(model.config, self._dtype, device):
             heads = model.config.num_heads // group.size
             kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
-            sequences = max(config.max_seats, self._limits.warm_up_sequences)
-            self._attention = FlashInfer(model.config, heads, kv_heads, sequences, self._dtype, device)
+            self._attention = FlashInfer(model.config, heads, kv_heads, self._dtype, device)
         else:
             logger.warning("FlashInfer does not serve this model or is not installed: attention is torch's")
 

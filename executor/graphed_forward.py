@@ -12,6 +12,7 @@ from torch import Tensor
 
 from executor.attention import KVCache, LayerCache, StepAttention
 from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
+from executor.decode_attention import DecodeStep
 from executor.flashinfer_attention import FlashInfer, FlashInferStep, Kind
 from executor.forward import ForwardContext, SequenceRows, check
 from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
@@ -88,7 +89,7 @@ class GraphedForwardPass:
         for sequence in sequences:
             check(sequence, self._kv_cache)
         if not sequences:
-            return self._model.head(self._model.lm_head.weight[:0])
+            return torch.empty(0, self._model.config.vocab_size, device=self._kv_cache.device)
         rows = sum(len(sequence.token_ids) for sequence in sequences)
         decode = rows == len(sequences)
         size = self._sizes.fitting(rows, decode)
@@ -102,8 +103,8 @@ class GraphedForwardPass:
         runs = step_runs(sequences, size)
         plan = self._plans.choose(runs, size, decode)
         shape = self._few_rows.fill(sequences, last_tokens, rows=size, single_rows=size if decode else 0)
-        step = self._plan_attention(self._few_rows, shape, size, "captured" if decode else "rows")
-        self._between = None if decode else step
+        if not decode:
+            self._between = self._plan_attention(self._few_rows, shape, size, "rows")
         self._describe_lora(sequences, runs, plan)
         captured = self._graphs[_Key(size, decode, plan)]
         captured.replay()
@@ -150,8 +151,8 @@ class GraphedForwardPass:
 
     def _capture(self, key: _Key) -> None:
         buffers, rows = self._few_rows, key.rows
-        shape = buffers.fill((), single_rows=rows)
-        step = self._plan_attention(buffers, shape, rows, "captured" if key.decode else "rows")
+        buffers.fill((), single_rows=rows)
+        step = DecodeStep.of(buffers, rows)
         slot = -1 if key.plan is None else 0
         runs = np.array([(slot, rows)], dtype=np.int32)
         self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)

@@ -143,11 +143,11 @@ def _share(sequence: Sequence, count: int, draws: bool) -> Share:
 
 def _result(share: Share, outcomes: Iterator[Outcome]) -> ShareResult:
     """Takes its rows' outcomes, all of them."""
-    mine = [next(outcomes) for _ in range(len(share.rows.logit_rows))]
-    for outcome in mine:
-        if isinstance(outcome, SampleFailure):
-            return ShareResult(share.sequence, share.computed, failure=outcome.reason)
+    mine = [next(outcomes) for _ in share.rows.logit_rows]
     tokens = [outcome for outcome in mine if isinstance(outcome, SampledToken)]
+    if len(tokens) < len(mine):
+        reason = next(outcome.reason for outcome in mine if isinstance(outcome, SampleFailure))
+        return ShareResult(share.sequence, share.computed, failure=reason)
     drawn = tokens.pop() if share.draws else None
     scores = tuple(PromptLogprob(token.token_id, token.logprob, token.top) for token in tokens)
     return ShareResult(share.sequence, share.computed, scores, drawn)

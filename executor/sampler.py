@@ -10,6 +10,7 @@ All of it happens on the device, and the next step can read the drawn tokens the
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class Sampler:
 
     def warm_up(self, vocab: int) -> None:
         """Draw once in every way, so that nothing is compiled or loaded later; waits for it."""
-        ways = [
+        ways: list[dict[str, Any]] = [
             {"temperature": 0.0},
             {},
             {"top_k": 2, "top_p": 0.5, "logprobs": 1},

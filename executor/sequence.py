@@ -133,9 +133,6 @@ class StopLimits:
     eos_token_ids: frozenset[int]
     max_model_len: int
 
-    def stop_ids(self, rules: StopRules) -> frozenset[int]:
-        return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids
-
     def max_length(self, dispatch: Dispatch) -> int:
         """Tokens, prompt included, at which a sequence ends with LENGTH."""
         most = dispatch.stop.max_new_tokens
@@ -145,15 +142,14 @@ class StopLimits:
     def forbidden(self, sequence: Sequence) -> frozenset[int]:
         """Tokens that may not be drawn next: all ends, while fewer than min_new_tokens are there."""
         rules = sequence.dispatch.stop
-        outputs = sequence.num_outputs + sequence.ahead
-        return self.stop_ids(rules) if outputs < rules.min_new_tokens else frozenset()
+        if not rules.min_new_tokens or sequence.num_outputs + sequence.ahead >= rules.min_new_tokens:
+            return frozenset()
+        return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids
 
     def finished(self, sequence: Sequence) -> FinishReason | None:
         """Why the sequence, as it stands, is at its end; None when it goes on."""
-        rules = sequence.dispatch.stop
-        may_stop = sequence.num_outputs > rules.min_new_tokens
-        if may_stop and sequence.token_ids[-1] in self.stop_ids(rules):
+        rules, last = sequence.dispatch.stop, sequence.token_ids[-1]
+        stops = last in rules.stop_token_ids or (last in self.eos_token_ids and not rules.ignore_eos)
+        if stops and sequence.num_outputs > rules.min_new_tokens:
             return FinishReason.STOP
-        if len(sequence.token_ids) >= self.max_length(sequence.dispatch):
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if len(sequence.token_ids) >= sequence.max_length else None

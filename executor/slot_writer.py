@@ -59,7 +59,7 @@ class SideStreamWriter:
         self._arena = arena
         self._punica = punica
         device = arena.storage.device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._staged = torch.empty(arena.layout.max_block_bytes, dtype=torch.uint8, device=device)
         self._read: dict[int, torch.cuda.Event] = {}  # slot -> behind the last step that reads it
         self._written: dict[int, torch.cuda.Event] = {}  # slot -> behind a write that no step has waited for
@@ -72,7 +72,7 @@ class SideStreamWriter:
         with self._writing(slot):
             block = self._staged[: image.nbytes]
             block.copy_(image.block, non_blocking=True)
-            copied: torch.cuda.Event = self._stream.record_event()
+            copied: torch.cuda.Event = self.stream.record_event()
             self._arena.enter(slot, block)
         self._punica.set_slot_rank(slot, image.max_rank)
         return copied
@@ -83,21 +83,21 @@ class SideStreamWriter:
 
     def before_step(self, slots: Collection[int]) -> None:
         for slot in self._written.keys() & set(slots):
-            torch.cuda.current_stream(self._stream.device).wait_event(self._written.pop(slot))
+            torch.cuda.current_stream(self.stream.device).wait_event(self._written.pop(slot))
 
     def after_step(self, slots: Collection[int]) -> None:
         if slots:
-            over = torch.cuda.current_stream(self._stream.device).record_event()
+            over = torch.cuda.current_stream(self.stream.device).record_event()
             self._read.update(dict.fromkeys(slots, over))
 
     @contextmanager
     def _writing(self, slot: int) -> Iterator[None]:
         reader = self._read.pop(slot, None)
         if reader is not None:
-            self._stream.wait_event(reader)
-        with torch.cuda.stream(self._stream):
+            self.stream.wait_event(reader)
+        with torch.cuda.stream(self.stream):
             yield
-        self._written[slot] = self._stream.record_event()
+        self._written[slot] = self.stream.record_event()
 
 
 def make_writer(arena: SlotArena, punica: PunicaWrapperBase) -> SlotWriter:

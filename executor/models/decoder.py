@@ -54,7 +54,8 @@ class MLP(nn.Module):
         self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias, group)
 
     def forward(self, hidden: Tensor, ctx: ForwardContext, then: Follower) -> Tensor:
-        return self.down_proj.followed_by(self.gate_up_proj.followed_by(hidden, ctx.followers.silu_mul()), then)
+        inner = self.gate_up_proj.followed_by(hidden, ctx.followers.silu_mul())
+        return self.down_proj.followed_by(inner, then)
 
 
 class DecoderLayer(nn.Module):

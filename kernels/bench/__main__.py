@@ -17,6 +17,7 @@ from kernels.bench import (
     mixed_ranks,
     moe_gemm,
     moe_tune,
+    paged_decode,
     tune,
 )
 from kernels.bench.plot import plot
@@ -24,7 +25,7 @@ from kernels.bench.table import table
 
 OPS = (
     "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
-    "moe_gemm",
+    "moe_gemm", "paged_decode",
 )  # fmt: skip
 
 
@@ -65,6 +66,8 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return lora_layer.run(compiled=args.compiled)
     if args.op == "host_cost":
         return host_cost.run()
+    if args.op == "paged_decode":
+        return paged_decode.run()
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
     if args.op == "fused_moe_lora":

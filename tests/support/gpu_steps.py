@@ -1,5 +1,5 @@
-"""The GPU's forward pass on a CPU: kernels are interpreted, a "captured" step runs again at each replay, and
-attention is computed from the step's buffers by the definition, one sequence at a time."""
+"""The GPU's forward pass on a CPU: a "captured" step runs again at each replay, and attention is computed
+from the step's buffers by the definition, one sequence at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.attention import KVCache, LayerCache
+from executor.attention import LayerCache
 from executor.cuda_graphs import Capture, Captured
 from executor.flashinfer_attention import Kind
+from executor.layers.followers import Follower, Heads, Rotation, TorchFollowers
 from executor.step_buffers import StepBuffers, StepShape
 
 
@@ -37,8 +38,23 @@ class BufferAttention:
     def plan(
         self, shape: StepShape, buffers: StepBuffers, kv_slots: Tensor, block_size: int, kind: Kind
     ) -> "BufferStep":
-        assert kind != "captured" or (shape.qo_indptr == range(len(shape.qo_indptr))).all()
         return BufferStep(kv_slots, buffers, len(shape.kv_lens), block_size)
+
+
+class SkippingFollowers(TorchFollowers):
+    """As the Triton kernels: rows with a negative slot leave the cache alone."""
+
+    def rotate(self, heads: Heads, rotation: Rotation, cache: Tensor, kv_slots: Tensor) -> Follower:
+        beyond = torch.full_like(kv_slots, cache.shape[1] * cache.shape[2] - 1)
+        slots = torch.where(kv_slots < 0, beyond, kv_slots)
+
+        def plain(y: Tensor) -> Tensor:
+            kept = cache[:, -1].clone()  # the spare block
+            q = super(SkippingFollowers, self).rotate(heads, rotation, cache, slots).plain(y)
+            cache[:, -1] = kept
+            return q
+
+        return Follower(plain)
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,11 @@ class BufferStep:
     buffers: StepBuffers
     sequences: int
     block_size: int
+
+    @classmethod
+    def of(cls, buffers: StepBuffers, rows: int) -> "BufferStep":
+        """In DecodeStep's place, for blocks of 4."""
+        return cls(buffers.kv_slots[:rows], buffers, rows, 4)
 
     def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
         out = torch.full_like(query, float("nan"), memory_format=torch.contiguous_format)

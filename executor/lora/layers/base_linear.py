@@ -49,7 +49,7 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
         return y
 
     def followed_by(self, x: Tensor, follower: Follower) -> Tensor:
-        """What `follower` makes of this layer's output: it adds the delta itself where it can and that pays."""
+        """What `follower` makes of this layer's output; it adds the delta itself where that pays."""
         if self.punica_wrapper.token_mapping_meta.no_lora_flag_cpu:
             return follower.plain(self.base_layer(x))
         if follower.fused is None or not self.fits_fused(follower.fused):

@@ -14,7 +14,7 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
     file.write_text('model = "m"\nstore = "s"\nmax-loras = 2\nmax_seats = 3\nblock-size = 4\n')
     environment = {"LORAFLEET_EXECUTOR_MAX_SEATS": "5", "LORAFLEET_EXECUTOR_BLOCK_SIZE": "6"}
     config = load_config(["--config", str(file), "--block-size", "7"], environment)
-    assert (config.max_loras, config.max_seats, config.block_size, config.num_kv_blocks) == (2, 5, 7, 1024)
+    assert (config.max_loras, config.max_seats, config.block_size, config.num_kv_blocks) == (2, 5, 7, 0)
 
 
 def test_every_kind_of_value(tmp_path: Path) -> None:

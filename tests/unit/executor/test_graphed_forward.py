@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor import graphed_forward
 from executor.attention import KVCache, LayerCache
 from executor.forward import SequenceRows
 from executor.forward_pass import EagerForwardPass
 from executor.graph_plans import GraphSizes, LoRAPlans
 from executor.graphed_forward import GraphedForwardPass
-from executor.layers.triton_followers import TritonFollowers
 from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.image import build_slot_image
@@ -21,8 +21,7 @@ from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
 from executor.warm_up import StepLimits
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
-from kernels.punica_gpu import PunicaWrapperGPU
-from tests.support.gpu_steps import BufferAttention, RerunMemory
+from tests.support.gpu_steps import BufferAttention, BufferStep, RerunMemory, SkippingFollowers
 from tests.support.tiny_models import save_variant
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
@@ -45,13 +44,13 @@ class Pair:
     """The plain forward pass and the captured one, over models and slots of the same values."""
 
     def __init__(self, folder: str, modules: frozenset[str]) -> None:
-        self.plain_punica, self.punica = PunicaWrapperCPU(MAX_LORAS, MAX_ROWS), _interpreted()
-        plain, plain_arena = _served(folder, modules, self.plain_punica)
-        model, arena = _served(folder, modules, self.punica)
+        plain_punica, punica = (PunicaWrapperCPU(MAX_LORAS, MAX_ROWS) for _ in range(2))
+        plain, plain_arena = _served(folder, modules, plain_punica)
+        model, arena = _served(folder, modules, punica)
         self.arenas: tuple[SlotArena, SlotArena] = (plain_arena, arena)
-        self.plain = EagerForwardPass(plain, cache_of(plain), self.plain_punica)
+        self.plain = EagerForwardPass(plain, cache_of(plain), plain_punica)
         self.graphed = GraphedForwardPass(
-            model, cache_of(model), self.punica, BufferAttention(), TritonFollowers(), LIMITS,
+            model, cache_of(model), punica, BufferAttention(), SkippingFollowers(), LIMITS,
             GraphSizes((1, 2, 8, 24), (16, 48)), LoRAPlans(MAX_LORAS, 16), RerunMemory(),
             head_has_lora="lm_head" in modules,
         )  # fmt: skip
@@ -69,16 +68,12 @@ class Pair:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def _interpreted() -> PunicaWrapperBase:
-    return PunicaWrapperGPU(MAX_LORAS, MAX_ROWS, "cpu")
-
-
 def _served(folder: str, modules: frozenset[str], punica: PunicaWrapperBase) -> tuple[CausalLM, SlotArena]:
     model = load_model(folder, torch.float32, "cpu")
     return model, attach_lora(model, LoRAConfig(MAX_LORAS, 16, modules), punica).arena
 
 
-@pytest.fixture(scope="module", params=["llama-wide-heads", "qwen3", "qwen2-window", "llama-biases"])
+@pytest.fixture(scope="module", params=["llama-biases", "qwen3", "qwen2-window"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     modules = DENSE_PROJECTIONS
     if request.param == "llama-biases":
@@ -86,6 +81,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "qwen2-window":
         modules = frozenset({"q_proj", "v_proj", "up_proj", "o_proj"})
     folder = save_variant(request.param, tmp_path_factory.mktemp(request.param))
+    monkeypatch = pytest.MonkeyPatch()
+    request.addfinalizer(monkeypatch.undo)
+    monkeypatch.setattr(graphed_forward, "DecodeStep", BufferStep)
     pair = Pair(folder, modules)
     for slot in range(MAX_LORAS):
         pair.load(slot, 1 + slot % 16, seed=slot)

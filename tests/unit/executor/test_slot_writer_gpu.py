@@ -114,7 +114,7 @@ def test_a_slot_is_written_after_the_step_that_reads_it_and_before_the_next(worl
 def test_a_step_waits_on_the_device_for_a_slow_copy(world: World) -> None:
     image = world.image(0, 16)
     with no_waiting():
-        with torch.cuda.stream(world.writer._stream):
+        with torch.cuda.stream(world.writer.stream):
             torch.cuda._sleep(LONG)
         world.writer.load(2, image)
         [read] = world.step(2)

@@ -1,0 +1,109 @@
+"""One adapter from pinned host memory into a slot: Llama-3.1-8B's seven projections in bfloat16."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import torch
+
+from executor.lora.arena import SlotArena
+from executor.lora.image import Buffer, SlotImage, build_slot_image
+from executor.lora.layout import SlotLayout, SlotSlice
+from executor.slot_writer import SideStreamWriter
+from kernels.punica import PunicaWrapperBase
+
+LAYERS = 32
+KINDS = {
+    "q_proj": (4096, 4096),
+    "k_proj": (4096, 1024),
+    "v_proj": (4096, 1024),
+    "o_proj": (4096, 4096),
+    "gate_proj": (4096, 14336),
+    "up_proj": (4096, 14336),
+    "down_proj": (14336, 4096),
+}
+ROUNDS = 30
+# What pinned copies of this size reach on an H100's bus (PCIe 5, 16 lanes).
+BUS_RATE = 54e9
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`total_us` from the start of the copy to the slot's last byte; `host_us` in the engine's thread."""
+
+    part: str
+    rank: int
+    max_rank: int
+    image_mb: float
+    total_us: float
+    scatter_us: float
+    host_us: float
+    floor_us: float
+
+
+def run() -> Iterator[dict[str, object]]:
+    for rank, max_rank in ((16, 16), (16, 64), (64, 64)):
+        yield asdict(_measure(rank, max_rank))
+        torch.cuda.empty_cache()
+
+
+def _measure(rank: int, max_rank: int) -> Row:
+    slices = tuple(SlotSlice(f"layers.{i}.{kind}", *KINDS[kind]) for i in range(LAYERS) for kind in KINDS)
+    layout = SlotLayout(slices, max_rank, torch.bfloat16)
+    arena = SlotArena(layout, 2, "cuda")
+    punica = cast(PunicaWrapperBase, SimpleNamespace(set_slot_rank=lambda slot, rank: None))
+    writer, image = SideStreamWriter(arena, punica), _image(layout, rank)
+    side = writer.stream
+    host, total, scatter = [], [], []
+    block = image.block.cuda()
+    for number in range(ROUNDS):
+        begin, end, before, after = (torch.cuda.Event(enable_timing=True) for _ in range(4))  # type: ignore[no-untyped-call]
+        begin.record(side)
+        started = time.perf_counter()
+        writer.load(number % 2, image)
+        host.append((time.perf_counter() - started) * 1e6)
+        end.record(side)
+        before.record()
+        arena.enter(number % 2, block)
+        after.record()
+        torch.cuda.synchronize()
+        total.append(begin.elapsed_time(end) * 1e3)
+        scatter.append(before.elapsed_time(after) * 1e3)
+    nbytes = image.nbytes
+    return Row(
+        "page_in", rank, max_rank, nbytes / 1e6, median(total), median(scatter), median(host),
+        nbytes / BUS_RATE * 1e6,
+    )  # fmt: skip
+
+
+def _image(layout: SlotLayout, rank: int) -> SlotImage:
+    """Weights without a file behind them."""
+    random = np.random.default_rng(0)
+    values = torch.from_numpy(random.standard_normal(rank * 14336, np.float32)).bfloat16()
+
+    def factor(rows: int, width: int) -> object:
+        import ml_dtypes
+
+        bits = values[: rows * width].view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16).reshape(rows, width)
+
+    modules = {
+        part.module: SimpleNamespace(
+            name=part.module,
+            rank=rank,
+            scale=2.0,
+            lora_a=factor(rank, part.in_features),
+            lora_b=factor(rank, part.out_features),
+        )
+        for part in layout.slices
+    }
+
+    def allocate(nbytes: int) -> Buffer:
+        array: Buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return array
+
+    return build_slot_image(modules, layout, allocate)  # type: ignore[arg-type]

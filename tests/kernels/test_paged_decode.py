@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import paged_decode as triton_form
+from kernels.errors import KernelArgumentError
+from kernels.paged_decode import DecodeConfig, decode_config
+from kernels.reference.paged_decode import paged_decode
+
+PAGE, KV_HEADS, HEAD_DIM = 4, 2, 32
+LENGTHS = [1, 4, 5, 23, 64, 65, 130]
+
+
+def inputs(
+    lengths: list[int], group: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(query, cache, kv_indices, kv_indptr, last_page_len): shuffled blocks; what no sequence has is NaN."""
+    torch.manual_seed(0)
+    pages = [-(-length // PAGE) for length in lengths]
+    blocks = torch.randperm(sum(pages) + 3)[: sum(pages)]
+    cache = torch.full((2, sum(pages) + 3, PAGE, KV_HEADS, HEAD_DIM), float("nan"))
+    ends = [0, *torch.tensor(pages).cumsum(0).tolist()]
+    for length, start, end in zip(lengths, ends, ends[1:], strict=False):
+        slots = (blocks[start:end, None] * PAGE + torch.arange(PAGE)).flatten()[:length]
+        cache.flatten(1, 2)[:, slots] = torch.randn(2, length, KV_HEADS, HEAD_DIM)
+    wide = torch.randn(len(lengths), (group + 2) * KV_HEADS, HEAD_DIM)
+    tables = (blocks, torch.tensor(ends), torch.tensor([(length - 1) % PAGE + 1 for length in lengths]))
+    query = wide.to(device, dtype)[:, : group * KV_HEADS]
+    return query, cache.to(device, dtype), *(table.int().to(device) for table in tables)
+
+
+@pytest.mark.parametrize("window", [None, 7, 64])
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("group", [1, 3, 16])
+def test_it_equals_the_reference(group: int, splits: int, window: int | None) -> None:
+    query, *rest = inputs(LENGTHS, group)
+    expected, actual = (torch.full(query.shape, float("nan")) for _ in range(2))
+    paged_decode(expected, query, *rest, window)
+    triton_form.paged_decode(actual, query, *rest, window, DecodeConfig(16, splits, 4, 2))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_few_sequences_are_cut_into_more_programs() -> None:
+    splits = [decode_config(sequences, 8).splits for sequences in (1, 4, 8, 16, 33, 64, 256)]
+    assert splits == sorted(splits, reverse=True)
+    assert (splits[0], splits[-1]) == (16, 1)
+
+
+def test_what_the_kernel_does_not_serve_is_refused() -> None:
+    query, cache, *tables = inputs([3, 5], 2)
+    with pytest.raises(KernelArgumentError, match="query has 4 heads"):
+        triton_form.paged_decode(torch.empty(2, 4, 31), query[..., :31], cache, *tables)
+    with pytest.raises(KernelArgumentError, match="kv_indptr has 3 entries for 1"):
+        triton_form.paged_decode(query[:1].clone(), query[:1], cache, *tables)
+    with pytest.raises(KernelArgumentError, match="out must be contiguous"):
+        triton_form.paged_decode(query, query, cache, *tables)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("sequences", [1, 9, 64])
+def test_on_a_gpu_eagerly_and_replayed_with_other_lengths(sequences: int, dtype: torch.dtype) -> None:
+    lengths = [1 + 37 * i % 200 for i in range(sequences)]
+    query, cache, indices, indptr, last = inputs(lengths, 4, "cuda", dtype)
+    tolerance = {torch.float32: 1e-4}.get(dtype, 2e-2)
+
+    def check(run: object) -> None:
+        expected = torch.empty_like(query, memory_format=torch.contiguous_format)
+        paged_decode(expected, query, cache, indices, indptr, last)
+        out.fill_(float("nan"))
+        run()  # type: ignore[operator]
+        torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    call = lambda: triton_form.paged_decode(out, query, cache, indices, indptr, last)  # noqa: E731
+    check(call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    check(graph.replay)
+    # The same sequences, shorter: their last block holds less.
+    last.clamp_(max=1)
+    check(graph.replay)

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from executor.forward import SequenceRows
+from executor.graph_plans import GraphSizes, LoRAPlans, head_runs, step_runs
+from kernels.meta import LoRAKernelMeta
+
+SIZES = GraphSizes.up_to(256, 8192)
+PLANS = LoRAPlans(max_loras=64, max_rank=16)
+
+
+def runs(*pairs: tuple[int, int]) -> np.ndarray:
+    return np.array(pairs, dtype=np.int32).reshape(-1, 2)
+
+
+def test_sizes_end_at_what_can_come() -> None:
+    assert GraphSizes.up_to(6, 64) == GraphSizes((1, 2, 4, 6), (32, 64))
+    assert (SIZES.decode[0], SIZES.decode[-1], SIZES.mixed[-1], SIZES.largest) == (1, 256, 512, 512)
+
+
+@pytest.mark.parametrize(
+    ("rows", "decode", "size"),
+    [(1, True, 1), (3, True, 4), (64, True, 64), (65, True, 80), (256, True, 256), (257, True, 0),
+     (0, True, 0), (3, False, 32), (512, False, 512), (513, False, 0)],
+)  # fmt: skip
+def test_the_smallest_captured_step_that_is_large_enough(rows: int, decode: bool, size: int) -> None:
+    assert SIZES.fitting(rows, decode) == size
+
+
+def test_a_base_only_step_runs_no_lora_kernel() -> None:
+    assert PLANS.choose(runs((-1, 7), (-1, 1)), 8, True) is None
+
+
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("adapters", [1, 2, 8, 40, 64])
+@pytest.mark.parametrize("rows", [1, 4, 9, 64, 200, 256])
+def test_every_step_fits_the_plan_that_is_chosen_for_it(rows: int, adapters: int, decode: bool) -> None:
+    """The metadata refuses a plan that is too small, and a plan must be among those captured."""
+    size = SIZES.fitting(rows, decode)
+    own = [(n % adapters, 1) for n in range(rows)]
+    for step in (own, own[: rows // 2 + 1]):
+        filled = runs(*step, (-1, size - len(step)))
+        plan = PLANS.choose(filled, size, decode)
+        assert plan in (PLANS.of_decode(size) if decode else PLANS.of_mixed(size))
+        meta = LoRAKernelMeta.make(64, 512, "cpu")
+        meta.prepare_tensors(filled, plan)
+        assert meta.num_rows == size
+
+
+def test_families_by_how_rows_share_adapters() -> None:
+    one, eight, each = (runs(*((n % k, 1) for n in range(64))) for k in (1, 8, 64))
+    chosen = [PLANS.choose(step, 64, True) for step in (one, eight, each)]
+    assert [(plan.rows_per_item, plan.items) for plan in chosen if plan] == [(16, 8), (16, 8), (1, 64)]
+    many = PLANS.choose(runs(*((n % 20, 1) for n in range(256))), 256, True)
+    assert many is not None and many.rows_per_item == 16 and many.items > 8
+
+
+def test_runs_of_a_step_and_of_its_head() -> None:
+    sequences = [SequenceRows([1, 2, 3], 0, [0], 4, (0, 2)), SequenceRows([9], 5, [1], -1, ())]
+    assert step_runs(sequences, 8).tolist() == [[4, 3], [-1, 1], [-1, 4]]
+    assert step_runs(sequences).tolist() == [[4, 3], [-1, 1]]
+    assert head_runs(sequences).tolist() == [[4, 2], [-1, 0]]
+    assert head_runs([]).shape == (0, 2)

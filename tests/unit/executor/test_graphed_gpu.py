@@ -1,0 +1,208 @@
+"""The whole forward pass on a GPU, captured and eager, against plain torch around the same LoRA."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor.attention import KVCache
+from executor.config import ExecutorConfig
+from executor.distributed import SINGLE
+from executor.errors import StartError
+from executor.forward import SequenceRows
+from executor.forward_pass import EagerForwardPass
+from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.image import build_slot_image
+from executor.lora.replace import attach_lora
+from executor.models import load_model
+from executor.shard import Shard, build_shard
+from kernels.punica import PunicaWrapperCPU
+from tests.unit.executor.lora.adapters import make_adapter, poison
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+}
+BLOCK, BLOCKS, SEQUENCES, SLOTS = 16, 200, 40, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dummy")
+    (path / "config.json").write_text(json.dumps(MODEL))
+    return path
+
+
+def make_shard(folder: Path, **settings: object) -> Shard:
+    given = {
+        "model": str(folder), "store": "unused", "device": "cuda", "load_format": "dummy", "max_loras": SLOTS,
+        "max_lora_rank": 16, "max_seats": SEQUENCES, "max_batched_tokens": 700, "num_kv_blocks": BLOCKS,
+        "block_size": BLOCK,
+    } | settings  # fmt: skip
+    return build_shard(ExecutorConfig(**given), SINGLE)  # type: ignore[arg-type]
+
+
+class Served:
+    """A shard on the GPU, and the same weights and adapters on the CPU in float32."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.shard = make_shard(folder, **settings)
+        modules = frozenset(settings.get("lora_modules", DENSE_PROJECTIONS))  # type: ignore[call-overload]
+        model = load_model(folder, torch.float32, "cpu", dummy=True)
+        values = {name.replace("base_layer.", ""): p for name, p in self.shard.model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+        punica = PunicaWrapperCPU(SLOTS, 700)
+        self.arena = attach_lora(model, LoRAConfig(SLOTS, 16, modules), punica).arena
+        cache = KVCache.allocate(BLOCKS, BLOCK, model.config, torch.float32, "cpu")
+        self.plain = EagerForwardPass(model, cache, punica)
+
+    def load(self, slot: int, rank: int, seed: int) -> None:
+        for arena in (self.arena, self.shard.arena):
+            poison(arena, slot)
+            ranks = dict.fromkeys((part.module for part in arena.layout.slices), rank)
+            adapter = make_adapter(arena.layout, ranks, seed, scale=1.0)
+            arena.load(slot, build_slot_image(adapter, arena.layout))
+        self.shard.punica.set_slot_rank(slot, rank)
+        torch.cuda.synchronize()
+
+    def check(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> None:
+        expected = self.plain.run(sequences, last_tokens)
+        on_gpu = None if last_tokens is None else last_tokens.cuda()
+        actual = self.shard.forward_pass.run(sequences, on_gpu).cpu()
+        error = float((actual - expected).norm() / expected.norm())
+        assert error < self.tolerance, error
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-4 if self.shard.arena.storage.dtype == torch.float32 else 3e-2
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32", "bfloat16 head"])
+def served(request: pytest.FixtureRequest, folder: Path) -> Served:
+    dtype, _, head = request.param.partition(" ")
+    modules = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")
+    served = Served(folder, dtype=dtype, **({"lora_modules": modules} if head else {}))
+    for slot in range(SLOTS):
+        served.load(slot, 1 + slot % 16, seed=slot)
+    return served
+
+
+class Traffic:
+    """Sequences of random tokens over shuffled blocks."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        free = list(range(BLOCKS))
+        self.rng.shuffle(free)
+        self.tables = [[free.pop() for _ in range(5)] for _ in range(SEQUENCES)]
+        self.lengths = [0] * SEQUENCES
+        self.slots = [self.rng.randrange(-1, SLOTS) for _ in range(SEQUENCES)]
+
+    def rows(self, number: int, count: int, **changes: object) -> SequenceRows:
+        start = self.lengths[number]
+        self.lengths[number] += count
+        tokens = [self.rng.randrange(512) for _ in range(count)]
+        made = SequenceRows(tokens, start, self.tables[number], self.slots[number], (count - 1,))
+        return replace(made, **changes)
+
+    def some(self, count: int) -> list[int]:
+        return self.rng.sample(range(SEQUENCES), count)
+
+
+def test_every_kind_of_step_with_adapters_that_come_and_go(served: Served) -> None:
+    """More rows than are captured, chunks beside decoding, then decoding in every family of captured steps;
+    slots are rewritten between steps, with other ranks than at capture."""
+    traffic = Traffic(0)
+    rows, slots = traffic.rows, traffic.slots
+    served.check([rows(n, 17) for n in range(40)])
+    served.check([rows(n, 1) for n in range(30)] + [rows(n, 9, logit_rows=()) for n in range(30, 40)])
+    served.check([rows(0, 3, logit_rows=(0, 2)), rows(1, 1, logit_rows=())])
+    for active in (1, 2, 3, 8, 9, 24, 33, 40):
+        served.check([rows(n, 1) for n in traffic.some(active)])
+    for number, pattern in enumerate(([5], [-1], [0, 1, 2], range(SLOTS), [7, -1])):
+        slots[:] = [pattern[n % len(pattern)] for n in range(SEQUENCES)]
+        served.load(number, 16 - number, seed=100 + number)
+        served.check([rows(n, 1) for n in range(40)])
+        served.check([rows(n, 1) for n in range(20)] + [rows(39, 4)])
+    last_tokens = torch.randint(0, 512, (64,))
+    served.check([rows(n, 1, token_ids=[0], pending=63 - n) for n in range(40)], last_tokens)
+
+
+def test_a_request_finishes_one_by_one_from_eight_adapters(served: Served) -> None:
+    """After each step one sequence fewer, and then the others with its slot rewritten."""
+    traffic = Traffic(1)
+    traffic.slots[:8] = range(8)
+    served.check([traffic.rows(n, 30) for n in range(8)])
+    for left in range(8, 0, -1):
+        served.check([traffic.rows(n, 1) for n in range(left)])
+        served.load(left - 1, 1 + left, seed=200 + left)
+
+
+def test_equal_steps_give_equal_bits(served: Served) -> None:
+    forward_pass, steps = served.shard.forward_pass, []
+    for _ in range(2):
+        traffic = Traffic(2)
+        forward_pass.run([traffic.rows(n, 17) for n in range(40)])
+        steps.append([forward_pass.run([traffic.rows(n, 1) for n in range(40)]) for _ in range(3)])
+    assert all(torch.equal(one, other) for one, other in zip(*steps, strict=True))
+
+
+def test_nothing_compiles_after_it_is_ready(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other numbers of rows and adapters, and every rank that a slot can hold."""
+    from triton.runtime.jit import JITFunction
+
+    compiled: list[str] = []
+    original = JITFunction._do_compile
+
+    def compile_it(self: JITFunction, *args: object, **kwargs: object) -> object:
+        compiled.append(self.fn.__name__)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compile_it)
+    for rank in (8, 16, 3):
+        for slot in range(SLOTS):
+            served.load(slot, rank, seed=slot)
+        traffic = Traffic(rank)
+        run: Callable[..., Tensor] = served.shard.forward_pass.run
+        run([traffic.rows(n, 17) for n in range(40)])
+        for active in (1, 5, 21, 40):
+            run([traffic.rows(n, 1) for n in traffic.some(active)])
+        run([traffic.rows(0, 33), traffic.rows(1, 1)])
+        traffic = Traffic(rank)
+        traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
+        run([traffic.rows(n, 17) for n in range(40)])
+    assert not compiled
+
+
+def test_kv_blocks_come_from_the_memory_that_is_left(folder: Path) -> None:
+    settings = {"num_kv_blocks": 0, "cuda_graphs": False, "max_batched_tokens": 64}
+    total = torch.cuda.get_device_properties(0).total_memory
+    small = make_shard(folder, gpu_memory_utilization=0.2, **settings).kv_cache
+    large = make_shard(folder, gpu_memory_utilization=0.3, **settings).kv_cache
+    assert large.nbytes - small.nbytes == pytest.approx(0.1 * total, rel=0.2)
+    with pytest.raises(StartError, match="leaves 0 KV blocks"):
+        make_shard(folder, gpu_memory_utilization=0.01, **settings)
+
+
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(StartError, match="cuda:63"):
+        make_shard(folder, device="cuda:63")
