@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lorafleet.bench.errors import BenchError
-from lorafleet.commands import adapters, bench, chat, demo, generate, models, serve
+from lorafleet.commands import adapters, bench, chat, demo, generate, models, serve, top
 from lorafleet.commands.failure import explain
 from lorafleet.commands.terminal import note
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
@@ -29,16 +29,16 @@ environment:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         prog="lorafleet",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (demo, serve, generate, chat, adapters, models, bench):
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for group in (demo, serve, generate, chat, adapters, models, top, bench):
         group.add_parser(commands)
-    return top
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
