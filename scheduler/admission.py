@@ -15,8 +15,7 @@ from scheduler import validation
 from scheduler.auth import INFER, Authenticator, Identity
 from scheduler.chat import ChatTemplates
 from scheduler.errors import InvalidRequest
-from scheduler.lookup import Resolver, find_version, parse_ref, require
-from scheduler.slot_needs import Needs, SlotNeeds
+from scheduler.lookup import Resolver, check_fits, find_version, parse_ref, require
 from scheduler.text_stream import PROMPT_TAIL
 from scheduler.tokenizer import Tokenizer
 
@@ -64,7 +63,6 @@ class Admission:
         self._versions = versions
         self._tokenizer = tokenizer
         self._spec = spec
-        self._slot_needs = SlotNeeds(spec)
         self._max_model_len = max_model_len
         self._pool = pool
         self._templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
@@ -94,7 +92,6 @@ class Admission:
         validation.check_prompt_logprobs(request.response, len(prompt))
         if one_message:
             validation.check_fits_one_message(request.response, stopping)
-        needs = self._slot_needs.of(version) if version else Needs()
         return AdmittedRequest(
             request_id=request.request_id or uuid.uuid4().hex,
             identity=identity,
@@ -108,8 +105,8 @@ class Admission:
             priority=request.priority,
             cache_salt=_cache_salt(identity.tenant, request.cache_salt),
             echo_text=await self._echo_text(request, prompt),
-            max_rank=needs.max_rank,
-            modules=needs.modules,
+            max_rank=version.manifest.max_rank if version else 0,
+            modules=version.manifest.module_kinds if version else frozenset(),
         )
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
@@ -141,7 +138,7 @@ class Admission:
     async def _find(self, ref: Ref, identity: Identity, text: str, sticky_key: str | None) -> Version:
         def find() -> Version:
             version = find_version(self._versions, ref, identity, text, sticky_key)
-            self._slot_needs.of(version)
+            check_fits(version, self._spec)
             return version
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, find)
