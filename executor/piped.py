@@ -11,6 +11,7 @@ out:  {"ready": {what is fixed for the engine's life}}   first
 Answers are greedy and end at their length alone. `at` is time.monotonic() of this machine.
 """
 
+import gc
 import json
 import logging
 import os
@@ -37,6 +38,8 @@ from executor.sequence import Dispatch
 from executor.store import open_source
 from lorafleet.v1 import common_pb2, executor_pb2
 
+STOP_GRACE_S = 30.0
+
 logger = logging.getLogger("executor")
 
 
@@ -50,6 +53,7 @@ def main() -> int:
         return 2
     setup_logging(config.log_format, config.log_level)
     _serve(config, store)
+    gc.unfreeze()
     return 0
 
 
@@ -70,15 +74,19 @@ def _serve(config: ExecutorConfig, store: WeightsSource) -> None:
             pipe.write({"metrics": generate_latest(registry).decode()})
         else:
             thread.submit(_command(message))
+    thread.stop()
+    thread.join(STOP_GRACE_S)
 
 
 class _Pipe:
-    """What goes out, from any thread. An engine that ends takes the process with it."""
+    """What goes out, from any thread. An engine that fails takes the process with it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def ready(self, info: EngineInfo) -> None:
+        gc.collect()  # as the executor does
+        gc.freeze()
         self.write({"ready": asdict(info)})
 
     def step(self, events: StepEvents) -> None:
@@ -89,8 +97,9 @@ class _Pipe:
             self.write({"at": time.monotonic(), "tokens": tokens, "ends": ends})
 
     def end(self, error: Exception | None) -> None:
-        logger.error("the engine ends: %s", error)
-        os._exit(1)
+        if error is not None:
+            logger.error("the engine ends: %s", error)
+            os._exit(1)
 
     def write(self, message: Mapping[str, Any]) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 """`python -m scheduler`: reads its settings, serves, and drains on SIGTERM."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -43,6 +44,9 @@ async def _serve(config: Config) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number)
     scheduler = Scheduler(config)
     await scheduler.start()
+    # What is there now stays: looking through all of it again took full collections 60 ms, for all streams.
+    gc.collect()
+    gc.freeze()
     await signals.get()
     drained = asyncio.create_task(scheduler.drain())
     impatient = asyncio.create_task(signals.get())

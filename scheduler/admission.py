@@ -15,11 +15,12 @@ from scheduler import validation
 from scheduler.auth import INFER, Authenticator, Identity
 from scheduler.chat import ChatTemplates
 from scheduler.errors import InvalidRequest
-from scheduler.lookup import find_version, parse_ref, require
-from scheduler.slot_needs import Needs, SlotNeeds
+from scheduler.lookup import check_fits, find_version, parse_ref, require
 from scheduler.text_stream import PROMPT_TAIL
 from scheduler.tokenizer import Tokenizer
 from scheduler.versions import Versions
+
+MAX_FITTING = 4096
 
 __all__ = ["Admission", "AdmittedRequest", "Authenticator", "Identity"]
 
@@ -65,9 +66,9 @@ class Admission:
         self._versions = versions
         self._tokenizer = tokenizer
         self._spec = spec
-        self._slot_needs = SlotNeeds(spec)
         self._max_model_len = max_model_len
         self._pool = pool
+        self._fitting: set[str] = set()  # Digests.
         self._templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
 
     @property
@@ -96,7 +97,6 @@ class Admission:
         validation.check_prompt_logprobs(request.response, len(prompt))
         if one_message:
             validation.check_fits_one_message(request.response, stopping)
-        needs = self._slot_needs.of(version) if version else Needs()
         return AdmittedRequest(
             request_id=request_id,
             identity=identity,
@@ -110,8 +110,8 @@ class Admission:
             priority=request.priority,
             cache_salt=_cache_salt(identity.tenant, request.cache_salt),
             echo_text=await self._echo_text(request, prompt),
-            max_rank=needs.max_rank,
-            modules=needs.modules,
+            max_rank=version.manifest.max_rank if version else 0,
+            modules=version.manifest.module_kinds if version else frozenset(),
         )
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
@@ -154,8 +154,16 @@ class Admission:
         version = find_version(known, ref, identity, text)
         if version is None:
             version = await asyncio.get_running_loop().run_in_executor(self._pool, find)
-        self._slot_needs.of(version)
+        self._check_fits(version)
         return version
+
+    def _check_fits(self, version: Version) -> None:
+        """Once for each content. Raises IncompatibleAdapter."""
+        if version.digest not in self._fitting:
+            check_fits(version, self._spec)
+            if len(self._fitting) >= MAX_FITTING:
+                self._fitting.clear()
+            self._fitting.add(version.digest)
 
     async def _prompt(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, version: Version | None

@@ -15,7 +15,7 @@ from lorafleet.bench.rows import INPUT, OUTPUT, PER_TOKEN, Row, details, make_ro
 from lorafleet.bench.session import Played, Session
 from lorafleet.bench.workload import Description, generate
 
-PRESET_SEED = 5
+PRESET_SEED = 37  # 256 uniform draws out of 128 name 106 adapters, and Zipf ones 72, as the peer's did
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Plays one after the other against one system, each with what its executors counted meanwhile."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -52,9 +53,12 @@ class Session:
         self.label, self.current = label, Recording()
         self.used.update(request.adapter for lane in lanes for request in lane.requests if request.adapter)
         progress = asyncio.create_task(self._tell_progress(sum(len(lane.requests) for lane in lanes)))
+        gc.collect()
+        gc.disable()  # a collection here would be measured as a pause there
         try:
             await play(lanes, self.caller, self.current)
         finally:
+            gc.enable()
             progress.cancel()
         return Played(self.current, slot_use(before, read_totals(await self._metrics())))
 
@@ -91,7 +95,12 @@ class Session:
         with suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(PROGRESS_S if sys.stderr.isatty() else 5 * PROGRESS_S)
-                summary = summarize(self.current)
-                failed = f", {summary.failed} failed" if summary.failed else ""
-                done = f"{summary.whole} of {total} requests, {summary.output_tokens} tokens"
-                self.note(f"{self.label}: {done}{failed}")
+                self.note(f"{self.label}: {_progress(self.current, total)}")
+
+
+def _progress(recording: Recording, total: int) -> str:
+    """Cheap: it is told while the measurement runs."""
+    whole = sum(record.whole for record in recording.records)
+    pieces = sum(len(record.pieces) for record in recording.records)
+    failed = sum(bool(record.error) for record in recording.records)
+    return f"{whole} of {total} requests, {pieces} pieces" + (f", {failed} failed" if failed else "")
