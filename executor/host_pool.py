@@ -7,6 +7,7 @@ out, since only it knows what may be evicted for it.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -143,15 +144,22 @@ class HostPool:
                 self._segments[region.segment][1].give(region.start, region.size)
 
     def _grow(self, sizes: Iterable[int]) -> None:
-        pinned = self._device.type == "cuda"
+        started = time.monotonic()
         for size in sizes:
             if self._closed.is_set():
                 return
-            with torch.cuda.device(self._device if pinned else -1):
-                self._grown.put(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+            self._grown.put(self._memory(size))
             self._wake()
-        if pinned:
-            logger.info("host memory for adapters is pinned")
+        logger.info("host memory for adapters is there after %.1f s", time.monotonic() - started)
+
+    def _memory(self, size: int) -> Tensor:
+        if self._device.type == "cuda":
+            try:
+                with torch.cuda.device(self._device):
+                    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                logger.error("cannot pin %d bytes, copies from there stop the engine: %s", size, error)
+        return torch.empty(size, dtype=torch.uint8)
 
 
 def _segment_sizes(max_bytes: int, max_image_bytes: int) -> list[int]:

@@ -111,11 +111,12 @@ class ModelRunner:
         for token in share.scored:
             yield ScoreRequest(token, dispatch.prompt_logprobs or 0)
         if share.draws:
+            counts = dispatch.sampling.penalizes
             yield SampleRequest(
                 params=dispatch.sampling,
                 position=sequence.length,
-                prompt_token_ids=dispatch.prompt_token_ids,
-                output_token_ids=sequence.output_token_ids if dispatch.sampling.penalizes else (),
+                prompt_token_ids=sequence.prompt_token_ids if counts else (),
+                output_token_ids=sequence.output_token_ids if counts else (),
                 forbidden_token_ids=tuple(sorted(self._limits.forbidden(sequence))),
                 pending=share.rows.pending,
             )
@@ -143,6 +144,11 @@ def _share(sequence: Sequence, count: int, draws: bool) -> Share:
 
 def _result(share: Share, outcomes: Iterator[Outcome]) -> ShareResult:
     """Takes its rows' outcomes, all of them."""
+    if share.draws and not share.scored:
+        outcome = next(outcomes)
+        if isinstance(outcome, SampledToken):
+            return ShareResult(share.sequence, share.computed, (), outcome)
+        return ShareResult(share.sequence, share.computed, failure=outcome.reason)
     mine = [next(outcomes) for _ in share.rows.logit_rows]
     tokens = [outcome for outcome in mine if isinstance(outcome, SampledToken)]
     if len(tokens) < len(mine):

@@ -85,7 +85,7 @@ class Sampler:
         reports = tokens.new_empty(0, 1 + 2 * count)
         if reported:
             reports = _report(logits, tokens.clamp(min=0), reported, count)
-        on_host, arrived = _to_host(torch.cat((tokens, reports.flatten())))
+        on_host, arrived = _to_host(torch.cat((tokens, reports.flatten())) if reported else tokens)
         return Drawn(
             tuple(rows), on_host[: len(rows)], reported, on_host[len(rows) :].view(reports.shape), arrived
         )
@@ -111,14 +111,14 @@ class Sampler:
         requests = [row for row in rows if isinstance(row, SampleRequest)]
         if len(draws) == len(rows):
             tokens = self._choose(logits, requests)
-            self.last_tokens[: len(draws)] = tokens.clamp(min=0)
+            torch.clamp(tokens, min=0, out=self.last_tokens[: len(draws)])
             return tokens
         given = [row.token_id if isinstance(row, ScoreRequest) else 0 for row in rows]
         tokens = on_device(given, torch.int64, logits.device)
         if draws:
             where = on_device(draws, torch.int64, logits.device)
             drawn = self._choose(logits[where], requests)
-            self.last_tokens[: len(draws)] = drawn.clamp(min=0)
+            torch.clamp(drawn, min=0, out=self.last_tokens[: len(draws)])
             tokens.index_copy_(0, where, drawn)
         return tokens
 
@@ -132,10 +132,15 @@ class Sampler:
             where = on_device(rows, torch.int64, logits.device)
             chosen = _drawn(self._draw, changed[where], best[where], [requests[row] for row in rows])
             tokens.index_copy_(0, where, chosen)
-        tokens = tokens.masked_fill_(~best.isfinite(), _NOTHING)
-        whole = best if changed is logits else logits.amax(-1)
         # A largest logit that is finite leaves neither NaN nor +inf, and something above -inf.
-        return tokens.masked_fill_(~whole.isfinite(), _NOT_FINITE)
+        if changed is not logits:
+            tokens = torch.where(_finite(best), tokens, _NOTHING)
+            best = logits.amax(-1)
+        return torch.where(_finite(best), tokens, _NOT_FINITE)
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values.abs() < math.inf  # one pass less than isfinite
 
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]

@@ -1,5 +1,6 @@
 """One request on its way through the engine: what was asked, and how far it is. Pure."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ class Sequence:
     max_length: int = (
         1 << 62
     )  # tokens at which it ends, whatever they are; the last of them is never computed
-    token_ids: list[int] = field(init=False)
+    token_ids: "array[int]" = field(init=False)  # int64: what reads many of them needs no object for each
     computed: int = 0
     ahead: int = 0
     pending: int = -1
@@ -88,7 +89,7 @@ class Sequence:
     prompt_scores: list[PromptLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.token_ids = [*self.dispatch.prompt_token_ids, *self.dispatch.output_token_ids]
+        self.token_ids = array("q", (*self.dispatch.prompt_token_ids, *self.dispatch.output_token_ids))
         if self.dispatch.prompt_logprobs is not None:
             self.prompt_scores.append(PromptLogprob(self.token_ids[0], None, ()))
 
@@ -115,7 +116,11 @@ class Sequence:
         return len(self.token_ids) - len(self.dispatch.prompt_token_ids)
 
     @property
-    def output_token_ids(self) -> list[int]:
+    def prompt_token_ids(self) -> "array[int]":
+        return self.token_ids[: len(self.dispatch.prompt_token_ids)]
+
+    @property
+    def output_token_ids(self) -> "array[int]":
         return self.token_ids[len(self.dispatch.prompt_token_ids) :]
 
     @property

@@ -73,6 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     max_batched_tokens=st.sampled_from([8, 11, 32, 256]),
     num_kv_blocks=st.sampled_from([14, 20, 200]),
     prefix_cache=st.booleans(),
+    ahead=st.sampled_from(["true", "false"]),
 )
 def test_scheduling_changes_no_token(
     world: World,
@@ -82,6 +83,7 @@ def test_scheduling_changes_no_token(
     max_batched_tokens: int,
     num_kv_blocks: int,
     prefix_cache: bool,
+    ahead: str,
 ) -> None:
     driver = make_driver(
         str(world.model),
@@ -93,6 +95,7 @@ def test_scheduling_changes_no_token(
         block_size=4,
         prefix_cache=prefix_cache,
         adapter_aging=0.01,
+        async_scheduling=ahead,
         torch_threads=1,
     )
     cases = [world.cases[index] for index in order]

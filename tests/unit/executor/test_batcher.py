@@ -146,7 +146,7 @@ def test_the_youngest_is_preempted_and_comes_back_with_its_tokens() -> None:
     assert len(young.token_ids) == 9
     batcher.remove(old)
     assert planned(step(batcher)) == ["d2"]
-    assert young.token_ids[:9] == [*range(200, 207), 7, 7]
+    assert list(young.token_ids[:9]) == [*range(200, 207), 7, 7]
 
 
 def test_a_cold_adapter_waits_no_longer_than_the_aging_bound_and_what_runs() -> None:
