@@ -14,7 +14,6 @@ from kernels.block_tile import (
     times_rows,
     valid_by,
     wait_if_early,
-    zeros_of,
 )
 from kernels.device import of_slice
 
@@ -49,6 +48,31 @@ def _load_h(
     for i in tl.static_range(1, SPLIT):
         total += tl.load(at + i * split_stride, mask=valid, other=0.0)
     return total
+
+
+@triton.jit
+def _delta(
+    h, h_scales, b_tile, factors, base, places, block, rank, count, s, num_places, scale_k, split_stride,
+    like,
+    K_SCALED: tl.constexpr, GROUP_K: tl.constexpr, W8A8: tl.constexpr, SPLIT: tl.constexpr,
+    MAX_RANK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+):  # fmt: skip
+    """The product of one tile of ranks, from `block` on, with the scales that hold for these ranks alone."""
+    r = block + tl.arange(0, BLOCK_RANK)
+    valid = valid_by(count, r < rank, ROWS)
+    h_tile = _load_h(h, base, places, r, valid, split_stride, SPLIT, MAX_RANK, ROWS)
+    product = expand_product(h_tile, b_tile, like, ROWS, W8A8)
+    if W8A8:
+        GROUPS: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
+        of_row = h_scales + (s.to(tl.int64) * num_places + places) * GROUPS + block // BLOCK_RANK
+        if ROWS == 1:
+            product *= tl.load(of_row, mask=block < rank, other=0.0)
+        else:
+            there = tl.arange(0, ROWS) < tl.where(block < rank, count, 0)
+            product = times_rows(product, tl.load(of_row, mask=there, other=0.0), ROWS)
+    if K_SCALED:
+        product = times_columns(product, tl.load(factors + block // GROUP_K * scale_k), ROWS)
+    return product
 
 
 @triton.jit(do_not_specialize=["num_places", "known"])
@@ -91,6 +115,8 @@ def block_expand_kernel(
     b_stride = of_slice(s, b_stride0, b_stride1, b_stride2, SLICES)
     b_tile = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n, rank, width)
     pairs = load_ids(ids, start, count, ROWS, KIND)
+    factors = b_scales0
+    scale_k = 0
     if SCALED:
         factors = of_slice(s, b_scales0, b_scales1, b_scales2, SLICES) + slot.to(tl.int64) * of_slice(
             s, scale_slot0, scale_slot1, scale_slot2, SLICES
@@ -107,25 +133,17 @@ def block_expand_kernel(
     places = places_from(start, ROWS)
     base = s.to(tl.int64) * num_places * MAX_RANK
     split_stride = tl.cast(SLICES, tl.int64) * num_places * MAX_RANK
-    acc = zeros_of(ROWS, BLOCK_N)
-    for block in range(0, rank, BLOCK_RANK):
-        r = block + tl.arange(0, BLOCK_RANK)
-        if block > 0:
-            b_tile = load_b(b, b_stride, r, n, rank, width)
-        h_tile = _load_h(
-            h, base, places, r, valid_by(count, r < rank, ROWS), split_stride, SPLIT, MAX_RANK, ROWS
-        )
-        product = expand_product(h_tile, b_tile, y, ROWS, W8A8)
-        if W8A8:
-            GROUPS: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
-            of_row = h_scales + (s.to(tl.int64) * num_places + places) * GROUPS + block // BLOCK_RANK
-            if ROWS == 1:
-                product *= tl.load(of_row)
-            else:
-                product *= tl.load(of_row, mask=tl.arange(0, ROWS) < count, other=0.0)[:, None]
-        if K_SCALED:
-            product = times_columns(product, tl.load(factors + block // GROUP_K * scale_k), ROWS)
-        acc += product
+    acc = _delta(
+        h, h_scales, b_tile, factors, base, places, 0, rank, count, s, num_places, scale_k, split_stride, y,
+        K_SCALED, GROUP_K, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
+    )  # fmt: skip
+    # Most adapters have no more ranks than the first tile.
+    for block in range(BLOCK_RANK, rank, BLOCK_RANK):
+        more = load_b(b, b_stride, block + tl.arange(0, BLOCK_RANK), n, rank, width)
+        acc += _delta(
+            h, h_scales, more, factors, base, places, block, rank, count, s, num_places, scale_k,
+            split_stride, y, K_SCALED, GROUP_K, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
+        )  # fmt: skip
     if SCALED and not K_SCALED:
         acc = times_columns(acc, tl.load(factors), ROWS)
     if ROUTED:

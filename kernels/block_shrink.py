@@ -38,7 +38,7 @@ def _product(x, a, ROWS: tl.constexpr):
 
 @triton.jit
 def _step(
-    x_rows, a, a_tile, x_scales, a_scales, k, count, x_group_stride,
+    x_rows, a_tile, x_scales, a_scales, k, count, x_group_stride,
     K: tl.constexpr, ROWS: tl.constexpr, K_SCALED: tl.constexpr, GROUP_K: tl.constexpr,
     X_SCALED: tl.constexpr,
 ):  # fmt: skip
@@ -54,16 +54,64 @@ def _step(
 
 
 @triton.jit
-def _quantized(total, h, h_scales, places, scale_places, valid, scale_valid, ROWS: tl.constexpr,
-               FUSED: tl.constexpr, BLOCK_RANK: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
-    """Store h as FP8: every BLOCK_RANK ranks of a row and slice have a scale of their own."""
-    total = tl.where(valid, total, 0.0)
-    parts = tl.reshape(total, [ROWS * FUSED, BLOCK_RANK])
-    largest = tl.max(tl.abs(parts), 1)
-    factor = tl.where(largest > 0, largest / LARGEST, 1.0)
-    scaled = tl.reshape(parts / factor[:, None], total.shape)
-    tl.store(h + places, scaled.to(h.dtype.element_ty), mask=valid)
-    tl.store(h_scales + scale_places, tl.reshape(factor, scale_places.shape), mask=scale_valid)
+def _add_steps(
+    acc, x_rows, a, r, rank, x_scales, factors, split, count, rank_stride, x_group_stride,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, K_SCALED: tl.constexpr,
+    GROUP_K: tl.constexpr, X_SCALED: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    for step in range(FIRST, tl.cdiv(K, BLOCK_K * SPLIT)):
+        k = (step * SPLIT + split) * BLOCK_K + tl.arange(0, BLOCK_K)
+        a_tile = _load_a(a, r, r < rank, k, rank_stride, K)
+        acc += _step(
+            x_rows, a_tile, x_scales, factors, k, count, x_group_stride, K, ROWS, K_SCALED, GROUP_K, X_SCALED
+        )
+    return acc
+
+
+@triton.jit
+def _scaled(
+    acc, x_scales, factors, ROWS: tl.constexpr, SCALED: tl.constexpr, K_SCALED: tl.constexpr,
+    X_SCALED: tl.constexpr,
+):  # fmt: skip
+    """The scales that hold for all of K."""
+    if SCALED and not K_SCALED:
+        acc = times_columns(acc, tl.load(factors), ROWS)
+    if X_SCALED and not K_SCALED:
+        acc = times_rows(acc, tl.load(x_scales), ROWS)
+    return acc
+
+
+@triton.jit
+def _places(s, start, r, num_places, MAX_RANK: tl.constexpr, ROWS: tl.constexpr):
+    """Offsets into [slices, num_places, MAX_RANK]."""
+    return rows_by(places_from(start, ROWS), s.to(tl.int64) * num_places * MAX_RANK + r, MAX_RANK, ROWS)
+
+
+@triton.jit
+def _store(
+    total, h, h_scales, s, start, count, group, block, r, rank, num_places,
+    SLICES: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, FUSED: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """One tile of h; with LARGEST as FP8, every BLOCK_RANK ranks of a row and slice with a scale of their own.
+
+    h_scales is [slices, places, groups].
+    """
+    places, valid = _places(s, start, r, num_places, MAX_RANK, ROWS), valid_by(count, r < rank, ROWS)
+    if LARGEST == 0:
+        tl.store(h + places, total, mask=valid)
+    else:
+        parts = tl.reshape(tl.where(valid, total, 0.0), [ROWS * FUSED, BLOCK_RANK])
+        largest = tl.max(tl.abs(parts), 1)
+        factor = tl.where(largest > 0, largest / LARGEST, 1.0)
+        values = tl.reshape(parts / factor[:, None], total.shape)
+        tl.store(h + places, values.to(h.dtype.element_ty), mask=valid)
+        GROUPS: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
+        of_slice = group + tl.arange(0, FUSED)
+        base = of_slice.to(tl.int64) * num_places * GROUPS + block // BLOCK_RANK
+        at = rows_by(places_from(start, ROWS), base, GROUPS, ROWS)
+        there = valid_by(count, of_slice < SLICES, ROWS)
+        tl.store(h_scales + at, tl.reshape(factor, at.shape), mask=there)
 
 
 @triton.jit(do_not_specialize=["num_places", "known"])
@@ -104,12 +152,8 @@ def block_shrink_kernel(
     r = column % BLOCK_RANK
     # Products, not choices of pointers: that way the compiler still knows that all are aligned.
     second, third = (s == 1).to(tl.int64), (s == 2).to(tl.int64)
-    a += (
-        slot.to(tl.int64) * slot_stride
-        + expert.to(tl.int64) * expert_stride
-        + second * offset1
-        + third * offset2
-    )
+    a += slot.to(tl.int64) * slot_stride + expert.to(tl.int64) * expert_stride
+    a += second * offset1 + third * offset2
     a_scales += slot.to(tl.int64) * a_scale_slot + expert.to(tl.int64) * a_scale_expert
     a_scales += second * a_scale_offset1 + third * a_scale_offset2
     scale = table_entry(scales, s, slot, expert, scales_s, scales_l, scales_e, there, 0.0)
@@ -126,62 +170,33 @@ def block_shrink_kernel(
         out = partials
     if LARGEST == 0 or FINALISE:
         out += split * split_stride
-    for block in range(0, highest, BLOCK_RANK):
+    factors = a_scales + tl.minimum(r, MAX_RANK - 1) // GROUP_N * a_scale_n
+    acc = _step(
+        x_rows, a_tile, x_scales, factors, k, count, x_group_stride, K, ROWS, K_SCALED, GROUP_K, X_SCALED
+    )
+    acc = _add_steps(
+        acc, x_rows, a, r, rank, x_scales, factors, split, count, rank_stride, x_group_stride, K, ROWS,
+        BLOCK_K, SPLIT, K_SCALED, GROUP_K, X_SCALED, 1,
+    )  # fmt: skip
+    acc = _scaled(acc, x_scales, factors, ROWS, SCALED, K_SCALED, X_SCALED)
+    factor = 1.0 if FINALISE else scale
+    _store(
+        acc * factor, out, h_scales, s, start, count, group, 0, r, rank, num_places, SLICES, MAX_RANK, ROWS,
+        FUSED, BLOCK_RANK, 0 if FINALISE else LARGEST,
+    )  # fmt: skip
+    # Most adapters have no more ranks than the first tile.
+    for block in range(BLOCK_RANK, highest, BLOCK_RANK):
         r = block + column % BLOCK_RANK
-        if block > 0:
-            k = split * BLOCK_K + tl.arange(0, BLOCK_K)
-            a_tile = _load_a(a, r, r < rank, k, rank_stride, K)
         factors = a_scales + tl.minimum(r, MAX_RANK - 1) // GROUP_N * a_scale_n
-        acc = _step(
-            x_rows,
-            a,
-            a_tile,
-            x_scales,
-            factors,
-            k,
-            count,
-            x_group_stride,
-            K,
-            ROWS,
-            K_SCALED,
-            GROUP_K,
-            X_SCALED,
-        )
-        for step in range(1, tl.cdiv(K, BLOCK_K * SPLIT)):
-            k = (step * SPLIT + split) * BLOCK_K + tl.arange(0, BLOCK_K)
-            more = _load_a(a, r, r < rank, k, rank_stride, K)
-            acc += _step(
-                x_rows,
-                a,
-                more,
-                x_scales,
-                factors,
-                k,
-                count,
-                x_group_stride,
-                K,
-                ROWS,
-                K_SCALED,
-                GROUP_K,
-                X_SCALED,
-            )
-        if SCALED and not K_SCALED:
-            acc = times_columns(acc, tl.load(factors), ROWS)
-        if X_SCALED and not K_SCALED:
-            acc = times_rows(acc, tl.load(x_scales), ROWS)
-        places = rows_by(places_from(start, ROWS), s.to(tl.int64) * num_places * MAX_RANK + r, MAX_RANK, ROWS)
-        valid = valid_by(count, r < rank, ROWS)
-        if FINALISE:
-            tl.store(out + places, acc, mask=valid)
-        else:
-            acc *= scale
-            if LARGEST > 0:
-                _store_fp8(
-                    acc, h, h_scales, start, count, group, block, places, valid, num_places, SLICES, MAX_RANK,
-                    ROWS, FUSED, BLOCK_RANK, LARGEST,
-                )  # fmt: skip
-            else:
-                tl.store(out + places, acc, mask=valid)
+        acc = _add_steps(
+            zeros_of(ROWS, FUSED * BLOCK_RANK), x_rows, a, r, rank, x_scales, factors, split, count,
+            rank_stride, x_group_stride, K, ROWS, BLOCK_K, SPLIT, K_SCALED, GROUP_K, X_SCALED, 0,
+        )  # fmt: skip
+        acc = _scaled(acc, x_scales, factors, ROWS, SCALED, K_SCALED, X_SCALED)
+        _store(
+            acc * factor, out, h_scales, s, start, count, group, block, r, rank, num_places, SLICES, MAX_RANK,
+            ROWS, FUSED, BLOCK_RANK, 0 if FINALISE else LARGEST,
+        )  # fmt: skip
     if FINALISE:
         counter = finished + index * tl.num_programs(1) + group
         tl.debug_barrier()  # all of this program's partials are stored before it counts itself
@@ -189,36 +204,16 @@ def block_shrink_kernel(
             tl.store(counter, 0)
             for block in range(0, highest, BLOCK_RANK):
                 r = block + column % BLOCK_RANK
-                valid = valid_by(count, r < rank, ROWS)
-                places = rows_by(
-                    places_from(start, ROWS), s.to(tl.int64) * num_places * MAX_RANK + r, MAX_RANK, ROWS
+                places, valid = (
+                    _places(s, start, r, num_places, MAX_RANK, ROWS),
+                    valid_by(count, r < rank, ROWS),
                 )
                 total = zeros_of(ROWS, FUSED * BLOCK_RANK)
                 for i in tl.static_range(SPLIT):
+                    part = partials + i * split_stride + places
                     # .cg: past the first-level cache, which does not see other programs' stores.
-                    total += tl.load(
-                        partials + i * split_stride + places, mask=valid, other=0.0, cache_modifier=".cg"
-                    )
-                total *= scale
-                if LARGEST > 0:
-                    _store_fp8(
-                        total, h, h_scales, start, count, group, block, places, valid, num_places, SLICES,
-                        MAX_RANK, ROWS, FUSED, BLOCK_RANK, LARGEST,
-                    )  # fmt: skip
-                else:
-                    tl.store(h + places, total, mask=valid)
-
-
-@triton.jit
-def _store_fp8(
-    total, h, h_scales, start, count, group, block, places, valid, num_places,
-    SLICES: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, FUSED: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, LARGEST: tl.constexpr,
-):  # fmt: skip
-    """h_scales is [slices, places, rank groups]."""
-    GROUPS: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
-    s = group + tl.arange(0, FUSED)
-    base = s.to(tl.int64) * num_places * GROUPS + block // BLOCK_RANK
-    scale_places = rows_by(places_from(start, ROWS), base, GROUPS, ROWS)
-    scale_valid = valid_by(count, s < SLICES, ROWS)
-    _quantized(total, h, h_scales, places, scale_places, valid, scale_valid, ROWS, FUSED, BLOCK_RANK, LARGEST)
+                    total += tl.load(part, mask=valid, other=0.0, cache_modifier=".cg")
+                _store(
+                    total * scale, h, h_scales, s, start, count, group, block, r, rank, num_places, SLICES,
+                    MAX_RANK, ROWS, FUSED, BLOCK_RANK, LARGEST,
+                )  # fmt: skip

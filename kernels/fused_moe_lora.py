@@ -180,7 +180,7 @@ def _prepare_once(layer: _Layer, config: OnceConfig, constants: dict[str, object
     lowest = 16 if constants["ROWS"] != 1 else 8
     constants |= {
         "BLOCK_RANK": max(lowest, triton.next_power_of_2(layer.max_rank)), "BLOCK_K": config.block_k,
-        "BLOCK_N": config.block_n, "CHUNKS": config.chunks,
+        "BLOCK_N": config.block_n, "CHUNKS": config.chunks, "COLUMN_STAGES": config.column_stages,
     }  # fmt: skip
     options = {
         "num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": constants["PDL"],

@@ -16,8 +16,8 @@ from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks, check_choices
 
 # Elements of a program's [pairs, experts] tile, and its most pairs.
-_TILE = 16384
-_MOST_PAIRS = 1024
+_TILE = 8192
+_MOST_PAIRS = 256
 # Up to so many chunks a slot, each program counts the slot's other chunks itself: a second launch costs more.
 _UNCOUNTED_CHUNKS = 8
 

@@ -25,13 +25,17 @@ class PairConfig:
 
 @dataclass(frozen=True, slots=True)
 class OnceConfig:
-    """One launch: each of `chunks` programs a block and slice shrinks all and expands its share."""
+    """One launch: each of `chunks` programs a block and slice shrinks all and expands its share.
+
+    Loads are pipelined num_stages deep along the inputs, column_stages along the columns.
+    """
 
     block_k: int
     block_n: int
     chunks: int
     num_warps: int
     num_stages: int
+    column_stages: int
 
 
 # The highest rank that one launch serves: all ranks are in registers.
@@ -56,7 +60,7 @@ def choose(
     """For blocks of `rows` rows over `width` inputs, with `columns` outputs a slice."""
     programs = blocks * slices
     if max_rank <= MOST_ONCE_RANKS and width <= 2048 and programs >= 64:
-        return OnceConfig(256 if rows == 1 else 128, 256, 1, 4, 3)
+        return OnceConfig(256 if rows == 1 else 128, 256, 1, 4, 3, 1)
     block_rank = min(64, max(16, 1 << (max_rank - 1).bit_length()))
     block_k = 1024 if rows == 1 else 128 if rows > 16 or element_size > 2 else 256
     split = max(1, min(8, -(-width // block_k), -(-512 // max(1, programs))))

@@ -58,7 +58,15 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
         yield f"expert shrink {name}", block_shrink_kernel, {**SHRINK, **rows, **shape}, 4
         shape = {"BLOCK_N": 512 if rows is PAIRS else 256}
         yield f"expert expand {name}", block_expand_kernel, {**EXPAND, **rows, **shape}, 4
-        shape = {"K": 2048, "DIVIDE": 8, "BLOCK_RANK": 16, "BLOCK_K": 128, "BLOCK_N": 256, "CHUNKS": 2}
+        shape = {
+            "K": 2048,
+            "DIVIDE": 8,
+            "BLOCK_RANK": 16,
+            "BLOCK_K": 128,
+            "BLOCK_N": 256,
+            "CHUNKS": 2,
+            "COLUMN_STAGES": 1,
+        }
         yield f"experts at once {name}", fused_moe_lora_once_kernel, {**COMMON, **COLUMNS, **rows, **shape}, 4
     for size in (16, 64, 128):
         tuned = gemm_config(size, 2)

@@ -21,7 +21,7 @@ RUNS: list[Run] = [(2, 5), (-1, 2), (0, 13), (2, 1), (3, 3)]
 CONFIGS = {
     "pair": PairConfig(16, 32, 2, False, 4, 2, 32, 4),
     "pair, slices fused": PairConfig(16, 64, 1, True, 4, 2, 32, 4),
-    "once": OnceConfig(64, 16, 2, 4, 2),
+    "once": OnceConfig(64, 16, 2, 4, 2, 1),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
