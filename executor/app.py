@@ -1,6 +1,7 @@
 """The life of the process: come up, get ready, watch, drain, end."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -85,6 +86,7 @@ class ExecutorApp:
         await self._server.stop(STOP_GRACE_S)
         self._engine.stop()
         await asyncio.to_thread(self._engine.join, STOP_GRACE_S)
+        gc.unfreeze()  # of `_on_ready`
         self._stop_metrics()
 
     async def wait(self) -> None:
@@ -156,6 +158,9 @@ class ExecutorApp:
     def _on_ready(self, info: EngineInfo) -> None:
         self.hub.ready(info)
         self.ready.set()
+        # What is there now stays: looking through it all again took full collections 115 ms for all threads.
+        gc.collect()
+        gc.freeze()
         logger.info("ready")
 
     def _on_end(self, error: Exception | None) -> None:

@@ -123,7 +123,9 @@ class Hub:
             return
         match command.WhichOneof("command"):
             case "dispatch":
+                # Who sent it counts for itself; a report comes with the next step.
                 self._dispatch(stream, command.dispatch.dispatches)
+                return
             case "cancel":
                 self._cancel(stream, command.cancel.dispatch_ids)
             case "prefetch":

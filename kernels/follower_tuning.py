@@ -15,22 +15,23 @@ Follower = Literal["silu_mul", "add_rms_norm", "rope"]
 # beside: as fused, with shrink on a second stream beside the base product.
 Form = Literal["pair", "fused", "beside"]
 
-# As many entries as adapters that share their rows: above this the two streams compete for the memory.
+# As many entries as adapters that share their rows: above this the two streams compete for the memory, until
+# a step has so many 64-row tiles that shrink fills the product's tail.
 _FEW_ENTRIES = 8
-_MANY_ENTRIES = 32
-# From here on 64-row tiles fill the card.
 _MANY_TILES = 128
+_MANY_ENTRIES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerConfig:
-    """entry_rows: rows that share one read of B, `rows` of them at a time; block_n: columns of a program."""
+    """rows: 1, 16 or 64, the height of an entry, 64 only where the plan has tiles; block_n: columns of a
+    program; num_stages: as ExpandConfig's."""
 
-    entry_rows: int
     rows: int
     block_rank: int
     block_n: int
     num_warps: int
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +41,34 @@ class NormConfig:
 
 
 # Without LoRA, a row a program: SiLU-mul 231 and rotation 70 at 8192 tokens; 512 columns 276 and 119.
-PLAIN = FollowerConfig(1, 1, 0, 1024, 4)
+PLAIN = FollowerConfig(1, 0, 1024, 4)
+
+
+def beside_pays(plan: LaunchPlan) -> bool:
+    """Whether an unfused pair's shrink should run on a second stream beside the base product.
+
+    Added to the products, behind / beside: 30.5 / 20.9 at (64, 1), 107 / 113 at (256, 64), 82.6 / 89.9 at
+    (512, 8), 710 / 671 at (8192, 8).
+    """
+    return plan.tiles >= _MANY_TILES if plan.tiles else plan.items <= _FEW_ENTRIES
 
 
 def best_form(plan: LaunchPlan, follower: Follower) -> Form:
     """The fastest form measured for steps like the plan's, of a layer with this follower.
 
-    What LoRA adds to the four projections of a layer, as pair / fused / beside: (1, 1) 16.7 / 14.3 / 11.5,
-    (64, 1) 29.0 / 25.1 / 15.0, (64, 8) 34.4 / 29.2 / 22.1, (64, 64) 71.1 / 69.4 / 71.7, (256, 64) 112 / 120 /
-    126. gate_up at (8192, 8) 404 / 202 / 194, qkv 113 / 103 / 104; o 86 / 91 / 93, down 122 / 133 / 148.
-    (Beside: with the shrink launched before the product; SideStream launches it after, which is faster.)
+    What LoRA adds to a projection and its follower, as pair / fused / beside: qkv 4.0 / 3.4 / 1.3 at (1, 1),
+    8.3 / 8.0 / 5.3 at (64, 8), 16.5 / 15.5 / 15.7 at (64, 64), 109 / 85 / 77 at (8192, 8); gate_up 392 / 101
+    / 83 there, 47 / 42 / 41 at (256, 64); o 83 / 186 / 167 at (8192, 8), and 75 where the pair's shrink runs
+    beside the product: for a pair, ask beside_pays too.
     """
-    if plan.tiles:
-        return "pair" if follower == "add_rms_norm" else "fused"
-    if plan.items <= _FEW_ENTRIES:
-        return "beside"
-    if plan.rows_per_item > 1 and plan.items >= _MANY_ENTRIES:
+    if plan.tiles and follower == "add_rms_norm":
         return "pair"
+    if beside_pays(plan):
+        return "beside"
+    if plan.tiles:
+        return "fused"
+    if plan.rows_per_item > 1 and plan.items >= _MANY_ENTRIES:
+        return "fused" if follower == "silu_mul" else "pair"
     return "pair" if plan.parts else "fused"
 
 
@@ -64,11 +76,15 @@ def best_form(plan: LaunchPlan, follower: Follower) -> Form:
 def silu_mul_config(plan: LaunchPlan, element_size: int) -> FollowerConfig:
     if plan.rows_per_item == 1:
         # 3.0 at (1, 1), 29.9 at (64, 64); 256 columns and 1 warp 3.3 and 30.4, 2 warps 4.0 and 41.1.
-        return FollowerConfig(1, 1, min(plan.block_rank, 32), 128, 1)
-    # 9.0 at (64, 1), 55.6 at (256, 64), 367 at (8192, 8); 256 columns 9.2, 59.7 and 413. A loop over 64 rows
-    # that share B gains 4 at (8192, 8) and loses as much at (2048, 8).
-    block_n = 128 if element_size == 2 else 64
-    return FollowerConfig(ROWS_PER_ITEM, ROWS_PER_ITEM, max(plan.block_rank, ROWS_PER_ITEM), block_n, 4)
+        return FollowerConfig(1, min(plan.block_rank, 32), 128, 1)
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    if element_size > 2:
+        return FollowerConfig(ROWS_PER_ITEM, block_rank, 64, 4)
+    if block_rank >= 64:
+        # 490 at (8192, 8) with 64 rows, 532 with 16; 121 at (256, 64).
+        return FollowerConfig(ROWS_PER_TILE if plan.tiles else ROWS_PER_ITEM, block_rank, 128, 4)
+    # 44.9 at (256, 64), 303 at (8192, 8); with 4 warps 47.4 and 317, 3 stages 54.9 and 368, 64 rows 348.
+    return FollowerConfig(ROWS_PER_ITEM, block_rank, 128, 2 if plan.items >= _MANY_ENTRIES else 4)
 
 
 @lru_cache(maxsize=1024)
@@ -76,13 +92,12 @@ def rope_config(plan: LaunchPlan, head_dim: int) -> FollowerConfig:
     """block_n is a multiple of the head's columns: whole heads a program."""
     if plan.rows_per_item == 1:
         # 3.0 at (1, 1), 16.0 at (64, 64); 128 columns 3.3 and 15.8, 256 with 2 warps 3.9 and 21.2.
-        return FollowerConfig(1, 1, min(plan.block_rank, 32), max(head_dim, 256), 1)
+        return FollowerConfig(1, min(plan.block_rank, 32), max(head_dim, 256), 1)
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    if plan.tiles >= _MANY_TILES:
-        # 156 at (8192, 8); in items 164. At (2048, 8) items win: 50.1 against 51.6.
-        return FollowerConfig(ROWS_PER_TILE, ROWS_PER_ITEM, block_rank, max(head_dim, 256), 4)
-    # 6.7 at (64, 1), 30.7 at (256, 64); 256 columns 7.0 and 32.0.
-    return FollowerConfig(ROWS_PER_ITEM, ROWS_PER_ITEM, block_rank, max(head_dim, 128), 4)
+    # 29.3 at (256, 64), 148 at (8192, 8); 256 columns 31.0 and 150, 3 stages 30.9 and 157, 64 rows 176. At
+    # rank 64 and (8192, 8) 224, with 64 rows 210.
+    rows = ROWS_PER_TILE if plan.tiles and block_rank >= 64 and head_dim <= 128 else ROWS_PER_ITEM
+    return FollowerConfig(rows, block_rank, max(head_dim, 128), 4)
 
 
 @lru_cache(maxsize=1024)

@@ -4,34 +4,47 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
+from triton.runtime import driver
 
 
 class Launch:
     """One kernel with everything that it was compiled for, but the sizes of the grid.
 
-    The first call goes through Triton, which compiles; later ones start the compiled kernel directly. So all
-    that Triton specialises on must be the same for each call: dtypes, alignments and strides (`signature`),
-    constants and options. Interpreted kernels never compile.
+    The first call goes through Triton, which compiles; later ones start the compiled kernel directly, on the
+    current stream of that call's device. So all that Triton specialises on must be the same for each call:
+    dtypes, alignments and strides (`signature`), constants and options. Triton's launch hooks, which
+    profilers of its own set, see only the first call. Interpreted kernels never compile.
     """
 
     def __init__(self, kernel: Any, constants: Mapping[str, object], options: Mapping[str, object]) -> None:
         self._kernel = kernel
         self._constants = dict(constants)
         self._options = dict(options)
-        self._compiled: Any = None
+        self._start: Any = None
+        self._compiled: tuple[object, ...] = ()
+        self._device = 0
         self._values: tuple[object, ...] = ()
 
     def __call__(self, grid: tuple[int, ...], *arguments: object) -> None:
         """`arguments` are the kernel's run-time arguments, in its order; constants follow them there."""
-        grid = (*grid, 1, 1)[:3]
-        if self._compiled is not None:
-            self._compiled[grid](*arguments, *self._values)
+        if self._start is None:
+            self._first(grid, arguments)
             return
-        self._compiled = self._kernel[grid](*arguments, **self._constants, **self._options)
-        if self._compiled is not None:
-            self._values = tuple(
-                self._constants[name] for name in self._kernel.arg_names if name in self._constants
-            )
+        # As numbers: for a tensor Triton asks the driver whether its address is one of the device's.
+        passed = [value.data_ptr() if type(value) is Tensor else value for value in arguments]
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(self._device)
+        self._start(x, y, z, stream, *self._compiled, *passed, *self._values)
+
+    def _first(self, grid: tuple[int, ...], arguments: tuple[object, ...]) -> None:
+        compiled = self._kernel[(*grid, 1, 1)[:3]](*arguments, **self._constants, **self._options)
+        if compiled is None:
+            return
+        self._start = compiled.run
+        self._compiled = (compiled.function, compiled.packed_metadata, None, None, None)  # no launch hooks
+        self._device = driver.active.get_current_device()
+        names = self._kernel.arg_names
+        self._values = tuple(self._constants[name] for name in names if name in self._constants)
 
 
 def signature(*tensors: Tensor) -> Hashable:

@@ -107,7 +107,7 @@ def expand_rope_kernel(
     y, h, b0, b1, b2, ranks, cos, sin, cache, kv_slots, work, order, starts,
     num_rows, listed, y_stride, slot_stride, b_stride0, b_stride1, b_stride2, angle_stride, plane_stride,
     Q_WIDTH: tl.constexpr, K_WIDTH: tl.constexpr, HALF: tl.constexpr, MAX_LORAS: tl.constexpr,
-    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ENTRY_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_RANK: tl.constexpr, COLUMNS: tl.constexpr, HAS_CACHE: tl.constexpr, HAS_LORA: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +115,7 @@ def expand_rope_kernel(
     let_next_kernel_start(PDL)
     tile = tl.program_id(0)
     slot, start, count = load_entry(
-        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ENTRY_ROWS, HAS_LORA
+        work, tl.program_id(1), listed, starts, num_rows, MAX_LORAS, ROWS, HAS_LORA
     )
     if count == 0:
         wait_for_former_kernel(PDL)
@@ -139,12 +139,11 @@ def expand_rope_kernel(
         b_first = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n, rank, width)
         b_second = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n + HALF, rank, width)
     wait_for_former_kernel(PDL)
-    for done in range(0, count if ENTRY_ROWS > ROWS else 1, ROWS):
-        _rows_rope(
-            y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start + done, count - done, s, n,
-            lane, column, rank, width, num_rows, y_stride, b_stride, angle_stride, plane_stride, K_WIDTH,
-            SPLIT, MAX_RANK, ROWS, BLOCK_RANK, COLUMNS, HALF, HAS_CACHE, HAS_LORA,
-        )  # fmt: skip
+    _rows_rope(
+        y, h, b, b_first, b_second, cos, sin, cache, kv_slots, order, start, count, s, n, lane, column, rank,
+        width, num_rows, y_stride, b_stride, angle_stride, plane_stride, K_WIDTH, SPLIT, MAX_RANK, ROWS,
+        BLOCK_RANK, COLUMNS, HALF, HAS_CACHE, HAS_LORA,
+    )  # fmt: skip
 
 
 def lora_expand_rope(
@@ -202,7 +201,7 @@ def lora_expand_rope(
     if meta.plan.items == 0:
         rope(y, cos, sin, k.shape[2], cache)
         return
-    entries = Entries.of(meta, config.entry_rows)
+    entries = Entries.of(meta, config.rows)
     launch(
         (_head_tiles(q.shape[2], k.shape[2], config.block_n), entries.total), y, h, q, k, v, ranks, cos, sin,
         data, kv_slots, entries.work, meta.token_indices_sorted_by_lora_ids, meta.lora_token_start_loc,
@@ -217,11 +216,12 @@ def _launch(
     pdl = has_dependent_launch(q.device)
     constants = {
         "Q_WIDTH": q.shape[2], "K_WIDTH": k.shape[2], "HALF": head_dim // 2, "MAX_LORAS": max_loras,
-        "MAX_RANK": q.shape[1], "SPLIT": splits, "ENTRY_ROWS": config.entry_rows, "ROWS": config.rows,
+        "MAX_RANK": q.shape[1], "SPLIT": splits, "ROWS": config.rows,
         "BLOCK_RANK": config.block_rank, "COLUMNS": config.block_n // 2, "HAS_CACHE": has_cache,
         "HAS_LORA": True, "PDL": pdl,
     }  # fmt: skip
-    return Launch(expand_rope_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    return Launch(expand_rope_kernel, constants, options)
 
 
 def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | None = None) -> None:
@@ -241,8 +241,8 @@ def rope(y: Tensor, cos: Tensor, sin: Tensor, k_width: int, cache: PagedCache | 
         y=y, h=y, b0=y, b1=y, b2=y, ranks=y, cos=cos, sin=sin, cache=data, kv_slots=kv_slots, work=y, order=y,
         starts=y, num_rows=rows, listed=0, y_stride=y.stride(0), slot_stride=0, b_stride0=0, b_stride1=0,
         b_stride2=0, angle_stride=cos.stride(0), plane_stride=data.stride(0), Q_WIDTH=q_width,
-        K_WIDTH=k_width, HALF=head_dim // 2, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ENTRY_ROWS=PLAIN.rows,
-        ROWS=PLAIN.rows, BLOCK_RANK=0, COLUMNS=block_n // 2, HAS_CACHE=cache is not None, HAS_LORA=False,
+        K_WIDTH=k_width, HALF=head_dim // 2, MAX_LORAS=0, MAX_RANK=0, SPLIT=0, ROWS=PLAIN.rows,
+        BLOCK_RANK=0, COLUMNS=block_n // 2, HAS_CACHE=cache is not None, HAS_LORA=False,
         PDL=pdl, num_warps=PLAIN.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 

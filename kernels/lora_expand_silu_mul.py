@@ -134,7 +134,8 @@ def _launch(config: FollowerConfig, splits: int, gate: Tensor, max_loras: int, p
         "ROWS": config.rows, "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "HAS_LORA": True,
         "PDL": pdl,
     }  # fmt: skip
-    return Launch(expand_silu_mul_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    return Launch(expand_silu_mul_kernel, constants, options)
 
 
 def silu_mul(out: Tensor, y: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Shrink and expand of one layer as one call that does on the host only what can change between calls."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from weakref import ref
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from kernels.checks import check, check_hidden_block, check_rows
 from kernels.launch import row_signature
-from kernels.lora_expand import ExpandLaunch, expand_launch
-from kernels.lora_shrink import ShrinkLaunch, shrink_launch
+from kernels.lora_expand import ExpandLaunch, expand_launch, lora_expand
+from kernels.lora_shrink import ShrinkLaunch, lora_shrink, shrink_launch
 from kernels.meta import LoRAKernelMeta
+from kernels.side_stream import SideStream
 from kernels.tuning import expand_config, shrink_config
 
 # Far more than a model's layers. Beyond it somebody passes new tensors in each call: start afresh.
@@ -42,6 +44,28 @@ def add_pair(
             meta.linears.clear()
         linear = meta.linears[key] = LinearPair(weights, column_starts)
     linear(y, x, lora_a, lora_b, ranks, scales, meta)
+
+
+def add_pair_beside(
+    product: Callable[[], Tensor],
+    side: SideStream,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    lora_b: Sequence[Tensor],
+    ranks: Tensor,
+    scales: Tensor,
+    column_starts: Sequence[int],
+    meta: LoRAKernelMeta,
+) -> Tensor:
+    """y = product(), then as add_pair; shrink runs beside the product. Returns y.
+
+    Meant for captured graphs: each call looks both launches up. `follower_tuning.beside_pays` says when.
+    """
+    config = shrink_config(meta.plan, len(lora_a), x.shape[-1], x.element_size(), final=True)
+    h = torch.empty((len(lora_a), meta.num_rows, lora_a[0].shape[1]), dtype=torch.float32, device=x.device)
+    y = side.run_beside(product, partial(lora_shrink, h, x, lora_a, ranks, scales, meta, config))
+    lora_expand(y, h, lora_b, ranks, column_starts, meta)
+    return y
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.host_fields import HostFields
 from kernels.launch_plan import (
     MAX_SINGLE_ROWS,
@@ -22,8 +23,9 @@ from kernels.launch_plan import (
     LaunchPlan,
     most_pieces,
 )
+from kernels.native import Work
 from kernels.staging import Staging
-from kernels.work_list import Ints, Run, Runs, StepWork, describe
+from kernels.work_list import Ints, Run, Runs, describe
 
 # A rank hint for slots whose rank nobody told: it steers speed only.
 _USUAL_RANK = 16
@@ -56,7 +58,8 @@ class LoRAMapping:
 
 def _equal(runs: tuple[Run, ...] | Ints, others: tuple[Run, ...] | Ints) -> bool:
     if isinstance(runs, np.ndarray) and isinstance(others, np.ndarray):
-        return runs is others or np.array_equal(runs, others)
+        same_form = runs.shape == others.shape and runs.dtype == others.dtype
+        return runs is others or (same_form and runs.tobytes() == others.tobytes())
     return isinstance(runs, tuple) and isinstance(others, tuple) and runs == others
 
 
@@ -102,11 +105,13 @@ class LoRAKernelMeta:
         self.max_loras = max_loras
         self.max_num_tokens = max_num_tokens
         self.staging = staging
-        sizes = _sizes(max_loras, max_num_tokens)
+        sizes = field_sizes(max_loras, max_num_tokens)
         ends = list(accumulate(sizes, initial=first))
         self._hosts = [HostFields(array[first : ends[-1]], sizes) for array in staging.arrays]
+        self._native = native.load() if staging.device_buffer.is_cuda else None
         parts = [staging.part(start, size) for start, size in zip(ends, sizes, strict=False)]
         self.items, self.tiles = parts[0].view(-1, 4), parts[1].view(-1, 4)
+        self._max_items = len(self.items)
         self.num_tokens_per_lora, self.lora_token_start_loc, self.lora_ids = parts[2:5]
         self.token_lora_mapping, self.token_indices_sorted_by_lora_ids = parts[5:7]
         self.slot_ranks = np.full(max_loras, _USUAL_RANK, dtype=np.int32)
@@ -136,18 +141,22 @@ class LoRAKernelMeta:
         self.fill(self.staging.begin(), work)
         self.staging.send()
 
-    def describe(self, runs: Runs, plan: LaunchPlan | None = None) -> StepWork:
-        """The step as arrays; changes nothing. Raises as `prepare_tensors` does."""
-        return describe(runs, self.max_loras, self.max_num_tokens, self.slot_ranks, plan)
+    def describe(self, runs: Runs, plan: LaunchPlan | None = None) -> Work:
+        """The step, checked and counted; changes nothing. Raises as `prepare_tensors` does."""
+        sizes = self.max_loras, self.max_num_tokens, self._max_items
+        if self._native is None:
+            return describe(runs, *sizes, self.slot_ranks, plan)
+        return native.describe(self._native, runs, *sizes, self.slot_ranks, plan)
 
-    def fill(self, turn: int, work: StepWork) -> None:
+    def fill(self, turn: int, work: Work) -> None:
         """Write a described step into a host buffer of a shared Staging, which the caller then sends."""
-        self._hosts[turn].write(work)
-        self.plan, self.num_rows, self.num_active_loras = work.plan, len(work.slots), len(work.active)
+        self._fields = self._hosts[turn]
+        work.write(self._fields)
+        self.plan, self.num_rows, self.num_active_loras = work.plan, work.num_rows, work.num_active
         self.no_lora_flag_cpu = self.num_active_loras == 0
         self._work, self._groups = work, None
 
-    def describes(self, work: StepWork) -> bool:
+    def describes(self, work: Work) -> bool:
         """Whether `work` is what was written last."""
         return self._work is work
 
@@ -155,7 +164,7 @@ class LoRAKernelMeta:
     def groups(self) -> tuple[LoRAGroup, ...]:
         """The step slot by slot, for operations that loop on the host. Made when first asked for."""
         if self._groups is None:
-            self._groups = tuple(_groups(self._work))
+            self._groups = tuple(_groups(self._fields, self.num_active_loras))
         return self._groups
 
 
@@ -165,7 +174,7 @@ def make_metas(
     """Metas over one Staging: filled together, they need one copy a step. All describe an empty step."""
     if max_loras < 1 or max_num_tokens < 1:
         raise ValueError(f"max_loras {max_loras} and max_num_tokens {max_num_tokens} must be at least 1")
-    size = sum(_sizes(max_loras, max_num_tokens))
+    size = sum(field_sizes(max_loras, max_num_tokens))
     staging = Staging(number * size, device)
     metas = [LoRAKernelMeta(max_loras, max_num_tokens, staging, i * size) for i in range(number)]
     for meta in metas:
@@ -173,7 +182,7 @@ def make_metas(
     return metas
 
 
-def _sizes(max_loras: int, max_num_tokens: int) -> list[int]:
+def field_sizes(max_loras: int, max_num_tokens: int) -> list[int]:
     """Elements of items, tiles, num_tokens_per_lora, lora_token_start_loc, lora_ids, mapping, order; the
     first two start at multiples of 4, so an entry is one aligned 16-byte load."""
     single = min(max_num_tokens, MAX_SINGLE_ROWS)
@@ -184,13 +193,12 @@ def _sizes(max_loras: int, max_num_tokens: int) -> list[int]:
     return [*used, max_num_tokens + padding]
 
 
-def _groups(work: StepWork) -> Iterator[LoRAGroup]:
-    start = 0
-    for slot, count in zip(work.active.tolist(), work.counts.tolist(), strict=True):
-        rows = work.order[start : start + count]
+def _groups(fields: HostFields, active: int) -> Iterator[LoRAGroup]:
+    starts, slots = fields.starts.tolist(), fields.ids.tolist()
+    for slot, start, end in zip(slots[:active], starts[:active], starts[1 : active + 1], strict=True):
+        rows = fields.order[start:end]
         first, last = int(rows[0]), int(rows[-1])
         # Rows of a group ascend, so their span tells whether they are neighbours.
-        neighbours = last - first + 1 == count
+        neighbours = last - first + 1 == len(rows)
         selected = slice(first, last + 1) if neighbours else torch.from_numpy(rows.astype(np.int64))
-        yield LoRAGroup(slot, start, count, selected)
-        start += count
+        yield LoRAGroup(slot, start, len(rows), selected)

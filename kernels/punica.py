@@ -10,12 +10,12 @@ from torch import Tensor
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping, make_metas
 from kernels.moe_blocks import MoEBlocks
+from kernels.native import Work
 from kernels.reference.fused_moe_lora import fused_moe_lora
 from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
 from kernels.reference.moe_lora_align import moe_lora_align_block_size
-from kernels.work_list import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class _Described:
 
     mapping: LoRAMapping
     plans: tuple[LaunchPlan | None, LaunchPlan | None]
-    work: StepWork
-    prompt_work: StepWork
+    work: Work
+    prompt_work: Work
 
 
 class PunicaWrapperBase(ABC):

@@ -13,6 +13,10 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 _WIDE = 8192
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
 _MANY_ENTRIES = 32
+# Rank tile -> 64-row tiles from which on expand walks over those.
+_TILED = {32: 32, 64: 1}
+# From here on 64-row tiles need no more splits for wide layers than for others.
+_MANY_TILES = 32
 # Bytes that one program can have on an H100.
 _SHARED_MEMORY = 227 * 1024
 
@@ -41,15 +45,15 @@ class ShrinkConfig:
 class ExpandConfig:
     """rows: 1, 16 or 64, the height of an entry; 64 only where the plan has tiles.
 
-    num_stages: of the loop over ranks beyond block_rank. Its buffers take shared memory also where no rank
-    is so high: 136 KiB of a multiprocessor's 227 for 64 ranks x 512 columns with 3 stages, 64 with 1.
+    num_stages: of the loop over ranks beyond block_rank. Its buffers and registers are taken also where no
+    rank is so high: gate_up, rank 64, 16 rows x 512 columns, 936 at (8192, 8) with 3 stages, 494 with 1.
     """
 
     rows: int
     block_rank: int
     block_n: int
     num_warps: int
-    num_stages: int = 3
+    num_stages: int = 1
 
 
 @lru_cache(maxsize=1024)
@@ -106,11 +110,12 @@ def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) 
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     columns = block_rank * (4 if slices == 3 else slices)
     block_k = _fitting(128, ROWS_PER_TILE + columns, element_size, stages=4)
-    # K=4096: 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120); down twice as many.
-    split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE else 1)
-    return ShrinkConfig(
-        ROWS_PER_TILE, block_rank, block_k, _fit(split, width, block_k), True, 8 if columns > 128 else 4, 4
-    )
+    # 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120). down, rank 64: 28.6 at
+    # (512, 8) with 8 splits; 69.4 at (2048, 8) with 4, 79.0 with 8.
+    split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE and plan.tiles < _MANY_TILES else 1)
+    # qkv, rank 32: 22.6 at (512, 8) with 8 warps, 24.4 with 4.
+    num_warps = 8 if columns >= 128 else 4
+    return ShrinkConfig(ROWS_PER_TILE, block_rank, block_k, _fit(split, width, block_k), True, num_warps, 4)
 
 
 def _fitting(block_k: int, lines: int, element_size: int, stages: int) -> int:
@@ -131,19 +136,21 @@ def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
         most_ranks = 32 if plan.items >= _MANY_ENTRIES else 64
         return ExpandConfig(1, min(plan.block_rank, most_ranks), 512, 2)
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    block_n, num_warps = _shared_columns(plan)
-    return ExpandConfig(ROWS_PER_ITEM, block_rank, block_n if element_size == 2 else 64, num_warps)
+    if element_size > 2:
+        return ExpandConfig(ROWS_PER_ITEM, block_rank, 64, 4)
+    if block_rank in _TILED and plan.tiles >= _TILED[block_rank]:
+        # B is read once for 64 rows. gate_up, rank 64: 472 at (8192, 8), 494 with 16 rows x 512 columns; rank
+        # 32: 392 and 412 with 16 x 256; rank 16: 375 and 372. 64 or 256 columns, or 8 warps, lose 4 to 40 %.
+        return ExpandConfig(ROWS_PER_TILE, block_rank, 128, 4)
+    return ExpandConfig(ROWS_PER_ITEM, block_rank, _item_columns(plan), 4)
 
 
-def _shared_columns(plan: LaunchPlan) -> tuple[int, int]:
-    if plan.block_rank >= 64:
-        # qkv: 244 at (8192, 8) with 8 warps, 263 with 4; 13.1 at (64, 8) with 4, 14.7 with 256 columns.
-        return 512, 8 if plan.tiles else 4
+def _item_columns(plan: LaunchPlan) -> int:
     if plan.parts:
         # Few wide tiles: half of a high-rank item's parts find columns in them, in narrow ones an eighth.
-        return 512, 4
-    if plan.tiles or plan.items >= _MANY_ENTRIES:
-        # gate_up: 373 at (8192, 8), 385 with 512 or 128 columns; 49.2 at (256, 64), 53.0 with 128.
-        return 256, 4
-    # gate_up: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.
-    return 128, 4
+        return 512
+    if plan.tiles or plan.items >= _MANY_ENTRIES or plan.block_rank >= 64:
+        # gate_up, rank 32: 67.7 at (256, 64), 70.6 with 128 columns, 77.8 with 512.
+        return 256
+    # gate_up, rank 16: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.
+    return 128

@@ -1,8 +1,7 @@
 """A step's rows, sorted by slot and cut into pieces of GPU work: numpy, from runs, never row by row."""
 
-from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.errors import KernelArgumentError
+from kernels.host_fields import HostFields
 from kernels.launch_plan import (
     MAX_SINGLE_ROWS,
     PARTS,
@@ -29,6 +29,11 @@ Runs = Iterable[Run] | Ints
 # grid has no tail to shorten.
 _HIGH = 4
 _MAX_SPLIT_ROWS = 256
+# Row by row: up to two rows an adapter, where rank 16 takes the same time in both forms (rank 64: one row, as
+# its B is worth reading once), and a few rows of whatever adapters (H100: rank 8, 2.5 to 3.7 us a layer for 8
+# rows of 8 adapters, 4.2 to 4.6 for 8 rows of one in an item).
+_LOW_RANK = 16
+_FEW_ROWS = 8
 _ONE_ROW = np.array([0, 0, 1, WHOLE], dtype=np.int32)
 # 64-row tiles pay when most of their rows are filled.
 _MIN_TILED_ROWS = 512
@@ -46,16 +51,36 @@ class StepWork:
     items: Ints
     tiles: Ints
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_active(self) -> int:
+        return len(self.active)
+
+    def write(self, fields: HostFields) -> None:
+        used = (len(self.items), len(self.tiles), self.num_active, self.num_rows)
+        items, tiles, active, rows = used
+        fields.restore_beyond(used)
+        fields.items[:items] = self.items
+        fields.tiles[:tiles] = self.tiles
+        fields.per_lora[:active] = self.counts
+        fields.per_lora.cumsum(out=fields.starts[1:])
+        fields.ids[:active] = self.active
+        fields.mapping[:rows] = self.slots
+        fields.order[:rows] = self.order
+
 
 def describe(
-    runs: Runs, max_loras: int, max_rows: int, slot_ranks: Ints, plan: LaunchPlan | None
+    runs: Runs, max_loras: int, max_rows: int, max_items: int, slot_ranks: Ints, plan: LaunchPlan | None
 ) -> StepWork:
     """Cut a step as `plan` says, or as its rows suggest. Raises KernelArgumentError for a slot outside
     [-1, max_loras), a negative count, more than `max_rows` rows, or a plan that is too small.
 
     Small arrays: the time is a microsecond an operation, so operations are counted here, not elements.
     """
-    pairs = _pairs(runs)
+    pairs = as_pairs(runs)
     slots, lengths = pairs[:, 0], pairs[:, 1]
     total, longest = _checked_rows(slots, lengths, max_loras, max_rows)
     # As unsigned, -1 is the largest value; 16 bits are sorted by radix.
@@ -65,24 +90,20 @@ def describe(
     active = totals[1:].nonzero()[0]
     counts = totals[active + 1].astype(np.int32)
     ranks = slot_ranks[active]
-    chosen = plan or _choose(counts, total - int(totals[0]), ranks)
+    base_rows = int(totals[0])
+    chosen = plan or choose(total - base_rows, len(active), *_rank_summary(counts, ranks))
     items = _cut(active, counts, chosen.rows_per_item)
     if chosen.parts:
-        items = _high_ranks_first(items, active, ranks, chosen)
+        items = _high_ranks_first(items, active, ranks, chosen, max_items)
     tiles = _cut(active, counts, ROWS_PER_TILE) if chosen.tiles else items[:0]
-    base_rows = int(totals[0])
-    if plan is None:
-        chosen = replace(chosen, items=len(items), tiles=len(tiles), base_rows=base_rows)
-    elif len(items) > plan.items or len(tiles) > plan.tiles > 0 or base_rows > plan.base_rows:
-        needed = f"{len(items)} items, {len(tiles)} tiles, {base_rows} base rows"
-        raise KernelArgumentError("plan", f"{plan} is too small for {needed}")
+    chosen = settled(chosen, plan, len(items), len(tiles), base_rows)
     if one_row_each:
         return StepWork(slots, order, active, counts, chosen, items, tiles)
     rows = _rows_in_order(lengths, order)
     return StepWork(slots.repeat(lengths), rows, active, counts, chosen, items, tiles)
 
 
-def _pairs(runs: Runs) -> Ints:
+def as_pairs(runs: Runs) -> Ints:
     if not isinstance(runs, np.ndarray):
         return np.fromiter(chain.from_iterable(runs), dtype=np.int32).reshape(-1, 2)
     if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 2:
@@ -115,38 +136,63 @@ def _rows_in_order(lengths: Ints, order: npt.NDArray[np.int64]) -> Ints:
     return rows
 
 
-def _choose(counts: Ints, rows: int, ranks: Ints) -> LaunchPlan:
-    """Which form fits a step with so many adapter rows. Grid sizes are filled in once the lists exist."""
+def choose(rows: int, active: int, highest: int, class_rows: Sequence[int]) -> LaunchPlan:
+    """Which form fits a step of so many adapter rows and slots. Grid sizes follow once the lists are cut.
+
+    highest: rank of the active slots; class_rows: how many rows each of RANK_CLASSES has.
+    """
     if rows == 0:
         return LaunchPlan(ROWS_PER_ITEM, RANK_CLASSES[0], 0, 0, False)
-    # At two rows an adapter both forms take the same time (H100, kernel by kernel).
-    single = rows <= min(2 * len(counts), MAX_SINGLE_ROWS)
-    tiled = rows >= max(_MIN_TILED_ROWS, len(counts) * ROWS_PER_TILE)
-    lowest, highest = int(ranks.min()), int(ranks.max())
-    block_rank = _rank_class(highest)
-    if block_rank != _rank_class(lowest):
-        block_rank = _typical_class(counts, ranks)
-    parts = highest > _HIGH * block_rank and rows <= _MAX_SPLIT_ROWS
+    tiled = rows >= max(_MIN_TILED_ROWS, active * ROWS_PER_TILE)
+    block_rank = _typical_class(rows, class_rows)
+    parts = highest > high_limit(block_rank) and rows <= _MAX_SPLIT_ROWS
+    low = block_rank <= _LOW_RANK
+    single = rows <= min(2 * active if low else active, MAX_SINGLE_ROWS) or (low and rows <= _FEW_ROWS)
     return LaunchPlan(1 if single else ROWS_PER_ITEM, block_rank, 0, int(tiled), parts)
 
 
-def _rank_class(rank: int) -> int:
-    return RANK_CLASSES[min(bisect_left(RANK_CLASSES, rank), len(RANK_CLASSES) - 1)]
-
-
-def _typical_class(counts: Ints, ranks: Ints) -> int:
+def _typical_class(rows: int, class_rows: Sequence[int]) -> int:
     """The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest."""
-    ascending = ranks.argsort()
-    rows = counts[ascending].cumsum()
-    return _rank_class(int(ranks[ascending[rows.searchsorted(0.75 * rows[-1])]]))
+    reached = 0
+    for rank_class, in_class in zip(RANK_CLASSES, class_rows, strict=True):
+        reached += in_class
+        if 4 * reached >= 3 * rows:
+            return rank_class
+    return RANK_CLASSES[-1]
 
 
-def _high_ranks_first(items: Ints, active: npt.NDArray[np.int64], ranks: Ints, plan: LaunchPlan) -> Ints:
-    """High-rank items first, in parts where the plan has room: nothing should wait for them at the end."""
-    high = ranks[active.searchsorted(items[:, 0])] > _HIGH * plan.block_rank
+def high_limit(block_rank: int) -> int:
+    """Items of higher ranks are cut into parts where a plan has parts."""
+    return _HIGH * block_rank
+
+
+def settled(
+    chosen: LaunchPlan, given: LaunchPlan | None, items: int, tiles: int, base_rows: int
+) -> LaunchPlan:
+    """The plan with its sizes; a given one stays. Raises KernelArgumentError where that is too small."""
+    if given is None:
+        return LaunchPlan(chosen.rows_per_item, chosen.block_rank, items, tiles, chosen.parts, base_rows)
+    if items > given.items or tiles > given.tiles > 0 or base_rows > given.base_rows:
+        needed = f"{items} items, {tiles} tiles, {base_rows} base rows"
+        raise KernelArgumentError("plan", f"{given} is too small for {needed}")
+    return given
+
+
+def _rank_summary(counts: Ints, ranks: Ints) -> tuple[int, list[int]]:
+    """choose's highest and class_rows."""
+    classes = np.searchsorted(RANK_CLASSES[:-1], ranks)
+    class_rows = np.bincount(classes, weights=counts, minlength=len(RANK_CLASSES))
+    return int(ranks.max(initial=0)), class_rows.astype(np.int64).tolist()
+
+
+def _high_ranks_first(
+    items: Ints, active: npt.NDArray[np.int64], ranks: Ints, plan: LaunchPlan, max_items: int
+) -> Ints:
+    """High-rank items first, in parts where there is room: nothing should wait for them at the end."""
+    high = ranks[active.searchsorted(items[:, 0])] > high_limit(plan.block_rank)
     parts = items[high].repeat(PARTS, axis=0)
     parts[:, 3] = np.resize(np.arange(PARTS), len(parts))
-    fits = not plan.items or len(parts) + len(items) - np.count_nonzero(high) <= plan.items
+    fits = len(parts) + len(items) - np.count_nonzero(high) <= (plan.items or max_items)
     return np.concatenate([parts if fits else items[high], items[~high]])
 
 

@@ -58,6 +58,7 @@ class DispatcherSettings:
     max_attempts: int = 3
     retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
     sweep_interval_s: float = 0.25
+    plan_pause_s: float = 0.002  # Between two plans, at least; a step takes several times as long.
 
 
 class Dispatcher:
@@ -87,6 +88,7 @@ class Dispatcher:
         self._accepted = Accepted()
         self._new_groups: set[str] = set()
         self._plan_scheduled = False
+        self._next_plan_at = 0.0  # On the event loop's clock.
         self._last_ready_at = clock()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -191,13 +193,18 @@ class Dispatcher:
     # Out to executors.
 
     def _wake(self) -> None:
-        """Plans once, soon: all that happens in this turn of the loop goes into one plan."""
+        """Plans once, at once or a moment after the last plan: requests that come together go out together.
+
+        A batch costs both sides about as much as one request does.
+        """
         if not self._plan_scheduled:
             self._plan_scheduled = True
-            asyncio.get_running_loop().call_soon(self._plan)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._next_plan_at), self._plan)
 
     def _plan(self) -> None:
         self._plan_scheduled = False
+        self._next_plan_at = asyncio.get_running_loop().time() + self._settings.plan_pause_s
         batches: dict[str, list[LiveRequest]] = {}
         for placement in self._policy.plan(self.queue, self.fleet.states, self._clock()):
             batches.setdefault(placement.address, []).append(self._accepted[placement.number])

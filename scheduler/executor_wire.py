@@ -23,22 +23,19 @@ class Tokens:
 def tokens_of(step: executor_pb2.StepTokens) -> Iterator[Tokens]:
     """Takes a step's parallel arrays apart; ValueError when their lengths disagree."""
     logprobs = {entry.dispatch_id: entry for entry in step.logprobs}
-    none = executor_pb2.DispatchLogprobs()
-    if sum(step.token_counts) != len(step.token_ids):
+    token_ids = tuple(step.token_ids)  # one look at the message, not one for each dispatch
+    if sum(step.token_counts) != len(token_ids):
         raise ValueError(f"step {step.step}: token_counts do not add up to the number of token_ids")
     end = 0
     for dispatch_id, first, count in zip(
         step.dispatch_ids, step.first_output_index, step.token_counts, strict=True
     ):
         start, end = end, end + count
-        entry = logprobs.get(dispatch_id, none)
-        yield Tokens(
-            dispatch_id,
-            first,
-            tuple(step.token_ids[start:end]),
-            tuple(entry.positions),
-            tuple(entry.prompt_positions),
-        )
+        if entry := logprobs.get(dispatch_id):
+            scores = tuple(entry.positions), tuple(entry.prompt_positions)
+            yield Tokens(dispatch_id, first, token_ids[start:end], *scores)
+        else:
+            yield Tokens(dispatch_id, first, token_ids[start:end])
 
 
 def limits_of(hello: executor_pb2.Hello) -> Limits:

@@ -53,6 +53,7 @@ class Metrics:
             ["kind", "tenant", "adapter"],
             registry=registry,
         )
+        self._generated: dict[tuple[str, str], Counter] = {}  # _tokens, by tenant and adapter
         self.dispatches = Counter(
             "lorafleet_scheduler_dispatches", "Attempts sent to executors.", registry=registry
         )
@@ -156,7 +157,12 @@ class Metrics:
         self._tokens.labels("prompt", *labels).inc(prompt_tokens)
 
     def generated(self, tenant: str, adapter: str, tokens: int) -> None:
-        self._tokens.labels("generated", *self._names(tenant, adapter)).inc(tokens)
+        """Called for every token: the counter is looked up by its labels once."""
+        labels = self._names(tenant, adapter)
+        counter = self._generated.get(labels)
+        if counter is None:
+            counter = self._generated[labels] = self._tokens.labels("generated", *labels)
+        counter.inc(tokens)
 
     def cached(self, tenant: str, adapter: str, tokens: int) -> None:
         self._tokens.labels("cached_prompt", *self._names(tenant, adapter)).inc(tokens)

@@ -47,10 +47,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         async with self._accepted(request, context) as live:
-            first = True
-            while piece := await live.outbox.get():
-                await _write(context, live, _chunk(live, piece, first))
-                first = False
+            writing = asyncio.ensure_future(_write_all(context, live))
+            live.hang_up = writing.cancel
+            try:
+                await writing
+            except asyncio.CancelledError:
+                if live.outbox.error:
+                    raise live.outbox.error from None
+                raise
 
     @translate_errors
     async def Generate(
@@ -128,22 +132,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return self._dispatcher.submit(admitted, context.time_remaining())
 
 
-async def _write(
-    context: grpc.aio.ServicerContext, live: LiveRequest, chunk: inference_pb2.GenerateChunk
-) -> None:
-    """Waits while the client does not read, until it is given up: then raises why.
+async def _write_all(context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
+    """Waits while the client does not read.
 
-    Not a `yield`: gRPC would wait in it, where only the death of the whole handler could reach, and that
-    ends the call without a status.
+    In a task of its own, which can be cancelled when the client is given up. In `yield`, or in the handler,
+    gRPC would wait where only the death of the whole handler could reach, and that ends the call without a
+    status.
     """
-    writing = asyncio.ensure_future(context.write(chunk))
-    live.hang_up = writing.cancel
-    try:
-        await writing
-    except asyncio.CancelledError:
-        if live.outbox.error:
-            raise live.outbox.error from None
-        raise
+    first = True
+    while piece := await live.outbox.get():
+        await context.write(_chunk(live, piece, first))
+        first = False
 
 
 def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:
@@ -151,10 +150,11 @@ def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.Genera
         output_index=piece.output_index,
         token_ids=piece.token_ids,
         text=piece.text,
-        logprobs=piece.logprobs,
-        prompt_logprobs=piece.prompt_logprobs,
         finish_reason=piece.finish,
     )
+    if piece.logprobs or piece.prompt_logprobs:
+        chunk.logprobs.extend(piece.logprobs)
+        chunk.prompt_logprobs.extend(piece.prompt_logprobs)
     if first:
         chunk.request_id = live.admitted.request_id
         chunk.adapter_digest = live.admitted.digest

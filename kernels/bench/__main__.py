@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, required=True, help="where results go, or (plot) come from")
     parser.add_argument("--png", type=Path, help="where the plot goes")
     parser.add_argument("--revision", help="what is measured, where the folder is no git checkout")
+    parser.add_argument(
+        "--compiled", action="store_true", help="Triton's cache is warm (lora_linear, lora_layer)"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
     parser.add_argument(
@@ -60,7 +63,7 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "mixed_ranks":
         return mixed_ranks.run()
     if args.op == "lora_layer":
-        return lora_layer.run()
+        return lora_layer.run(compiled=args.compiled)
     if args.op == "host_cost":
         return host_cost.run()
     if args.op == "paged_decode":
@@ -76,7 +79,7 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "moe_gemm":
         return moe_gemm.run(args.candidates)
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)
-    return lora_linear.run(options)
+    return lora_linear.run(options, compiled=args.compiled)
 
 
 def _about(revision: str | None) -> dict[str, str]:

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.bench.inputs import Case
+from kernels.bench.inputs import Case, WeightSet
 from kernels.follower import PagedCache
-from kernels.follower_tuning import Follower
+from kernels.follower_tuning import Follower, FollowerConfig
 from kernels.lora_expand_add_rms_norm import add_rms_norm, lora_expand_add_rms_norm
 from kernels.lora_expand_rope import lora_expand_rope, rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul, silu_mul
-from kernels.lora_linear import add_pair
+from kernels.lora_linear import add_pair, add_pair_beside
 from kernels.lora_shrink import lora_shrink
 from kernels.meta import LoRAKernelMeta
 from kernels.side_stream import SideStream
@@ -21,8 +21,8 @@ from kernels.tuning import shrink_config
 
 HEAD_DIM, KV_HEADS, BLOCK_SIZE = 128, 8, 16
 EPS = 1e-5
-# Without LoRA, and kernels.follower_tuning's forms.
-FORMS = ("none", "pair", "fused", "beside")
+# Without LoRA, and kernels.follower_tuning's forms, the pair also with its shrink beside the product.
+FORMS = ("none", "pair", "pair_beside", "fused", "beside")
 
 Fused = Callable[[Tensor, Tensor, Sequence[Tensor], LoRAKernelMeta], None]
 
@@ -46,33 +46,54 @@ class Projection:
         weights = case.weights[(index // len(case.metas)) % len(case.weights)]
         meta = case.metas[index % len(case.metas)]
         product = partial(torch.mm, x, case.bases[index % len(case.bases)].t(), out=y)
-        if form in ("none", "pair"):
-            product()
-            if form == "pair":
-                tables = case.ranks, case.scales, case.column_starts
-                add_pair(y, x, weights.lora_a, weights.lora_b, *tables, meta)
-            self.plain(y)
+        if form in ("fused", "beside"):
+            h, shrink = self._shrink(x, weights, meta, final=form == "beside")
+            if form == "beside":
+                self.side.run_beside(product, shrink)
+            else:
+                product()
+                shrink()
+            self.fused(y, h, weights.lora_b, meta)
             return self.out
-        slices, width = len(case.layer.slices), case.layer.width
-        config = shrink_config(meta.plan, slices, width, x.element_size(), final=form == "beside")
-        shape = (slices, case.tokens, weights.lora_a[0].shape[1])
-        h = torch.empty(shape if config.final else (config.split, *shape), device=x.device)
-        shrink = partial(lora_shrink, h, x, weights.lora_a, case.ranks, case.scales, meta, config)
-        if form == "beside":
-            self.side.run_beside(product, shrink)
+        tables = case.ranks, case.scales, case.column_starts, meta
+        if form == "pair_beside":
+            add_pair_beside(product, self.side, x, weights.lora_a, weights.lora_b, *tables)
         else:
             product()
-            shrink()
-        self.fused(y, h, weights.lora_b, meta)
+            if form == "pair":
+                add_pair(y, x, weights.lora_a, weights.lora_b, *tables)
+        self.plain(y)
         return self.out
 
+    def add(self, index: int, x: Tensor) -> None:
+        """Shrink and the fused follower alone, on whatever y holds."""
+        case = self.case
+        weights = case.weights[(index // len(case.metas)) % len(case.weights)]
+        meta = case.metas[index % len(case.metas)]
+        h, shrink = self._shrink(x, weights, meta)
+        shrink()
+        self.fused(case.ys[index % len(case.ys)], h, weights.lora_b, meta)
 
-def make_projection(case: Case, side: SideStream) -> Projection:
-    make = {"qkv": _rope, "gate_up": _silu_mul}.get(case.layer.name, _add_rms_norm)
-    return make(case, side)
+    def _shrink(
+        self, x: Tensor, weights: WeightSet, meta: LoRAKernelMeta, *, final: bool = False
+    ) -> tuple[Tensor, Callable[[], None]]:
+        case, slices = self.case, len(self.case.layer.slices)
+        config = shrink_config(meta.plan, slices, case.layer.width, x.element_size(), final=final)
+        shape = (slices, case.tokens, weights.lora_a[0].shape[1])
+        h = torch.empty(shape if config.final else (config.split, *shape), device=x.device)
+        return h, partial(lora_shrink, h, x, weights.lora_a, case.ranks, case.scales, meta, config)
 
 
-def _rope(case: Case, side: SideStream) -> Projection:
+def make_projection(case: Case, side: SideStream, config: FollowerConfig | None = None) -> Projection:
+    """config: of the fused rotation or SiLU-mul, None: the tuned one."""
+    if case.layer.name == "qkv":
+        return _rope(case, side, config)
+    if case.layer.name == "gate_up":
+        return _silu_mul(case, side, config)
+    return _add_rms_norm(case, side)
+
+
+def _rope(case: Case, side: SideStream, config: FollowerConfig | None) -> Projection:
     """The rotation leaves q in y, which stands for attention's output: all y share one memory."""
     case = replace(case, ys=case.ys[:1])
     angles = torch.rand(case.tokens, HEAD_DIM // 2, device="cuda") * 6
@@ -83,7 +104,7 @@ def _rope(case: Case, side: SideStream) -> Projection:
     cache = PagedCache(data, torch.randperm(blocks * BLOCK_SIZE, device="cuda")[: case.tokens])
 
     def fused(y: Tensor, h: Tensor, lora_b: Sequence[Tensor], meta: LoRAKernelMeta) -> None:
-        lora_expand_rope(y, h, lora_b, case.ranks, cos, sin, meta, cache)
+        lora_expand_rope(y, h, lora_b, case.ranks, cos, sin, meta, cache, config)
 
     def plain(y: Tensor) -> None:
         rope(y, cos, sin, KV_HEADS * HEAD_DIM, cache)
@@ -91,11 +112,11 @@ def _rope(case: Case, side: SideStream) -> Projection:
     return Projection(case, "rope", plain, fused, case.ys[0][:, : case.layer.slices[0]], side)
 
 
-def _silu_mul(case: Case, side: SideStream) -> Projection:
+def _silu_mul(case: Case, side: SideStream, config: FollowerConfig | None) -> Projection:
     out = case.ys[0].new_empty(case.tokens, case.layer.slices[0])
 
     def fused(y: Tensor, h: Tensor, lora_b: Sequence[Tensor], meta: LoRAKernelMeta) -> None:
-        lora_expand_silu_mul(out, y, h, lora_b, case.ranks, meta)
+        lora_expand_silu_mul(out, y, h, lora_b, case.ranks, meta, config)
 
     return Projection(case, "silu_mul", lambda y: silu_mul(out, y), fused, out, side)
 

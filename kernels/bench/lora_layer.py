@@ -10,7 +10,7 @@ from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet, base_weigh
 from kernels.bench.layer_parts import FORMS, Projection, make_projection
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.follower_tuning import best_form
+from kernels.follower_tuning import beside_pays, best_form
 from kernels.side_stream import SideStream
 
 RANK = 16
@@ -30,8 +30,8 @@ GOALS = {
 class Row:
     """us of one projection, or of all four in a row (layer "all", in the forms that best_form names).
 
-    exposed_us: with LoRA in `form`, less base_us, the same without; pair_us, fused_us and beside_us
-    are the same difference for each form. All were replayed in turns.
+    exposed_us: with LoRA in `form`, less base_us, the same without; pair_us to beside_us are the same
+    difference for each form. All were replayed in turns.
     """
 
     op: str
@@ -43,46 +43,66 @@ class Row:
     exposed_us: float
     base_us: float
     pair_us: float | None
+    pair_beside_us: float | None
     fused_us: float | None
     beside_us: float | None
     goal_us: float | None
 
 
-def run() -> list[dict[str, object]]:
-    in_processes(_compile, [(layer,) for layer in LAYERS])
+def run(*, compiled: bool = False) -> list[dict[str, object]]:
+    """compiled: what is measured is in Triton's cache already."""
+    if not compiled:
+        compile_all()
     shared = {layer.name: (weight_sets(layer, RANK), base_weights(layer)) for layer in LAYERS}
     return [asdict(row) for point in GOALS for row in _point_rows(*point, shared)]
 
 
+def compile_all() -> None:
+    in_processes(_compile, [(layer,) for layer in LAYERS])
+
+
 def _compile(layer: Layer) -> None:
     for tokens, adapters in GOALS:
-        projection = _projection(layer, tokens, adapters, weight_sets(layer, RANK), base_weights(layer))
+        side = SideStream("cuda")
+        projection = _projection(layer, tokens, adapters, weight_sets(layer, RANK), base_weights(layer), side)
         for form in FORMS:
             projection.run(form, 0, projection.case.xs[0])
     torch.cuda.synchronize()
 
 
 def _projection(
-    layer: Layer, tokens: int, adapters: int, weights: list[WeightSet], bases: list[Tensor]
+    layer: Layer,
+    tokens: int,
+    adapters: int,
+    weights: list[WeightSet],
+    bases: list[Tensor],
+    side: SideStream,
 ) -> Projection:
     case = make_case(layer, tokens, adapters, [RANK] * MAX_LORAS, weights, bases)
-    return make_projection(case, SideStream("cuda"))
+    return make_projection(case, side)
 
 
 def _point_rows(
     tokens: int, adapters: int, shared: dict[str, tuple[list[WeightSet], list[Tensor]]]
 ) -> list[Row]:
-    parts = [_projection(layer, tokens, adapters, *shared[layer.name]) for layer in LAYERS]
+    side = SideStream("cuda")  # one for all, as a model has
+    parts = [_projection(layer, tokens, adapters, *shared[layer.name], side) for layer in LAYERS]
     rows = [_projection_row(part) for part in parts]
-    forms = [best_form(part.case.metas[0].plan, part.follower) for part in parts]
+    forms = [_form(part) for part in parts]
     calls = [(_layer(parts, each), _calls(tokens, 8)) for each in (["none"] * len(parts), forms)]
     base_us, with_us = time_calls(calls, rounds=25)
     point = (tokens, adapters)
     whole = Row(
         "lora_layer", "all", *point, RANK, ",".join(forms), with_us - base_us, base_us, None, None, None,
-        GOALS[point],
+        None, GOALS[point],
     )  # fmt: skip
     return [*rows, whole]
+
+
+def _form(part: Projection) -> str:
+    plan = part.case.metas[0].plan
+    form = best_form(plan, part.follower)
+    return "pair_beside" if form == "pair" and beside_pays(plan) else form
 
 
 def _projection_row(part: Projection) -> Row:
@@ -97,8 +117,9 @@ def _projection_row(part: Projection) -> Row:
     best = min(added, key=added.__getitem__)
     point = (case.layer.name, case.tokens, case.adapters, RANK)
     return Row(
-        "lora_layer", *point, best, added[best], base_us, added["pair"], added["fused"], added["beside"], None
-    )
+        "lora_layer", *point, best, added[best], base_us, added["pair"], added["pair_beside"],
+        added["fused"], added["beside"], None,
+    )  # fmt: skip
 
 
 def _layer(parts: Sequence[Projection], forms: Sequence[str]) -> Call:

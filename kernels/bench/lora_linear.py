@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels.bench.inputs import (
     LAYERS,
@@ -22,7 +23,8 @@ from kernels.bench.inputs import (
 from kernels.bench.peer import Peer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.lora_linear import add_pair
+from kernels.lora_linear import add_pair, add_pair_beside
+from kernels.side_stream import SideStream
 
 POINTS = (
     *((tokens, adapters) for tokens in (1, 8, 32, 64, 128) for adapters in (1, 8, 64) if adapters <= tokens),
@@ -44,7 +46,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """us of one call. added_us (rank 16): base and LoRA in one graph, less the base alone, in turns."""
+    """us of one call. added_us and beside_us (rank 16): base and LoRA in one graph, less the base alone, in
+    turns; the pair behind the base, and with its shrink on a second stream beside the base."""
 
     op: str
     layer: str
@@ -53,16 +56,21 @@ class Row:
     rank: int
     ours_us: float
     added_us: float | None
+    beside_us: float | None
     peer_us: float | None
     peer_tuned_us: float | None
     base_us: float
     floor_us: float
 
 
-def run(options: Options) -> Iterator[dict[str, Any]]:
-    """Rows one by one, so that the caller can keep what is there when a lease ends."""
+def run(options: Options, *, compiled: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows one by one, so that the caller can keep what is there when a lease ends.
+
+    compiled: what is measured is in Triton's cache already.
+    """
     jobs = [(layer, rank, options) for rank in options.ranks for layer in LAYERS]
-    in_processes(_compile, jobs)
+    if not compiled:
+        in_processes(_compile, jobs)
     peer = Peer.load(options.peer) if options.peer else None
     for job in jobs:
         yield from map(asdict, _layer_rows(*job, peer))
@@ -101,10 +109,11 @@ def _measure(case: Case, rank: int, options: Options, peer: Peer | None) -> Row:
     most = {256: 48, 512: 32, 2048: 12, 8192: 4}.get(case.tokens, 96)
     calls = min(most, max(8, len(case.metas) * len(case.weights)))
     (ours_us,) = time_calls([(ours(case), calls)])
-    added_us = None
+    added_us = beside_us = None
     if rank == MAIN_RANK:
-        base_us, both_us = time_calls([(base(case), calls), (base_and_ours(case), calls)], rounds=25)
-        added_us = both_us - base_us
+        forms = (base(case), base_and_ours(case), base_beside_ours(case))
+        base_us, both_us, two_us = time_calls([(form, min(calls, 48)) for form in forms], rounds=25)
+        added_us, beside_us = both_us - base_us, two_us - base_us
     else:
         (base_us,) = time_calls([(base(case), calls)], rounds=5)
     peers: list[float] = []
@@ -113,7 +122,7 @@ def _measure(case: Case, rank: int, options: Options, peer: Peer | None) -> Row:
     peer_us, tuned_us = (*peers, None, None)[:2]
     floor = floor_us(case.layer, case.tokens, case.adapters, rank)
     point = (case.layer.name, case.tokens, case.adapters, rank)
-    return Row("lora_linear", *point, ours_us, added_us, peer_us, tuned_us, base_us, floor)
+    return Row("lora_linear", *point, ours_us, added_us, beside_us, peer_us, tuned_us, base_us, floor)
 
 
 def ours(case: Case) -> Call:
@@ -136,10 +145,10 @@ def ours(case: Case) -> Call:
     return call
 
 
-def base(case: Case) -> Call:
-    def call(index: int) -> None:
+def base(case: Case) -> Callable[[int], Tensor]:
+    def call(index: int) -> Tensor:
         turn = index % len(case.xs)
-        torch.mm(case.xs[turn], case.bases[index % len(case.bases)].t(), out=case.ys[turn])
+        return torch.mm(case.xs[turn], case.bases[index % len(case.bases)].t(), out=case.ys[turn])
 
     return call
 
@@ -150,5 +159,17 @@ def base_and_ours(case: Case) -> Call:
     def call(index: int) -> None:
         first(index)
         second(index)
+
+    return call
+
+
+def base_beside_ours(case: Case) -> Call:
+    product, side, starts = base(case), SideStream("cuda"), case.column_starts
+    metas, sets = case.metas, case.weights
+
+    def call(index: int) -> None:
+        weights, turn = sets[(index // len(metas)) % len(sets)], index % len(case.xs)
+        tables = case.ranks, case.scales, starts, metas[index % len(metas)]
+        add_pair_beside(partial(product, index), side, case.xs[turn], weights.lora_a, weights.lora_b, *tables)
 
     return call

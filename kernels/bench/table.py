@@ -5,15 +5,23 @@ from math import exp, fsum, log
 from typing import Any
 
 Rows = list[dict[str, Any]]
-_SUMMED = ("ours_us", "added_us", "peer_us", "peer_tuned_us", "base_us", "floor_us")
+_SUMMED = ("ours_us", "added_us", "beside_us", "peer_us", "peer_tuned_us", "base_us", "floor_us")
 
 
 def layer_sums(rows: Rows) -> dict[tuple[int, int, int], dict[str, float | None]]:
-    """(rank, tokens, adapters) -> us a decoder layer; None where a layer has no value."""
+    """(rank, tokens, adapters) -> us a decoder layer; None where a layer has no value.
+
+    Points that some layers lack, as after a run that was cut short, are left out.
+    """
+    layers = {row["layer"] for row in rows}
     points: dict[tuple[int, int, int], Rows] = defaultdict(list)
     for row in rows:
         points[row["rank"], row["tokens"], row["adapters"]].append(row)
-    return {point: {name: _sum(layers, name) for name in _SUMMED} for point, layers in points.items()}
+    return {
+        point: {name: _sum(rows_there, name) for name in _SUMMED}
+        for point, rows_there in points.items()
+        if len(rows_there) == len(layers)
+    }
 
 
 def speedup(rows: Rows, other: str) -> float | None:
@@ -41,5 +49,5 @@ def table(rows: Rows) -> str:
 
 
 def _sum(layers: Rows, name: str) -> float | None:
-    values = [row[name] for row in layers]
-    return None if None in values else fsum(values)
+    values = [row[name] for row in layers if row.get(name) is not None]
+    return fsum(values) if len(values) == len(layers) else None

@@ -5,7 +5,7 @@ from statistics import median
 
 import torch
 
-Call = Callable[[int], None]
+Call = Callable[[int], object]
 
 
 def capture(call: Call, calls: int) -> torch.cuda.CUDAGraph:

@@ -46,7 +46,12 @@ def add_command(
 
 def connect(args: argparse.Namespace) -> Client:
     """A client as the arguments say. Raises OSError when the roots cannot be read."""
-    tls = None
-    if args.tls or args.tls_ca:
-        tls = grpc.ssl_channel_credentials(args.tls_ca.read_bytes() if args.tls_ca else None)
-    return Client(args.target, token=os.environ.get("LORAFLEET_TOKEN"), tls=tls, timeout=args.timeout)
+    token = os.environ.get("LORAFLEET_TOKEN")
+    return Client(args.target, token=token, tls=credentials(args), timeout=args.timeout)
+
+
+def credentials(args: argparse.Namespace) -> grpc.ChannelCredentials | None:
+    """None without TLS. Raises OSError when the roots cannot be read."""
+    if not (args.tls or args.tls_ca):
+        return None
+    return grpc.ssl_channel_credentials(args.tls_ca.read_bytes() if args.tls_ca else None)

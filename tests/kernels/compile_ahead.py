@@ -24,8 +24,7 @@ POINTERS = {
     "kv_slots": "*i64", "eps": "fp32", "tokens": "*i64", "scores": "*fp64",
     "logits": "*fp32", "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64",
     "kept": "*u8", "stripe": "*i32", "block": "*i32", "pieces": "*i32", "tables": "*i32",
-    "shrink_ranks": "*i32", "slot": "i32", "slices": "i32", "max_loras": "i32",
-    **ARGUMENTS,
+    "shrink_ranks": "*i32", "slot": "i32", "slices": "i32", "max_loras": "i32", **ARGUMENTS,
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -66,8 +65,8 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
 def compile_case(
     kernel: object, constants: dict[str, object], warps: int, arch: int, element: str, types=None
 ):
-    pdl = {"PDL": arch >= 90} if "PDL" in kernel.arg_names else {}
-    constants = {**constants, **pdl}
+    pdl = "PDL" in kernel.arg_names
+    constants = {**constants, "PDL": arch >= 90} if pdl else constants
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -80,7 +79,7 @@ def compile_case(
         if not counts and name != "eps":
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps, "launch_pdl": bool(pdl) and arch >= 90}
+    options = {"num_warps": warps, "launch_pdl": pdl and arch >= 90}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 

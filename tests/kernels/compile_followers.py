@@ -26,7 +26,6 @@ def follower_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
         if not plan.tiles:
             yield f"silu_mul {name}", expand_silu_mul_kernel, {**lora, **shape}, silu.num_warps
         shape = {"ROWS": rope.rows, "BLOCK_RANK": rope.block_rank, "COLUMNS": rope.block_n // 2, **ROPE}
-        shape["ENTRY_ROWS"] = rope.entry_rows
         yield f"rope {name}", expand_rope_kernel, {**lora, **shape}, rope.num_warps
     norm = add_rms_norm_config(PLANS["one row"], 4096, 2)
     row = {**COMMON, "SPLIT": 2, "HIDDEN": 4096, "BLOCK_N": 4096, "BLOCK_RANK": norm.block_rank}
@@ -34,4 +33,4 @@ def follower_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     plain = {"MAX_LORAS": 0, "MAX_RANK": 0, "SPLIT": 0, "ROWS": 1, "BLOCK_RANK": 0, "HAS_LORA": False}
     yield "norm plain", add_rms_norm_kernel, {**row, "HAS_LORA": False}, norm.num_warps
     yield "silu_mul plain", expand_silu_mul_kernel, {**plain, "WIDTH": 14336, "BLOCK_N": 1024}, 4
-    yield "rope plain", expand_rope_kernel, {**plain, **ROPE, "ENTRY_ROWS": 1, "COLUMNS": 512}, 4
+    yield "rope plain", expand_rope_kernel, {**plain, **ROPE, "COLUMNS": 512}, 4

@@ -21,6 +21,11 @@ def test_layers_are_summed_where_all_have_a_time() -> None:
     assert layer_sums([row("o", 1.0, 4.0), row("down", 2.0, None)])[16, 8, 1]["peer_us"] is None
 
 
+def test_points_that_a_layer_lacks_are_left_out() -> None:
+    rows = [row("o", 1.0, 4.0), row("down", 2.0, 2.0), {**row("o", 1.0, 4.0), "tokens": 64}]
+    assert list(layer_sums(rows)) == [(16, 8, 1)]
+
+
 def test_speedup_is_a_geometric_mean() -> None:
     rows = [row("o", 1.0, 4.0), row("down", 2.0, 2.0)]
     assert speedup(rows, "peer_us") == pytest.approx(2.0)

@@ -2,27 +2,42 @@
 
 import pytest
 
-from kernels.follower_tuning import Follower, Form, best_form
+from kernels.follower_tuning import Follower, Form, beside_pays, best_form
 from kernels.meta import LoRAKernelMeta
 from kernels.work_list import Run
 
-STEPS: dict[str, tuple[list[Run], Form, Form]] = {
-    # runs, the form of norm layers, of the others
-    "one token": ([(0, 1)], "beside", "beside"),
-    "shared by few": ([(slot, 8) for slot in range(8)], "beside", "beside"),
-    "all distinct": ([(slot, 1) for slot in range(64)], "fused", "fused"),
-    "shared by many": ([(slot, 4) for slot in range(64)], "pair", "pair"),
-    "prefill": ([(slot, 128) for slot in range(8)], "pair", "fused"),
+STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
+    "one token": ([(0, 1)], {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"}),
+    "shared by few": (
+        [(slot, 8) for slot in range(8)],
+        {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"},
+    ),
+    "all distinct": (
+        [(slot, 1) for slot in range(64)],
+        {"add_rms_norm": "fused", "silu_mul": "fused", "rope": "fused"},
+    ),
+    "shared by many": (
+        [(slot, 4) for slot in range(64)],
+        {"add_rms_norm": "pair", "silu_mul": "fused", "rope": "pair"},
+    ),
+    "prefill": (
+        [(slot, 128) for slot in range(8)],
+        {"add_rms_norm": "pair", "silu_mul": "fused", "rope": "fused"},
+    ),
+    "long prefill": (
+        [(slot, 1024) for slot in range(8)],
+        {"add_rms_norm": "pair", "silu_mul": "beside", "rope": "beside"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("follower", ["silu_mul", "add_rms_norm", "rope"])
 def test_the_measured_form_is_chosen(name: str, follower: Follower) -> None:
-    runs, norm_form, other_form = STEPS[name]
-    meta = LoRAKernelMeta.make(64, 1024, "cpu")
+    runs, forms = STEPS[name]
+    meta = LoRAKernelMeta.make(64, 8192, "cpu")
     meta.prepare_tensors(runs)
-    assert best_form(meta.plan, follower) == (norm_form if follower == "add_rms_norm" else other_form)
+    assert best_form(meta.plan, follower) == forms[follower]
 
 
 def test_high_ranks_in_parts_take_the_pair() -> None:
@@ -31,3 +46,13 @@ def test_high_ranks_in_parts_take_the_pair() -> None:
     meta.prepare_tensors([(slot, 1) for slot in range(64)])
     assert meta.plan.parts
     assert best_form(meta.plan, "silu_mul") == "pair"
+
+
+@pytest.mark.parametrize(
+    ("runs", "pays"),
+    [([(0, 64)], True), ([(slot, 1) for slot in range(64)], False), ([(0, 512)], False), ([(0, 8192)], True)],
+)
+def test_shrink_runs_beside_the_product_where_that_was_faster(runs: list[Run], pays: bool) -> None:
+    meta = LoRAKernelMeta.make(64, 8192, "cpu")
+    meta.prepare_tensors(runs)
+    assert beside_pays(meta.plan) == pays

@@ -1,12 +1,16 @@
 """Real shapes, real dtypes, captured graphs: what only a GPU shows. Run with `pytest -m gpu`."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAMapping
+from kernels.lora_linear import add_pair_beside
+from kernels.meta import LoRAKernelMeta, LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.side_stream import SideStream
 from kernels.work_list import Run
 from tests.kernels.stack import Stack, make_stack, row_slots
 
@@ -112,6 +116,51 @@ def test_a_captured_graph_replays_other_adapters_ranks_and_counts(rows_per_item:
         graph.replay()
         wanted = expected(stack, before, x, runs)
         assert error(y, wanted) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("runs", [[(2, 64)], [(slot, 1) for slot in range(16)] * 4, [(-1, 64)]], ids=str)
+def test_the_pair_with_its_shrink_beside_the_product(runs: list[Run]) -> None:
+    """Under capture, as engines use it: product and pair, replayed on new rows."""
+    torch.manual_seed(0)
+    stack, side = gpu_stack("qkv", torch.bfloat16), SideStream("cuda")
+    meta = LoRAKernelMeta.make(16, 64, "cuda")
+    meta.prepare_tensors(runs)
+    x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    y = torch.zeros(64, stack.column_starts[-1] + 1024, device="cuda", dtype=torch.bfloat16)
+    base = torch.randn(4096, y.shape[1], device="cuda", dtype=torch.bfloat16) / 64
+    tables = stack.ranks, stack.scales, stack.column_starts, meta
+
+    def call() -> None:
+        product = partial(torch.mm, x, base, out=y)
+        assert add_pair_beside(product, side, x, stack.lora_a, stack.lora_b, *tables) is y
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert error(y, expected(stack, x @ base, x, runs)) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("rows", [90_000, 180_000])
+def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(rows: int) -> None:
+    """In bytes, or in elements too."""
+    torch.manual_seed(0)
+    width, last, stack = 12_288, 64, make_stack([[0, 4]], 12_288, [12_288], max_rank=4, dtype=torch.bfloat16)
+    assert rows * width * 2 > 2**31
+    x, y = (torch.empty(rows, width, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    for tensor in (x, y):
+        tensor[-last:] = torch.randn(last, width).bfloat16()
+    before, there, punica = y[-last:].clone(), stack.to("cuda"), PunicaWrapperGPU(2, rows, "cuda")
+    step(punica, [(-1, rows - last), (1, last)])
+    weights = there.lora_a, there.lora_b, there.ranks, there.scales
+    punica.add_lora_linear(y, x, *weights, [0])
+    step(punica, [(1, last)])
+    punica.add_lora_linear(before, x[-last:], *weights, [0])
+    assert torch.equal(y[-last:], before)
 
 
 def test_steps_may_follow_each_other_without_waiting() -> None:

@@ -114,6 +114,17 @@ def test_one_plan_serves_steps_with_other_adapters_counts_and_ranks(rows_per_ite
         check_linear(stack, runs, punica)
 
 
+def test_sequences_that_end_one_by_one_leave_nothing_behind() -> None:
+    """Eight adapters down to none under the plan of eight: the lists' tails must be idle in each step."""
+    torch.manual_seed(0)
+    stack = make_stack([RANKS], 40, [32], max_rank=64)
+    punica, plan = make_wrapper(stack), LaunchPlan.for_graph(8, 10, block_rank=8)
+    for left in range(8, -1, -1):
+        step(punica, [(slot, 1) for slot in range(left)], plan)
+        assert (punica.token_mapping_meta.items[left:, 0] == -1).all()
+        check_linear(stack, [(slot, 1) for slot in range(left)], punica)
+
+
 def test_a_known_layer_is_checked_again_where_it_can_change() -> None:
     stack = make_stack([[4, 4], [4, 2]], 40, [32, 8], max_rank=4)
     punica, there = make_wrapper(stack), stack.to(DEVICE)

@@ -38,7 +38,7 @@ def rows_of(runs: list[Run]) -> Counter[tuple[int, int]]:
 
 @given(runs=RUNS, ranks=RANKS)
 def test_every_row_is_in_one_item_and_one_tile(runs: list[Run], ranks: list[int]) -> None:
-    work = describe(runs, 6, 24 * 70, np.array(ranks, dtype=np.int32), None)
+    work = describe(runs, 6, 24 * 70, 2000, np.array(ranks, dtype=np.int32), None)
     assert places(work.items, work.plan.rows_per_item) == rows_of(runs)
     assert (work.plan.items, work.plan.tiles) == (len(work.items), len(work.tiles))
     if work.plan.tiles:
@@ -51,7 +51,7 @@ def test_a_graphs_plan_holds_every_step_of_its_rows(
 ) -> None:
     rows = sum(count for _, count in runs)
     plan = LaunchPlan.for_graph(rows, 6, rows_per_item=rows_per_item, block_rank=8, parts=parts)
-    work = describe(runs, 6, 24 * 70, np.array(ranks, dtype=np.int32), plan)
+    work = describe(runs, 6, 24 * 70, 2000, np.array(ranks, dtype=np.int32), plan)
     assert work.plan == plan
     assert len(work.items) <= plan.items
     assert places(work.items, rows_per_item) == rows_of(runs)
@@ -59,7 +59,7 @@ def test_a_graphs_plan_holds_every_step_of_its_rows(
 
 def test_high_ranks_come_first_in_parts() -> None:
     ranks = np.array([8, 8, 256, 8], dtype=np.int32)
-    work = describe([(slot, 1) for slot in range(4)], 4, 16, ranks, None)
+    work = describe([(slot, 1) for slot in range(4)], 4, 16, 64, ranks, None)
     assert (work.plan.block_rank, work.plan.parts) == (8, True)
     assert work.items[:, 0].tolist() == [2] * PARTS + [0, 1, 3]
 
@@ -67,4 +67,4 @@ def test_high_ranks_come_first_in_parts() -> None:
 def test_a_plan_that_is_too_small_is_refused() -> None:
     plan = LaunchPlan.for_graph(4, 4, rows_per_item=1)
     with pytest.raises(KernelArgumentError, match=r"^plan .* too small for 5 items"):
-        describe([(0, 5)], 4, 16, np.full(4, 16, dtype=np.int32), plan)
+        describe([(0, 5)], 4, 16, 64, np.full(4, 16, dtype=np.int32), plan)

@@ -1,4 +1,4 @@
-"""Ranks of a tensor-parallel group as real processes over gloo, started once and used for many cases."""
+"""Ranks of a tensor-parallel group as real processes over gloo or NCCL, started once, used for many cases."""
 
 import tempfile
 import traceback
@@ -42,13 +42,16 @@ class RankPool:
 
 
 @contextmanager
-def rank_pool(*sizes: int) -> Iterator[RankPool]:
+def rank_pool(*sizes: int, device: str = "cpu") -> Iterator[RankPool]:
+    """With device "cuda" each rank is on the GPU of its number, which is its current one."""
     world = max(sizes)
     context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pairs = [context.Pipe() for _ in range(world)]
         processes = [
-            context.Process(target=_serve, args=(rank, sizes, Path(folder) / "meeting", pair[1]), daemon=True)
+            context.Process(
+                target=_serve, args=(rank, sizes, Path(folder) / "meeting", pair[1], device), daemon=True
+            )
             for rank, pair in enumerate(pairs)
         ]
         for process in processes:
@@ -63,9 +66,11 @@ def rank_pool(*sizes: int) -> Iterator[RankPool]:
                 process.kill()
 
 
-def _serve(rank: int, sizes: tuple[int, ...], meeting: Path, connection: Connection) -> None:
+def _serve(rank: int, sizes: tuple[int, ...], meeting: Path, connection: Connection, device: str) -> None:
     torch.set_num_threads(1)
-    connect(rank, max(sizes), meeting, "cpu", COLLECTIVE_S)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    connect(rank, max(sizes), meeting, f"cuda:{rank}" if device == "cuda" else device, COLLECTIVE_S)
     # Every rank takes part in making every group, also in those that it does not belong to.
     handles = {
         size: dist.new_group(list(range(size)), timeout=timedelta(seconds=COLLECTIVE_S))

@@ -74,6 +74,21 @@ async def test_an_answer_in_order_to_its_end(dispatcher: Dispatcher, fake: FakeE
     assert await live.outbox.get() is None
 
 
+async def test_requests_that_come_together_go_out_together(
+    dispatcher: Dispatcher, fake: FakeExecutor
+) -> None:
+    """Also when each is accepted in a turn of the loop of its own, as requests from a network are."""
+    lives = []
+    for number in range(8):
+        lives.append(dispatcher.submit(admitted(f"r{number}"), None))
+        await asyncio.sleep(0)
+    for live in lives:
+        await read_all(live)
+    sizes = [len(command.dispatch.dispatches) for command in fake.commands if command.HasField("dispatch")]
+    assert sum(sizes) == 8
+    assert len(sizes) <= 4
+
+
 async def test_what_an_executor_is_sent(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     request = admitted(digest=DIGEST, stop=["never"], time_limit_ms=60_000, resumed=[70])
     await read_all(dispatcher.submit(request, None))

@@ -11,11 +11,13 @@ from executor import layers
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import LinearBase, VocabParallelEmbedding
 from executor.lora import layers as lora
+from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.layout import SlotLayout
 from executor.lora.replace import class_for
 from executor.model_config import ModelConfig
 from kernels.meta import LoRAMapping, Run
-from kernels.punica import PunicaWrapperCPU
+from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
 HIDDEN, VOCAB = 20, 23
 WHOLE_KINDS = {"qkv_proj", "gate_up_proj", "in_proj", "in_proj_qkv", "in_proj_z", "in_a", "in_b", "in_c"}
@@ -140,9 +142,10 @@ class Rig:
 
     layer: lora.BaseLayerWithLoRA
     whole: nn.Module
-    punica: PunicaWrapperCPU
+    punica: PunicaWrapperBase
     head: layers.ParallelLMHead  # this rank's
     whole_head: layers.ParallelLMHead
+    device: str
     adapters: dict[int, list[tuple[Tensor, Tensor, float] | None]] = field(default_factory=dict)
 
     def poison(self, slot: int) -> None:
@@ -159,7 +162,8 @@ class Rig:
         factors = []
         for number, (rank, part) in enumerate(zip(ranks, self.layer.all_parts, strict=True)):
             wide, high = part.slot_slice.in_features, part.slot_slice.out_features
-            a, b = torch.randn(rank, wide) / wide**0.5, torch.randn(high, rank) / max(rank, 1) ** 0.5
+            a = torch.randn(rank, wide, device=self.device) / wide**0.5
+            b = torch.randn(high, rank, device=self.device) / max(rank, 1) ** 0.5
             factors.append((a, b, scale + number) if rank else None)
         self.set(slot, factors)
 
@@ -187,8 +191,8 @@ class Rig:
 
     def inputs(self, rows: int) -> Tensor:
         if isinstance(self.whole, VocabParallelEmbedding):
-            return torch.randint(0, VOCAB, (rows,))
-        return torch.randn(rows, HIDDEN)
+            return torch.randint(0, VOCAB, (rows,), device=self.device)
+        return torch.randn(rows, HIDDEN, device=self.device)
 
     def expected(self, runs: Sequence[Run], x: Tensor) -> Tensor:
         """In float64, by each slot's dense matrix over the whole layer, from what was put and not from the
@@ -209,7 +213,9 @@ class Rig:
         blocks = [
             f[2] * (f[1].double() @ f[0].double())
             if f
-            else torch.zeros(part.slot_slice.out_features, part.slot_slice.in_features).double()
+            else torch.zeros(part.slot_slice.out_features, part.slot_slice.in_features)
+            .double()
+            .to(self.device)
             for part, f in zip(parts, factors, strict=True)
         ]
         return torch.cat(blocks)
@@ -232,20 +238,32 @@ def make_rig(
     modules: frozenset[str] = EVERY_KIND,
     group: ParallelGroup = SINGLE,
     fully_sharded: bool = False,
+    device: str = "cpu",
 ) -> Rig:
     """Draw the whole base from torch's generator: ranks that seed it alike have parts of one layer."""
     case = CASES[name]
-    whole, whole_head = case.make_base(SINGLE), layers.ParallelLMHead(VOCAB, HIDDEN)
+    with torch.device(device):
+        whole, whole_head = case.make_base(SINGLE), layers.ParallelLMHead(VOCAB, HIDDEN)
+        base, head = case.make_base(group), layers.ParallelLMHead(VOCAB, HIDDEN, group)
     for parameter in (*whole.parameters(), *whole_head.parameters()):
         nn.init.normal_(parameter)
-    base, head = case.make_base(group), layers.ParallelLMHead(VOCAB, HIDDEN, group)
     take_share(whole, base)
     take_share(whole_head, head)
     config = LoRAConfig(max_loras, max_rank, modules, fully_sharded_loras=fully_sharded)
     layer = class_for(base, config, case.names, MODEL_CONFIG)(base, case.names)
-    layer.create_lora_weights(max_loras, config, MODEL_CONFIG)
-    layer.set_mapping(punica := PunicaWrapperCPU(max_loras, 64))
-    return Rig(layer, whole, punica, head, whole_head)
+    slices = [part.slot_slice for part in layer.served_parts(config, MODEL_CONFIG)]
+    arena = SlotArena(SlotLayout.on_rank(slices, config, group), max_loras, device)
+    layer.create_lora_weights(max_loras, config, MODEL_CONFIG, arena=arena)
+    layer.set_mapping(punica := make_punica(max_loras, 64, device))
+    return Rig(layer, whole, punica, head, whole_head, device)
+
+
+def make_punica(max_loras: int, max_num_tokens: int, device: str) -> PunicaWrapperBase:
+    if device == "cpu":
+        return PunicaWrapperCPU(max_loras, max_num_tokens)
+    from kernels.punica_gpu import PunicaWrapperGPU  # needs Triton, which the CPU's tests may lack
+
+    return PunicaWrapperGPU(max_loras, max_num_tokens, device)
 
 
 def take_share(whole: nn.Module, own: nn.Module) -> None:

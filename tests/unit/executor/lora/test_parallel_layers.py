@@ -26,16 +26,7 @@ def test_collectives(pool: RankPool, size: int) -> None:
 @pytest.mark.parametrize("fully_sharded", [False, True], ids=["plain", "sharded"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(
-    "check",
-    [
-        rank_checks.mixed_ranks,
-        rank_checks.missing_parts,
-        rank_checks.reused_slot,
-        rank_checks.image_in_arena,
-    ],
-    ids=lambda check: check.__name__,
-)
+@pytest.mark.parametrize("check", rank_checks.EVERY_CHECK, ids=lambda check: check.__name__)
 def test_equals_the_unsharded_layer(
     pool: RankPool, check: Callable[..., None], name: str, size: int, fully_sharded: bool
 ) -> None:

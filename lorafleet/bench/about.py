@@ -1,0 +1,40 @@
+"""On what results were measured: the head of a result file."""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from lorafleet.bench.rows import peer_figures
+
+
+def about(revision: str | None) -> Mapping[str, str | None]:
+    """`revision`: what is measured, where the folder is no git checkout. Versions are None when absent."""
+    return {
+        "gpu": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        "cpus": f"{os.cpu_count()} x {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "triton": _version("triton"),
+        "git": revision or _output("git", "rev-parse", "HEAD"),
+        "command": shlex.join(["lorafleet", *sys.argv[1:]]),
+        "peer": str(peer_figures()["source"]),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None if done.returncode == 0 else None

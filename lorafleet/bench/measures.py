@@ -1,0 +1,168 @@
+"""Measurements that compare two plays: what happens to running streams, and to first tokens."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lorafleet.bench.errors import BenchError
+from lorafleet.bench.lengths import Lengths
+from lorafleet.bench.requests import Lane, Recording, Request
+from lorafleet.bench.rows import Row, details, make_row, rounded, spread_row
+from lorafleet.bench.session import Played, Session
+from lorafleet.bench.statistics import Spread, inter_token_gaps
+from lorafleet.bench.workload import Description, generate
+
+STREAMS, STREAM_ADAPTERS, COLD_ADAPTERS = 64, 8, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens of an answer of the 64 streams, and how the disturbances come; divided for a try-out."""
+
+    stream_tokens: int = 512
+    prompts_per_s: float = 20.0
+    light_per_s: float = 4.0
+    light_requests: int = 60
+    light_tokens: int = 64
+
+
+def shrunk(divisor: int) -> Sizes:
+    """For a try-out."""
+    full = Sizes()
+    return Sizes(
+        stream_tokens=full.stream_tokens // divisor,
+        light_requests=full.light_requests // divisor,
+        light_tokens=max(2, full.light_tokens // divisor),
+        light_per_s=full.light_per_s * divisor,
+    )
+
+
+async def page_in_stall(session: Session, sizes: Sizes) -> list[Row]:
+    """64 streams on 8 resident adapters while 100 others page in back to back, from the store and then from
+    host memory, against the same streams alone. Only gaps that end while adapters page in are counted.
+
+    The executor needs more than 8 slots, and host memory for 108 adapters.
+    """
+    streams = _streams(session, sizes)
+    await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
+    alone = await session.run("64 streams alone", [streams])
+    quiet = _gaps(alone.recording.lane("streams"))
+    rows = [_spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone)]
+    for source in ("from the store", "from host memory"):
+        pages = Lane("pages", _pages(session), max_concurrency=1, background=True)
+        played = await session.run(f"64 streams while adapters page in {source}", [streams, pages])
+        window = played.recording.lane("pages")
+        paging = [record for record in window.records if record.whole]
+        if not paging:
+            raise BenchError("no adapter paged in while the streams ran: make the streams longer")
+        start, end = paging[0].sent, paging[-1].pieces[-1][0]
+        gaps = _gaps(played.recording.lane("streams"), start, end)
+        row = _spread_row(f"ITL of 64 streams, page-ins {source}", COLD_ADAPTERS, gaps, played)
+        rows.append(row | _against(gaps, quiet) | {"paged_in": len(paging), "paging_s": rounded(end - start)})
+    return rows
+
+
+async def arriving_prompts(session: Session, sizes: Sizes) -> list[Row]:
+    """64 streams while short prompts (32 to 128 tokens, 8 tokens back) keep arriving, against them alone."""
+    streams = _streams(session, sizes)
+    await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
+    alone = await session.run("64 streams alone", [streams])
+    short = Description(
+        requests=round(sizes.prompts_per_s * 600),
+        prompt=Lengths("uniform", 32, 128),
+        output=Lengths("fixed", 8),
+        popularity="uniform",
+        adapters=STREAM_ADAPTERS,
+        arrivals="poisson",
+        rate=sizes.prompts_per_s,
+    )
+    lane = Lane("short", generate(short, session.names, session.seed), background=True)
+    played = await session.run("64 streams while prompts arrive", [streams, lane])
+    quiet, gaps = (_gaps(each.recording.lane("streams")) for each in (alone, played))
+    arrived = sum(record.whole for record in played.recording.lane("short").records)
+    name = f"ITL of 64 streams, {sizes.prompts_per_s:g} prompts/s arriving"
+    row = _spread_row(name, STREAM_ADAPTERS, gaps, played) | _against(gaps, quiet)
+    return [
+        _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone),
+        row | {"prompts_arrived": arrived},
+    ]
+
+
+async def no_cliff(session: Session, sizes: Sizes) -> list[Row]:
+    """Time to first token under the same light load, with as many adapters as slots and with twice as many.
+
+    The executor should have 8 slots. Everything was used before: adapters come from host memory.
+    """
+    medians, rows = [], []
+    for adapters in (8, 16):
+        light = Description(
+            requests=sizes.light_requests,
+            prompt=Lengths("fixed", 128),
+            output=Lengths("fixed", sizes.light_tokens),
+            popularity="uniform",
+            adapters=adapters,
+            arrivals="poisson",
+            rate=sizes.light_per_s,
+        )
+        requests = generate(light, session.names, session.seed)
+        await session.load(sorted({request.adapter for request in requests if request.adapter}))
+        played = await session.run(f"light load, {adapters} adapters", [Lane("all", requests)])
+        ttft = played.summary().ttft_ms
+        medians.append(ttft.p50 if ttft else None)
+        row = make_row(
+            f"TTFT p50, {sizes.light_per_s:g} requests/s", adapters, medians[-1], "ms", played.slots
+        )
+        rows.append(row | details(played.summary(), played.slots))
+    few, many = medians
+    rows[1]["of_8_adapters"] = rounded(many / few) if few and many else None
+    return rows
+
+
+Measure = Callable[[Session, Sizes], Awaitable[list[Row]]]
+MEASURES: Mapping[str, Measure] = {
+    "page-in-stall": page_in_stall,
+    "arriving-prompts": arriving_prompts,
+    "no-cliff": no_cliff,
+}
+
+
+def _streams(session: Session, sizes: Sizes) -> Lane:
+    lengths = Lengths("fixed", 128), Lengths("fixed", sizes.stream_tokens)
+    description = Description(STREAMS, *lengths, popularity="distinct", adapters=STREAM_ADAPTERS)
+    return Lane("streams", generate(description, session.names, session.seed))
+
+
+def _pages(session: Session) -> list[Request]:
+    one = Lengths("fixed", 1)
+    description = Description(COLD_ADAPTERS, one, one, "distinct", COLD_ADAPTERS, STREAM_ADAPTERS)
+    return generate(description, session.names, session.seed)
+
+
+def _gaps(streams: Recording, start: float | None = None, end: float | None = None) -> list[float]:
+    """Pauses between tokens while all streams run, and between `start` and `end` where they are given."""
+    whole = [record for record in streams.records if record.pieces]
+    if not whole:
+        return []
+    first = max(record.pieces[0][0] for record in whole)
+    last = min(record.pieces[-1][0] for record in whole)
+    low, high = max(first, start or first), min(last, end or last)
+    return [
+        gap
+        for record in whole
+        for when, gap in inter_token_gaps(record)
+        if low <= when - gap and when <= high
+    ]
+
+
+def _spread_row(workload: str, adapters: int, gaps: Sequence[float], played: Played) -> Row:
+    """What is measured is the p99 of `gaps`; everything else is of all streams from start to end."""
+    spread = Spread.of(gaps)
+    row = make_row(workload, adapters, spread.p99 if spread else None, "ms p99", played.slots)
+    return row | details(played.summary("streams"), played.slots) | {"itl_ms": spread_row(spread)}
+
+
+def _against(gaps: Sequence[float], quiet: Sequence[float]) -> Row:
+    """How many times the quiet streams' median and p99."""
+    here, there = Spread.of(gaps), Spread.of(quiet)
+    if not here or not there:
+        return {"median_ratio": None, "p99_ratio": None}
+    return {"median_ratio": rounded(here.p50 / there.p50), "p99_ratio": rounded(here.p99 / there.p99)}

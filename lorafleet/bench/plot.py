@@ -1,0 +1,71 @@
+"""Pictures of result files. matplotlib is needed here and nowhere else."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lorafleet.bench.errors import BenchError
+from lorafleet.bench.statistics import CURVE_POINTS
+
+_BARS = (
+    ("peer_default", "vLLM 0.24, default"),
+    ("peer_best", "vLLM 0.24, at its best"),
+    ("ours", "LoraFleet"),
+)
+_CURVES = (("ttft_ms", "time to first token"), ("itl_ms", "between tokens"))
+
+
+def plot(results: Mapping[str, Any], png: Path) -> None:
+    """A panel of bars for each unit, then one for each latency: what share of them is below how many ms.
+
+    Raises BenchError without matplotlib.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise BenchError("pictures need matplotlib: pip install 'lorafleet[bench]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in results["rows"] if row["ours"] is not None]
+    units = list(dict.fromkeys(row["unit"] for row in rows))
+    curves = [entry for entry in _CURVES if any(row.get(entry[0]) for row in rows)]
+    panels = len(units) + len(curves)
+    if not panels:
+        raise BenchError("there is nothing to draw: the file has no rows with a figure")
+    figure, axes = pyplot.subplots(panels, 1, figsize=(11, 3.6 * panels), squeeze=False)
+    for unit, axis in zip(units, axes[:, 0], strict=False):
+        _bars(axis, [row for row in rows if row["unit"] == unit], unit)
+    for (key, label), axis in zip(curves, axes[len(units) :, 0], strict=True):
+        _curves(axis, rows, key, label)
+    axes[0, 0].set_title(f"{results['gpu'] or 'no GPU'}, {results['command']}"[:110], fontsize=9)
+    figure.tight_layout()
+    figure.savefig(png, dpi=110)
+
+
+def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], unit: str) -> None:
+    width = 0.8 / len(_BARS)
+    for place, (name, label) in enumerate(_BARS):
+        at = [index + place * width for index in range(len(rows))]
+        axis.bar(at, [row[name] or 0 for row in rows], width, label=label)
+    labels = [f"{row['workload']}\n{row['adapters']} adapters" for row in rows]
+    axis.set_xticks([index + width for index in range(len(rows))], labels, fontsize=7)
+    axis.set_ylabel(unit)
+    axis.grid(True, axis="y", alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def _curves(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str) -> None:
+    for row in rows:
+        if spread := row.get(key):
+            axis.plot(
+                spread["curve"],
+                CURVE_POINTS,
+                marker=".",
+                label=f"{row['workload']}, {row['adapters']} adapters",
+            )
+    axis.set_xscale("log")
+    axis.set_xlabel(f"{label}, ms")
+    axis.set_ylabel("% below")
+    axis.grid(True, alpha=0.3)
+    axis.legend(fontsize=7)

@@ -1,0 +1,70 @@
+"""Requests through a scheduler, as any client sends them, but nothing is resumed: what breaks counts."""
+
+import asyncio
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import grpc
+
+from lorafleet import operations
+from lorafleet.bench.requests import Record, Request
+from lorafleet.calls import AsyncCalls
+from lorafleet.errors import LoraFleetError
+from lorafleet.requests import Options, generate_request
+
+# Executors are close: a proxy for the rest of the world is not asked.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_METRICS_TIMEOUT_S = 10
+
+
+class SchedulerCaller:
+    """To be made inside a running event loop. `metrics_urls`: the executors' /metrics, if known."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+        timeout: float | None = None,
+        metrics_urls: Sequence[str] = (),
+    ) -> None:
+        self._calls = AsyncCalls(target, token, tls, timeout)
+        self._metrics_urls = metrics_urls
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    async def ask(self, request: Request, record: Record) -> None:
+        """Streams: a chunk is a piece."""
+        message = generate_request(request.prompt_token_ids, _options(request))
+        chunks = self._calls.stream(operations.generate(message), self._calls.timeout)
+        record.sent = time.monotonic()
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if count := len(chunk.token_ids):
+                        record.pieces.append((time.monotonic(), count))
+        except LoraFleetError as error:
+            record.error = error.reason or error.code.name
+
+    async def metrics(self) -> list[str]:
+        """Raises OSError."""
+        return list(await asyncio.gather(*(asyncio.to_thread(_read, url) for url in self._metrics_urls)))
+
+
+def _options(request: Request) -> Options:
+    return Options(
+        adapter=request.adapter,
+        max_new_tokens=request.max_new_tokens,
+        ignore_eos=True,
+        temperature=0.0,
+        seed=0,
+    )
+
+
+def _read(url: str) -> str:
+    with _OPENER.open(url, timeout=_METRICS_TIMEOUT_S) as response:
+        return str(response.read().decode())

@@ -1,0 +1,106 @@
+"""Plays one after the other against one system, each with what its executors counted meanwhile."""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from lorafleet.bench.errors import BenchError
+from lorafleet.bench.play import Caller, play
+from lorafleet.bench.requests import Lane, Recording, Request
+from lorafleet.bench.slot_use import SlotUse, read_totals, slot_use
+from lorafleet.bench.statistics import Summary, summarize
+from lorafleet.bench.workload import Names
+
+PROGRESS_S = 1.0
+_LOAD_TOKENS, _LOAD_AT_ONCE = 8, 8
+_WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """`slots` is None when the executors' metrics are not known."""
+
+    recording: Recording
+    slots: SlotUse | None
+
+    def summary(self, lane: str | None = None) -> Summary:
+        """Of one lane, or of all together."""
+        return summarize(self.recording.lane(lane) if lane else self.recording)
+
+
+@dataclass(slots=True)
+class Session:
+    """`current` is the play that runs, or ran last: what an interrupted one measured can be read from it.
+
+    `drop` makes the system forget adapters outside the store; None when it cannot.
+    """
+
+    caller: Caller
+    names: Names
+    seed: int
+    note: Callable[[str], None]
+    drop: Callable[[Sequence[str]], None] | None = None
+    current: Recording = field(default_factory=Recording)
+    label: str = ""
+    used: set[str] = field(default_factory=set)  # adapters that were asked for so far
+
+    async def run(self, label: str, lanes: Sequence[Lane]) -> Played:
+        """Raises EngineEnded; failed requests are in the recording."""
+        before = read_totals(await self._metrics())
+        self.label, self.current = label, Recording()
+        self.used.update(request.adapter for lane in lanes for request in lane.requests if request.adapter)
+        progress = asyncio.create_task(self._tell_progress(sum(len(lane.requests) for lane in lanes)))
+        gc.collect()
+        gc.disable()  # a collection here would be measured as a pause there
+        try:
+            await play(lanes, self.caller, self.current)
+        finally:
+            gc.enable()
+            progress.cancel()
+        return Played(self.current, slot_use(before, read_totals(await self._metrics())))
+
+    async def warm_up(self) -> None:
+        """A few requests to the base model: connections, caches, and whatever is compiled at first use."""
+        requests = [Request(0.0, tuple(range(_WARM_UP_TOKENS)), _LOAD_TOKENS)] * 4
+        await self.run("warming up", [Lane("warm-up", requests)])
+
+    async def load(self, adapters: Iterable[str]) -> Played:
+        """Uses each adapter once, so that the executors hold what they have room for.
+
+        Raises BenchError when one cannot be used at all: nothing measured afterwards would mean anything.
+        """
+        prompt = tuple(range(_LOAD_TOKENS))
+        requests = [Request(0.0, prompt, 1, adapter) for adapter in adapters]
+        played = await self.run(f"loading {len(requests)} adapters", [Lane("load", requests, _LOAD_AT_ONCE)])
+        for record in played.recording.records:
+            if record.error:
+                raise BenchError(
+                    f"adapter {record.request.adapter} cannot be used: {record.error}; "
+                    "`lorafleet bench make-adapters` makes them"
+                )
+        return played
+
+    async def _metrics(self) -> list[str]:
+        """A reading that fails is as good as none: requests are measured all the same."""
+        try:
+            return await self.caller.metrics()
+        except OSError as error:
+            self.note(f"the executors' metrics cannot be read: {error}")
+            return []
+
+    async def _tell_progress(self, total: int) -> None:
+        with suppress(asyncio.CancelledError):
+            while True:
+                await asyncio.sleep(PROGRESS_S if sys.stderr.isatty() else 5 * PROGRESS_S)
+                self.note(f"{self.label}: {_progress(self.current, total)}")
+
+
+def _progress(recording: Recording, total: int) -> str:
+    """Cheap: it is told while the measurement runs."""
+    whole = sum(record.whole for record in recording.records)
+    pieces = sum(len(record.pieces) for record in recording.records)
+    failed = sum(bool(record.error) for record in recording.records)
+    return f"{whole} of {total} requests, {pieces} pieces" + (f", {failed} failed" if failed else "")

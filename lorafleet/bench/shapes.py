@@ -1,0 +1,126 @@
+"""Model folders with shapes that everybody knows, for an executor with `--load-format dummy`.
+
+The checkpoint is a file of the right size that is one big hole: it takes no room, and reads as zeros.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from lorafleet.bench.errors import BenchError
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+    "tiny": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+
+
+def write_shapes(name: str, folder: Path) -> None:
+    """config.json, model.safetensors, and a tokenizer.json that gives every id a text of its own.
+
+    Raises BenchError for a name that is not in SHAPES, OSError.
+    """
+    config = SHAPES.get(name)
+    if config is None:
+        raise BenchError(f"shapes {name!r} are none of {', '.join(SHAPES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"])))
+    _write_hole(folder / "model.safetensors", _tensors(config))
+
+
+def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Names and shapes of a Llama checkpoint."""
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    query, key = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    layer = {
+        "self_attn.q_proj": [query, hidden],
+        "self_attn.k_proj": [key, hidden],
+        "self_attn.v_proj": [key, hidden],
+        "self_attn.o_proj": [hidden, query],
+        "mlp.gate_proj": [inner, hidden],
+        "mlp.up_proj": [inner, hidden],
+        "mlp.down_proj": [hidden, inner],
+        "input_layernorm": [hidden],
+        "post_attention_layernorm": [hidden],
+    }
+    tensors = {
+        f"model.layers.{number}.{name}.weight": shape
+        for number in range(config["num_hidden_layers"])
+        for name, shape in layer.items()
+    }
+    table = [vocab, hidden]
+    ends = {"model.embed_tokens.weight": table, "model.norm.weight": [hidden], "lm_head.weight": table}
+    return tensors | ends
+
+
+def _write_hole(file: Path, tensors: Mapping[str, list[int]]) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in tensors.items():
+        start, end = end, end + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as writer:
+        writer.write(struct.pack("<Q", len(text)) + text)
+        writer.truncate(8 + len(text) + end)
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Whole words: the scheduler needs one to turn ids into text, as it does with a real model."""
+    vocabulary = {f"t{token_id} ": token_id for token_id in range(vocab_size)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0 "},
+    }

@@ -1,0 +1,156 @@
+"""`lorafleet bench`: how fast it is, on a running scheduler, on one started here, or on an engine alone."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from lorafleet.bench.adapters import AdapterMaker, Shapes, make_folders, push, put_into_store
+from lorafleet.bench.compare import compare
+from lorafleet.bench.errors import BenchError
+from lorafleet.bench.plot import plot
+from lorafleet.bench.render import comparison_table
+from lorafleet.bench.shapes import SHAPES, write_shapes
+from lorafleet.bench.workload import Names
+from lorafleet.commands import bench_runs, connection
+from lorafleet.commands.parsing import Subparsers, add_command, add_group
+from lorafleet.commands.terminal import ProgressBar, note, say, say_json, size
+
+_PUSH_THREADS = 8
+
+
+def add_parser(commands: Subparsers) -> None:
+    group = add_group(
+        commands,
+        "bench",
+        "measure how fast it is",
+        "Measure a running scheduler (--target), services started on this machine (--local), or an engine\n"
+        "alone in a process of its own (--in-process): the same requests, the same report.",
+    )
+    bench_runs.add_load(group)
+    bench_runs.add_preset(group)
+    _add_compare(group)
+    _add_plot(group)
+    _add_make_adapters(group)
+    _add_shapes(group)
+
+
+def _add_compare(group: Subparsers) -> None:
+    parser = add_command(
+        group,
+        "compare",
+        "two result files side by side",
+        "Print the first file's figures over the second's, for the workloads that both have: for example\n"
+        "the whole product's over the engine's alone.",
+        "  lorafleet bench compare product.json in-process.json",
+        _run_compare,
+    )
+    parser.add_argument("first", type=Path, metavar="FILE", help="results")
+    parser.add_argument("second", type=Path, metavar="FILE", help="what they are divided by")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def _run_compare(args: argparse.Namespace) -> int:
+    rows = compare(*(_results(file)["rows"] for file in (args.first, args.second)))
+    if args.json:
+        say_json(rows)
+    else:
+        say(comparison_table(rows))
+    return 0
+
+
+def _add_plot(group: Subparsers) -> None:
+    parser = add_command(
+        group,
+        "plot",
+        "a picture of a result file",
+        "Draw a result file: figures beside the peer's, and latencies. Needs matplotlib.",
+        "  lorafleet bench plot d1.json --png d1.png",
+        _run_plot,
+    )
+    parser.add_argument("results", type=Path, metavar="FILE", help="what --json wrote")
+    parser.add_argument("--png", type=Path, required=True, metavar="FILE", help="where the picture goes")
+
+
+def _run_plot(args: argparse.Namespace) -> int:
+    plot(_results(args.results), args.png)
+    return 0
+
+
+def _add_make_adapters(group: Subparsers) -> None:
+    parser = add_command(
+        group,
+        "make-adapters",
+        "random adapters to measure with",
+        "Make adapters of one rank on the seven projections of every layer, with random values that are the\n"
+        "same each time: as PEFT folders (--folder), straight into a store (--store), or pushed to a\n"
+        "scheduler (neither). They are called bench-0000 and so on, as `lorafleet bench` asks for them.",
+        "  lorafleet bench make-adapters --model M --store S --count 128 --rank 16\n"
+        "  lorafleet bench make-adapters --model M --folder ./adapters --count 4\n"
+        "  lorafleet bench make-adapters --model M --count 16 --target 127.0.0.1:50051",
+        _run_make_adapters,
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="FOLDER", help="the base model; its config.json is read"
+    )
+    parser.add_argument("--count", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first (default: 0)")
+    parser.add_argument("--rank", type=int, default=16, metavar="R", help="their rank (default: %(default)s)")
+    parser.add_argument("--adapter-prefix", default="bench-", metavar="TEXT", help="before the number")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--folder", type=Path, metavar="FOLDER", help="write PEFT folders into this one")
+    where.add_argument("--store", metavar="STORE", help="put them into this store, a folder or redis://...")
+    connection.add_arguments(parser)
+
+
+def _run_make_adapters(args: argparse.Namespace) -> int:
+    if args.count < 1 or args.rank < 1:
+        raise BenchError("--count and --rank must be at least 1")
+    maker = AdapterMaker.make(Shapes.of(args.model), args.rank)
+    numbers = range(args.first, args.first + args.count)
+    names = Names(0, args.adapter_prefix)
+    named = {number: str(names.adapter(number)) for number in numbers}
+    bar, done = ProgressBar(), []
+
+    def told(name: str) -> None:
+        done.append(name)
+        bar.update(f"{args.count} adapters of {size(maker.num_bytes)}", len(done) / args.count)
+
+    if args.folder:
+        make_folders(maker, args.folder, named, told)
+    elif args.store:
+        threads = min(_PUSH_THREADS, os.cpu_count() or 1)
+        put_into_store(maker, args.store, args.model, named, told, threads)
+    else:
+        with connection.connect(args) as client:
+            push(maker, client.adapters, named, told)
+    return 0
+
+
+def _add_shapes(group: Subparsers) -> None:
+    parser = add_command(
+        group,
+        "shapes",
+        "a model folder without weights",
+        f"Write a model folder for `--load-format dummy`: {', '.join(SHAPES)}. Its checkpoint takes no\n"
+        "room, its tokenizer has one word for each id.",
+        "  lorafleet bench shapes llama-3.1-8b ./llama",
+        _run_shapes,
+    )
+    parser.add_argument("name", choices=list(SHAPES), help="whose shapes")
+    parser.add_argument("folder", type=Path, help="where they go")
+
+
+def _run_shapes(args: argparse.Namespace) -> int:
+    write_shapes(args.name, args.folder)
+    note(f"{args.folder} has the shapes of {args.name}")
+    return 0
+
+
+def _results(file: Path) -> dict[str, list[dict[str, object]]]:
+    try:
+        results: dict[str, list[dict[str, object]]] = json.loads(file.read_text(encoding="utf-8"))
+        results["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"{file} is no result file: {error}") from error
+    return results

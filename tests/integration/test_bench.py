@@ -1,0 +1,156 @@
+"""`lorafleet bench` against real services, and against an engine alone, at a tiny scale."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorafleet.cli import main as lorafleet
+from tests.support.cluster import ROOT, Pair
+
+EXECUTOR = "--torch-threads 1 --max-loras 4 --max-lora-rank 8 --prefix-cache false --log-level warning"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder, and a store with 12 adapters for it."""
+    home = tmp_path_factory.mktemp("bench")
+    assert lorafleet(["bench", "shapes", "tiny", str(home / "model")]) == 0
+    made = ["--model", str(home / "model"), "--store", str(home / "store"), "--count", "12", "--rank", "4"]
+    assert lorafleet(["bench", "make-adapters", *made]) == 0
+    return home
+
+
+def measured(home: Path, name: str, *arguments: str) -> list[dict[str, Any]]:
+    file = home / f"{name}.json"
+    started = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
+    assert lorafleet(["bench", *arguments, *started, "--json", str(file), "--revision", "test"]) == 0
+    results = json.loads(file.read_text())
+    assert {"gpu", "torch", "triton", "git", "command"} <= results.keys()
+    rows: list[dict[str, Any]] = results["rows"]
+    return rows
+
+
+def test_an_engine_alone_and_its_slots(home: Path) -> None:
+    load = [
+        "load",
+        "--requests",
+        "12",
+        "--adapters",
+        "12",
+        "--popularity",
+        "distinct",
+        "--max-concurrency",
+        "2",
+    ]
+    lengths = ["--prompt-tokens", "uniform:4:12", "--output-tokens", "6", "--warm-up", "0"]
+    ready, row = measured(home, "engine", *load, *lengths, "--in-process")
+    assert (ready["workload"], ready["unit"]) == ("start to ready", "s")
+    assert (row["whole"], row["failed"], row["adapters_used"], row["slots"]) == (12, 0, 12, 4)
+    assert (row["page_ins"], row["loads"], row["slot_hits"]) == (12, 12, 0)
+    assert row["load_ms"] > 0
+    assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(12 * 6, rel=0.01)
+    for spread in (row["ttft_ms"], row["itl_ms"], row["tpot_ms"]):
+        assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"]
+
+
+def test_the_whole_product_beside_the_engine(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same preset both ways, and the two files compared."""
+    rows = {
+        name: measured(home, name, "preset", "d3", "--shrink", "32", f"--{name}")
+        for name in ("local", "in-process")
+    }
+    for found in rows.values():
+        assert [row["workload"] for row in found] == ["start to ready", "D3", "D3", "D3 x 8", "D3 x 8"]
+        assert all(row["ours"] > 0 for row in found)
+        assert all(row["failed"] == 0 and row["lengths_divided_by"] == 32 for row in found[1:])
+        assert found[2]["base_ours"] == found[1]["ours"]
+        assert found[4]["page_ins"] >= 4, "8 adapters, 4 slots"
+    capsys.readouterr()
+    assert (
+        lorafleet(["bench", "compare", str(home / "local.json"), str(home / "in-process.json"), "--json"])
+        == 0
+    )
+    assert [row["workload"] for row in json.loads(capsys.readouterr().out)].count("D3") == 2
+
+
+def test_open_load_on_a_running_scheduler(
+    main: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures are counted by name, beside what was answered."""
+    monkeypatch.setenv("LORAFLEET_TOKEN", "ops")
+    file, trace = tmp_path / "load.json", tmp_path / "trace.jsonl"
+    lines = [{"at": n / 50, "prompt_tokens": 8, "output_tokens": 4, "adapter": None} for n in range(6)]
+    lines[3]["adapter"] = "nobody-knows-me"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    arguments = ["--target", main.scheduler.address, "--executor-metrics", main.executor.metrics_url]
+    arguments += ["--trace", str(trace), "--json", str(file), "--vocab-size", "400", "--warm-up", "0"]
+    assert lorafleet(["bench", "load", *arguments]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["requests"], row["whole"], row["errors"]) == (6, 5, {"ADAPTER_NOT_FOUND": 1})
+    assert row["slots"] == 4
+    assert row["ttft_ms"] and row["seconds"] >= 0.1
+
+
+def test_an_adapter_that_is_missing_is_one_line_with_advice(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
+    load = ["load", "--popularity", "one", "--adapters", "1", "--adapter-prefix", "none-"]
+    assert lorafleet(["bench", *load, "--in-process", *arguments]) == 1
+    assert "none-0000" in (error := capsys.readouterr().err.splitlines()[-1])
+    assert "make-adapters" in error
+
+
+def test_a_scheduler_that_is_not_there_is_a_failure_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "load.json"
+    arguments = ["--target", "127.0.0.1:9", "--requests", "2", "--warm-up", "0", "--json", str(file)]
+    assert lorafleet(["bench", "load", *arguments]) == 1
+    assert "2 x UNAVAILABLE" in capsys.readouterr().err
+    assert json.loads(file.read_text())["rows"][0]["failed"] == 2
+
+
+def test_an_interrupt_tells_what_was_measured(home: Path) -> None:
+    file = home / "interrupted.json"
+    arguments = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
+    load = ["load", "--requests", "400", "--rate", "20", "--output-tokens", "4", "--warm-up", "0"]
+    with (home / "interrupted.log").open("w+") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "lorafleet",
+                "bench",
+                *load,
+                "--in-process",
+                *arguments,
+                "--json",
+                str(file),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            text=True,
+        )
+        deadline = time.monotonic() + 60
+        while (
+            not file.exists() and time.monotonic() < deadline
+        ):  # its first row tells that the engine is ready
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "throughput" in out
+    row = json.loads(file.read_text())["rows"][-1]
+    assert row["workload"] == "load, interrupted"
+    assert 0 < row["whole"] < 400

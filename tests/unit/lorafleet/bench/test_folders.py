@@ -1,0 +1,77 @@
+"""Model folders and adapters for measurements: what they are made for takes them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapter_store import ModelSpec, Ref, open_store
+from lorafleet.bench.adapters import AdapterMaker, Shapes, make_folders, put_into_store
+from lorafleet.bench.errors import BenchError
+from lorafleet.bench.shapes import SHAPES, write_shapes
+from scheduler.tokenizer import Tokenizer
+
+NAMES = {0: "bench-0000", 7: "bench-0007"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_folder_of_shapes_is_a_model_to_store_and_scheduler(name: str, tmp_path: Path) -> None:
+    write_shapes(name, tmp_path)
+    spec = ModelSpec.from_folder(tmp_path)
+    assert (spec.num_layers, spec.vocab_size) == (
+        SHAPES[name]["num_hidden_layers"],
+        SHAPES[name]["vocab_size"],
+    )
+    assert {kind: spec.modules[kind] for kind in Shapes.of(tmp_path).projections} == Shapes.of(
+        tmp_path
+    ).projections
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.vocab_size == spec.vocab_size
+    assert tokenizer.token_bytes(17) == b"t17 "
+    blocks = (tmp_path / "model.safetensors").stat().st_blocks
+    assert blocks * 512 < 1 << 20, "the checkpoint is a hole"
+
+
+def test_unknown_shapes_and_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"gpt-2.*llama-3\.1-8b"):
+        write_shapes("gpt-2", tmp_path)
+    with pytest.raises(BenchError, match=r"config\.json"):
+        Shapes.of(tmp_path)
+
+
+def test_adapters_enter_a_store_each_with_its_own_content(tmp_path: Path) -> None:
+    write_shapes("tiny", tmp_path / "model")
+    maker = AdapterMaker.make(Shapes.of(tmp_path / "model"), rank=4)
+    told: list[str] = []
+    put_into_store(maker, str(tmp_path / "store"), tmp_path / "model", NAMES, told.append)
+    assert told == list(NAMES.values())
+    store = open_store(str(tmp_path / "store"))
+    versions = [store.resolve(Ref.parse(name, "default")) for name in NAMES.values()]
+    assert len({version.digest for version in versions}) == 2
+    assert {module.rank for module in versions[0].manifest.modules} == {4}
+    assert len(versions[0].manifest.modules) == 2 * 7
+    with store.open(versions[0].digest) as weights:
+        for module in weights.values():
+            for half in (module.lora_a, module.lora_b):
+                size = np.abs(half.astype(np.float32))
+                assert 2**-9 <= size.min() <= size.max() < 2**-5
+                assert (half.astype(np.float32) < 0).any()
+
+
+def test_the_same_number_is_the_same_adapter(tmp_path: Path) -> None:
+    write_shapes("tiny", tmp_path / "model")
+    for folder in ("one", "two"):
+        maker = AdapterMaker.make(Shapes.of(tmp_path / "model"), rank=2)
+        make_folders(maker, tmp_path / folder, NAMES, lambda name: None)
+    files = [tmp_path / f / n / "adapter_model.safetensors" for f in ("one", "two") for n in NAMES.values()]
+    one, other, again, _ = (file.read_bytes() for file in files)
+    assert one == again != other
+    assert len(one) == maker.num_bytes
+
+
+def test_an_adapter_that_does_not_fit_is_refused_by_the_store(tmp_path: Path) -> None:
+    write_shapes("tiny", tmp_path / "model")
+    shapes = Shapes.of(tmp_path / "model")
+    wrong = AdapterMaker.make(Shapes(shapes.num_layers, {**shapes.projections, "q_proj": (64, 32)}), rank=2)
+    with pytest.raises(BenchError, match="q_proj"):
+        put_into_store(wrong, str(tmp_path / "store"), tmp_path / "model", NAMES, lambda name: None)
