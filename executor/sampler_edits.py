@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor.sampler_ops import on_device
+from executor.sampler_ops import chunks, on_device
 from executor.sampling import SampleRequest
 
 Ints = npt.NDArray[np.int64]
@@ -28,8 +28,9 @@ def edited(logits: Tensor, requests: Sequence[SampleRequest], last_tokens: Tenso
         _add_biases(logits, biased, requests)
     if barred:
         _forbid(logits, barred, requests)
-    if penalized:
-        _penalize(logits, penalized, [requests[row] for row in penalized], last_tokens)
+    for part in chunks(len(penalized), logits.shape[1]):
+        rows = penalized[part]
+        _penalize(logits, rows, [requests[row] for row in rows], last_tokens)
     return logits
 
 

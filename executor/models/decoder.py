@@ -6,6 +6,7 @@ Module names follow the checkpoints, but for what `packed_modules_mapping` joins
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
@@ -93,9 +94,10 @@ class Decoder(nn.Module):
         self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        residual = self.embed_tokens(token_ids)
-        rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, residual.dtype)
-        hidden: Tensor = self.norms[0](residual)
+        embedded: Tensor = self.embed_tokens(token_ids)
+        residual = torch.zeros_like(embedded)
+        hidden = ctx.followers.add_norm(residual, self.norms[0]).plain(embedded)
+        rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, embedded.dtype)
         for layer, next_norm in zip(self.layers, self.norms[1:], strict=True):
             hidden = layer(hidden, residual, rotation, ctx, next_norm)
         return hidden

@@ -144,6 +144,15 @@ def test_the_extra_token_of_a_sequence_that_stops_leaves_no_trace(ahead: Make, d
     assert driver.cached[0, "again"] == 8
 
 
+def test_answers_are_cached_block_by_block(ahead: Make, digests: list[str]) -> None:
+    driver, prompt = ahead(), list(range(3, 16))
+    [answer] = driver.run(greedy("first", prompt, digest=digests[3], max_new_tokens=30))
+    longer = greedy("second", prompt + answer + [9], digest=digests[3])
+    driver.run(longer)
+    # Of 43 tokens the last one was never computed: five blocks of 8 are whole.
+    assert driver.cached[longer.key] == 40
+
+
 def test_a_sequence_at_its_length_is_in_no_further_step(ahead: Make) -> None:
     driver = ahead(num_kv_blocks=2, max_model_len=16)
     tokens = driver.run(greedy("x", range(3, 13), max_new_tokens=100))[0]

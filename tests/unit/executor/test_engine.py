@@ -167,6 +167,18 @@ def test_one_slot_serves_every_adapter_in_turn_without_leftovers(
     assert tokens == base
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_little_host_memory_serves_every_adapter_in_turn(
+    make_engine: Make, digests: list[str], images: int
+) -> None:
+    dispatches = [greedy(f"{i}", PROMPTS[i % 4], digest=d) for i, d in enumerate([*digests, *digests])]
+    roomy = make_engine()
+    expected = roomy.run(*dispatches)
+    driver = make_engine(host_memory_bytes=images * roomy.engine.pager._adapters.nbytes_per_slot)
+    assert driver.run(*dispatches) == expected
+    assert driver.engine.pager.host.num_bytes <= driver.engine.pager.host.max_bytes
+
+
 def test_loads_and_prefetches_do_not_disturb_what_runs(make_engine: Make, digests: list[str]) -> None:
     running = [greedy(f"{i}", PROMPTS[i], digest=digests[i], max_new_tokens=60) for i in (0, 1)]
     expected = make_engine().run(*running)

@@ -2,16 +2,25 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter_store import LoRAModule
 from executor.errors import HostMemoryFull
 from executor.extents import Extents
 from executor.host_pool import HostPool, Region, _segment_sizes
+from executor.lora.errors import NonFiniteWeights, RankTooLarge
+from executor.lora.layout import SlotLayout, SlotSlice
+from executor.pooled_adapters import PooledAdapters, PooledImage
+from executor.slot_writer import SlotWriter
+from tests.unit.executor.lora.adapters import make_adapter
 
 PAGE = 4096
 
@@ -161,3 +170,55 @@ def test_closing_ends_the_claims_that_wait(claims: Claims) -> None:
     for thread in threads:
         thread.join(10)
     assert sorted(claims.refused) == ["b", "c"]
+
+
+class Written:
+    """A store with one adapter, in memory, that counts how often it was closed."""
+
+    def __init__(self, modules: Mapping[str, LoRAModule]) -> None:
+        self.modules = modules
+        self.closed = 0
+
+    def open(self, digest: str) -> Any:
+        store = self
+
+        class Opened(dict[str, LoRAModule]):
+            def __enter__(self) -> "Opened":
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                store.closed += 1
+
+        return Opened(self.modules)
+
+
+def test_an_adapter_that_cannot_be_served_takes_no_room(claims: Claims) -> None:
+    layout = SlotLayout((SlotSlice("layers.0.q_proj", 64, 32),), 4, torch.float16)
+    adapter = make_adapter(layout, {"layers.0.q_proj": 4}, seed=1)
+    wide = replace(layout, max_rank=8)
+    module = adapter["layers.0.q_proj"]
+    too_large = {module.name: replace(module, lora_b=module.lora_b * np.float32(1e6))}
+    too_high = make_adapter(wide, {"layers.0.q_proj": 8}, seed=1)
+    for modules, error in ((adapter, None), (too_large, NonFiniteWeights), (too_high, RankTooLarge)):
+        store = Written(modules)
+        adapters = PooledAdapters(store, layout, claims.pool, cast(SlotWriter, None))
+        outcomes: list[object] = []
+
+        def load(adapters: PooledAdapters = adapters, outcomes: list[object] = outcomes) -> None:
+            try:
+                outcomes.append(adapters.load_image("a"))
+            except Exception as raised:
+                outcomes.append(raised)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        while thread.is_alive():
+            claims.serve()
+        [outcome] = outcomes
+        if isinstance(outcome, PooledImage):
+            claims.pool.check([outcome.region])
+            adapters.forget(outcome)
+        else:
+            assert error is not None and isinstance(outcome, error)
+        claims.pool.check([])
+        assert store.closed == 1

@@ -51,6 +51,12 @@ def test_the_commands_are_those_that_users_were_told_of() -> None:
         "adapters alias list",
         "adapters alias set",
         "adapters alias rm",
+        "bench load",
+        "bench preset",
+        "bench compare",
+        "bench plot",
+        "bench make-adapters",
+        "bench shapes",
     }
 
 

@@ -1,0 +1,127 @@
+"""Teacher-forced logits of the forward pass against transformers + PEFT, on the CPU and on a GPU.
+
+A prompt in two chunks, then token by token; sequences with adapters of their own or none, all in one batch.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from adapter_store import DiskStore, ModelSpec
+from executor.config import ExecutorConfig
+from executor.distributed import SINGLE
+from executor.forward import SequenceRows
+from executor.lora.image import build_slot_image
+from executor.shard import Shard, build_shard
+from tests.support.adapters import load_adapter, load_base, make_adapter, make_base
+
+BLOCK, CHUNKS = 16, (20, 13, 1, 1, 1, 1)
+LENGTH = sum(CHUNKS)
+STD = 0.08  # of the adapters' values: loud, and not so loud that rounding decides
+RANKS = (None, 8, 16)  # by sequence; None: the base model
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+# What FlashInfer serves, and so is captured. Heads of 128: one form of its kernels to compile.
+WIDE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
+
+
+class Case:
+    """A base, its adapters, and what transformers and PEFT say of `token_ids` [sequences, LENGTH]."""
+
+    def __init__(self, kind: str, folder: Path, **overrides: object) -> None:
+        self.base = make_base(folder / "base", kind, seed=1, **overrides)  # type: ignore[arg-type]
+        model = load_base(self.base)
+        self.adapters = [
+            None
+            if rank is None
+            else make_adapter(folder / f"a{n}", model, seed=n, rank=rank, alpha=2 * rank, std=STD)
+            for n, rank in enumerate(RANKS)
+        ]
+        self.token_ids = torch.randint(
+            3, 128, (len(RANKS), LENGTH), generator=torch.Generator().manual_seed(3)
+        )
+
+    @torch.no_grad()
+    def logits(self, dtype: torch.dtype) -> Tensor:
+        """[sequences, LENGTH, vocab] float32, by transformers and PEFT in `dtype`, one sequence at a time."""
+        found = []
+        for adapter, token_ids in zip(self.adapters, self.token_ids, strict=True):
+            model = load_base(self.base, dtype)
+            if adapter is not None:
+                model = load_adapter(model, adapter).to(dtype)
+            found.append(model(token_ids[None]).logits[0].float())
+        return torch.stack(found)
+
+    def ours(self, folder: Path, **settings: object) -> Tensor:
+        shard = self._shard(**settings)
+        self._load(shard, folder)
+        tables = [list(range(n * 4, n * 4 + 4)) for n in range(len(RANKS))]
+        parts, start = [], 0
+        for count in CHUNKS:
+            rows = [
+                SequenceRows(ids[start : start + count].tolist(), start, table, slot, range(count))
+                for ids, table, slot in zip(self.token_ids, tables, (-1, 2, 0), strict=True)
+            ]
+            logits = shard.forward_pass.run(rows).cpu()
+            parts.append(logits.view(len(RANKS), count, -1))
+            start += count
+        return torch.cat(parts, 1)
+
+    def _shard(self, **settings: object) -> Shard:
+        given = {
+            "model": str(self.base), "store": "unused", "max_loras": 3, "max_lora_rank": 16, "max_seats": 4,
+            "max_batched_tokens": 64, "num_kv_blocks": 12, "block_size": BLOCK,
+        } | settings  # fmt: skip
+        return build_shard(ExecutorConfig(**given), SINGLE)  # type: ignore[arg-type]
+
+    def _load(self, shard: Shard, folder: Path) -> None:
+        store, spec = DiskStore(folder), ModelSpec.from_folder(self.base)
+        for number, (adapter, slot) in enumerate(zip(self.adapters, (-1, 2, 0), strict=True)):
+            if adapter is not None:
+                version = store.put(adapter, "default", f"a{number}", spec)
+                with store.open(version.digest) as weights:
+                    shard.arena.load(slot, build_slot_image(weights, shard.arena.layout))
+        if shard.arena.storage.is_cuda:
+            torch.cuda.synchronize()
+
+
+def divergence(oracle: Tensor, other: Tensor) -> float:
+    """Mean KL of the two distributions over the next token."""
+    p, q = (torch.log_softmax(logits.double(), -1) for logits in (oracle, other))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", WIDE),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("mistral", {"sliding_window": 8}),
+    ],
+    ids=["llama", "llama-wide", "qwen2", "qwen3", "mistral-window"],
+)
+def test_float32_is_the_oracles(kind: str, overrides: dict[str, object], device: str, tmp_path: Path) -> None:
+    case = Case(kind, tmp_path, **overrides)
+    oracle = case.logits(torch.float32)
+    ours = case.ours(tmp_path / "store", device=device, dtype="float32")
+    assert (ours - oracle).abs().max() < 1e-3
+    ours, oracle = (torch.log_softmax(logits, -1) for logits in (ours, oracle))
+    chosen = case.token_ids[:, 1:, None]
+    assert (ours[:, :-1].gather(2, chosen) - oracle[:, :-1].gather(2, chosen)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_bfloat16_is_as_near_to_the_oracle_as_peft_is(kind: str, device: str, tmp_path: Path) -> None:
+    case = Case(kind, tmp_path, **WIDE)
+    oracle = case.logits(torch.float32)
+    theirs = divergence(oracle, case.logits(torch.bfloat16))
+    ours = divergence(oracle, case.ours(tmp_path / "store", device=device, dtype="bfloat16"))
+    assert ours <= 1.2 * theirs, (ours, theirs)
