@@ -70,7 +70,7 @@ class ExecutorConfig:
     max_lora_rank: int = _setting(64, "Highest rank a slot holds; every slot takes memory for it.")
     lora_dtype: str = _setting(
         "auto",
-        "Of the slots: auto is the model's; fp8 (e4m3) and fp8-e5m2 take half the memory of bfloat16, with an "
+        "Of the slots: auto is the model's; fp8 (e4m3) and fp8-e5m2 take half of bfloat16's memory, with an "
         "error that is logged for every adapter.",
     )
     lora_modules: tuple[str, ...] = _setting(
@@ -137,9 +137,10 @@ class ExecutorConfig:
         enough = self.max_batched_tokens >= self.max_seats
         _require("max-batched-tokens", enough, f"at least max-seats ({self.max_seats})")
         _require("adapter-aging", self.adapter_aging >= 0, "at least 0")
+        other_than_dense = sorted(set(self.lora_modules) & {"experts", "embed_tokens"})
         _require("lora-dtype", self.lora_dtype in _LORA_DTYPES, f"one of {', '.join(_LORA_DTYPES)}")
-        on_cpu = self.lora_dtype == "auto" or self.device == "cpu"
-        _require("lora-dtype", on_cpu, "auto on this device")
+        served = self.lora_dtype == "auto" or self.device == "cpu" or not other_than_dense
+        _require("lora-dtype", served, f"auto on a GPU with --lora-modules {', '.join(other_than_dense)}")
         sharded_fp8 = self.lora_dtype != "auto" and self.fully_sharded_loras
         _require("lora-dtype", not sharded_fp8, "auto with --fully-sharded-loras")
         both = self.expert_parallel and self.fully_sharded_loras
