@@ -19,6 +19,7 @@ from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.lora.arena import SlotArena
+from executor.lora.dora import DoRASlots
 from executor.lora.image import SlotImage, build_slot_image
 from executor.metrics import Metrics
 from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
@@ -87,6 +88,9 @@ def _on_ranks(
 ) -> tuple[OtherRanks, Shard, _Adapters]:
     if config.tensor_parallel_size == 1:
         shard = build_shard(config, SINGLE)
+        if config.device == "cpu":  # the fused kernels of a GPU know no factors
+            slots = DoRASlots(shard.model, shard.arena)
+            return NoOtherRanks(), shard, _Adapters(partial(slots.load_image, store), slots)
         return NoOtherRanks(), shard, _Adapters(partial(_load, store, shard.arena), shard.arena)
     ranks, group = start_ranks(config, lost)
     try:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from adapter_store import LoRAModule
-from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, NonFiniteWeights, RankTooLarge
+from executor.lora.errors import (
+    DoRANotServed,
+    ModuleNotServed,
+    ModuleShapeMismatch,
+    NonFiniteWeights,
+    RankTooLarge,
+)
 from executor.lora.layout import Piece, SlotLayout, SlotSlice
 
 _Array = npt.NDArray[np.generic]
@@ -37,14 +43,19 @@ class SlotImage:
         return self.data.nbytes
 
 
-def build_slot_image(weights: Mapping[str, LoRAModule], layout: SlotLayout) -> SlotImage:
+def build_slot_image(
+    weights: Mapping[str, LoRAModule], layout: SlotLayout, *, with_dora: bool = False
+) -> SlotImage:
     """Cut, cast and pack an adapter. It holds no reference to `weights`, which may be closed afterwards.
 
+    `with_dora`: the caller sees to the magnitudes (dora.py); otherwise one is refused as DoRANotServed.
     Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights: the
     last one on the ranks that hold the value, the others on all.
     """
     for module in weights.values():
         _check_fits(module, layout)
+        if module.magnitude is not None and not with_dora:
+            raise DoRANotServed(module.name)
     by_slice = [weights.get(part.module) for part in layout.slices]
     ranks = tuple(module.rank if module else 0 for module in by_slice)
     pieces, elements = layout.pack(ranks)

@@ -1,0 +1,127 @@
+"""DoRA (arXiv:2402.09353): y = m / |W + s B A| * (W + s B A) x + bias, with the norm of each row.
+
+As PEFT serves it: the norm is of the plain base weight and of this adapter alone. So there is one factor for
+each output, which needs the base's weights and is computed when an adapter is first loaded. Slots hold A and
+B as for any adapter; the factor comes on top of base and delta, before the bias.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapter_store import LoRAModule, Weights, WeightsSource
+from executor.lora.arena import SlotArena
+from executor.lora.errors import NonFiniteWeights
+from executor.lora.image import SlotImage, build_slot_image
+from executor.lora.layers import BaseLayerWithLoRA, LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
+from executor.lora.output_factors import OutputFactors
+from executor.models import CausalLM
+
+_CHUNK_ROWS = 1024  # of the base's weight: bounds the memory of W + s B A
+
+
+@dataclass(frozen=True, slots=True)
+class DoRAImage:
+    """What an adapter puts into a slot, and the factors [outputs] of the layers that have any, by number."""
+
+    plain: SlotImage
+    factors: Mapping[int, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return self.plain.nbytes + sum(each.nbytes for each in self.factors.values())
+
+
+class DoRASlots:
+    """The arena of a model on one rank, with factors beside it. As the arena, not synchronised."""
+
+    def __init__(self, model: CausalLM, arena: SlotArena) -> None:
+        """After attach_lora. From here on the model's layers multiply with the factors of their slots."""
+        self._arena, self._model = arena, model
+        self._layers = [layer for layer in model.modules() if isinstance(layer, BaseLayerWithLoRA)]
+        self._factors = [
+            OutputFactors(arena.max_loras, _outputs(layer), arena.storage.device) for layer in self._layers
+        ]
+        for layer, factors in zip(self._layers, self._factors, strict=True):
+            layer.output_factors = factors
+
+    @property
+    def nbytes_per_slot(self) -> int:
+        return self._arena.nbytes_per_slot + 4 * sum(_outputs(layer) for layer in self._layers)
+
+    def load_image(self, store: WeightsSource, digest: str) -> DoRAImage:
+        """On a loader's thread. Raises what the store and build_slot_image raise."""
+        with store.open(digest) as weights:
+            plain = build_slot_image(weights, self._arena.layout, with_dora=True)
+            return DoRAImage(plain, self._factors_of(weights))
+
+    def load(self, slot: int, image: DoRAImage) -> None:
+        """Put a whole adapter into a slot; nothing of the former one stays visible."""
+        self.clear(slot)
+        self._arena.load(slot, image.plain)
+        for number, factors in image.factors.items():
+            self._factors[number].set(slot, factors)
+
+    def clear(self, slot: int) -> None:
+        self._arena.clear(slot)
+        for factors in self._factors:
+            factors.clear(slot)
+
+    @torch.inference_mode()
+    def _factors_of(self, weights: Weights) -> dict[int, Tensor]:
+        found = {}
+        for number, layer in enumerate(self._layers):
+            modules = [weights.get(part.module) for part in layer.all_parts]
+            if any(module is not None and module.magnitude is not None for module in modules):
+                found[number] = self._layer_factors(layer, weights)
+        return found
+
+    def _layer_factors(self, layer: BaseLayerWithLoRA, weights: Weights) -> Tensor:
+        factors = torch.ones(_outputs(layer))
+        for part in layer.all_parts:
+            module = weights.get(part.module)
+            if module is not None and module.magnitude is not None:
+                columns = slice(part.column_start, part.column_start + part.slot_slice.out_features)
+                factors[columns] = output_factors(self._base_rows(layer, columns), module)
+        return factors
+
+    def _base_rows(self, layer: BaseLayerWithLoRA, columns: slice) -> Tensor:
+        """The base's weight of these outputs, [outputs, in]."""
+        if isinstance(layer, LogitsProcessorWithLoRA):
+            return self._model.lm_head.weight[columns]
+        weight: Tensor = layer.base_layer.weight  # type: ignore[assignment]
+        return weight.T if isinstance(layer, VocabParallelEmbeddingWithLoRA) else weight[columns]
+
+
+def output_factors(weight: Tensor, module: LoRAModule) -> Tensor:
+    """magnitude / |W + scale * B A|, row by row, in float32: [out]. `weight` is W [out, in].
+
+    Raises NonFiniteWeights where a norm is 0.
+    """
+    a = torch.from_numpy(np.asarray(module.lora_a, np.float32)).to(weight.device)
+    b = torch.from_numpy(np.asarray(module.lora_b, np.float32)).to(weight.device)
+    norms = [
+        torch.linalg.norm(
+            weight[start : start + _CHUNK_ROWS].float()
+            + module.scale * (b[:, start : start + _CHUNK_ROWS].T @ a),
+            dim=1,
+        )
+        for start in range(0, len(weight), _CHUNK_ROWS)
+    ]
+    magnitude = torch.from_numpy(np.asarray(module.magnitude, np.float32))
+    factors = magnitude / torch.cat(norms).cpu()
+    if not torch.isfinite(factors).all():
+        raise NonFiniteWeights(f"{module.name}.magnitude", str(module.lora_a.dtype), "a factor")
+    return factors
+
+
+def _outputs(layer: BaseLayerWithLoRA) -> int:
+    if isinstance(layer, VocabParallelEmbeddingWithLoRA):
+        return layer.base_layer.embedding_dim
+    if isinstance(layer, LogitsProcessorWithLoRA):
+        return layer.base_layer.vocab_size
+    width: int = layer.base_layer.output_size_per_partition  # type: ignore[assignment]
+    return width
