@@ -54,6 +54,13 @@ class CachedStore:
                 self._keep(weights)
             return weights
 
+    def discard(self, digest: str) -> None:
+        """Frees the copy, if there is one. Weights that are open stay readable."""
+        check_digest(digest)
+        turn, lock = self._locks / digest.removeprefix("sha256:")[:2], self._folder / "lock"
+        with medium_errors(), exclusive(turn), exclusive(lock):
+            self._discard(self._blob(digest).folder)
+
     def _find(self, digest: str) -> Weights | None:
         blob = self._blob(digest)
         if not blob.folder.exists():

@@ -57,6 +57,7 @@ class ChangesFile:
         try:
             first, *lines = unseal(_KEY, self._path.read_bytes()).splitlines()
         except FileNotFoundError:
+            self._aside.stat()  # or the whole store is away, which says nothing
             return 0, []
         except DataLoss as error:  # it goes on from the clock: nobody takes that for a number he has seen
             _log.error("adapter store: %s", error)

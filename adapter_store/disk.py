@@ -144,6 +144,12 @@ class DiskStore(Catalogue):
     def verify(self, ref: Ref) -> Version:
         return self._certain(lambda: self._verify(ref))
 
+    def orphans(self) -> builtins.list[str]:
+        with medium_errors(), self._locked():
+            kept = set(self._records.digests())
+            found = (f"sha256:{folder.name}" for folder in self._blobs.iterdir())
+            return sorted(digest for digest in found if digest not in kept)
+
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         watcher = Watcher(self._change_number, callback)
         with self._mutex:

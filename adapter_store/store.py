@@ -109,6 +109,11 @@ class AdapterStore(WeightsSource, Protocol):
         does not hold, with the content that no other name has. Returns them."""
         ...
 
+    def orphans(self) -> builtins.list[str]:
+        """What is stored and what no version names: digests of content, or what else tells where it is. A
+        push that is under way is none. Takes time in proportion to all that is stored."""
+        ...
+
     def delete(self, ref: Ref) -> None:
         """Removes a version and its content at once, whoever may be reading it. An alias ref removes the
         version behind it, and that alias with it.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from adapter_store.errors import DataLoss
-from adapter_store.manifest import VersionState
+from adapter_store.manifest import Version, VersionState
 from adapter_store.record import NameRecord
 
 _DELETED = f" {VersionState.DELETED.value} "
@@ -25,6 +25,22 @@ class Summary:
     num_bytes: int
     aliases: tuple[str, ...]  # that point here, split ones too
     base_model: str
+
+    @classmethod
+    def of(cls, version: Version, aliases: Iterable[str] = ()) -> "Summary":
+        return cls(
+            version.tenant,
+            version.name,
+            version.digest,
+            version.created_at,
+            version.state,
+            version.protected,
+            version.quarantined,
+            version.manifest.max_rank,
+            version.manifest.num_bytes,
+            tuple(aliases),
+            version.manifest.base_model,
+        )
 
     @property
     def key(self) -> str:

@@ -20,6 +20,7 @@ from executor.events import EngineInfo
 from executor.hub import Hub
 from executor.metrics import Metrics, StateCollector
 from executor.server import ExecutorServicer, HealthBoard, make_server
+from executor.store import discard_copy
 
 WATCH_INTERVAL_S = 0.25
 LOAD_INTERVAL_S = 0.75  # schedulers expect a load each second
@@ -50,7 +51,7 @@ class ExecutorApp:
             on_events=lambda events: self._later(self.hub.take, events),
             on_end=lambda error: self._later(self._on_end, error),
         )
-        self.hub = Hub(self._engine, config.outbox_messages)
+        self.hub = Hub(self._engine, config.outbox_messages, lambda digest: discard_copy(store, digest))
         registry.register(StateCollector(self.hub.snapshot, time.time))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)

@@ -8,7 +8,7 @@ accepts.
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from executor import convert
@@ -40,11 +40,18 @@ class Stream:
 
 
 class Hub:
-    def __init__(self, engine: EngineThread, outbox_messages: int) -> None:
+    def __init__(
+        self,
+        engine: EngineThread,
+        outbox_messages: int,
+        discard_copy: Callable[[str], None] = lambda digest: None,
+    ) -> None:
+        """`discard_copy` frees what is kept of a version on this machine's disk; it must not block."""
         self.instance_id = uuid.uuid4().hex
         self.info: EngineInfo | None = None
         self.streams: dict[int, Stream] = {}
         self._engine = engine
+        self._discard_copy = discard_copy
         self._outbox_messages = outbox_messages
         self._residency = Residency()
         self._status = Status()
@@ -131,6 +138,7 @@ class Hub:
             case "drop":
                 digest = command.drop.digest
                 self._engine.submit(lambda engine: engine.drop(digest))
+                self._discard_copy(digest)
             case "drain":
                 self._engine.submit(lambda engine: engine.drain())
             case unknown:

@@ -4,11 +4,13 @@ A ref is "[tenant/]name[@alias | @sha256:<64 hex>]": without a tenant it is the 
 its "latest".
 """
 
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
 
-from lorafleet import operations, results
+from lorafleet import adapter_operations as operations
+from lorafleet import results
 from lorafleet.calls import AsyncCalls, Calls
 from lorafleet.transfer import Download, Progress, push_messages
 
@@ -59,17 +61,29 @@ class Adapters:
         """Versions by name, then digest: all of the tenant's, or those of one adapter."""
         return tuple(self._calls.pages(partial(operations.list_adapters, name, tenant)))
 
-    def delete(self, ref: str) -> str:
-        """Remove a version, or an alias with the version behind it; returns the digest.
+    def summaries(
+        self, name: str = "", *, tenant: str = "", deleted: bool = False
+    ) -> Generator[results.AdapterSummary, None, None]:
+        """As list, one after the other and without modules: for any number of versions, in little memory.
 
-        Raises IncompatibleAdapter while (another) alias or a protection points at it.
+        deleted: those whose bytes are still to be collected, too.
         """
-        return self._calls.unary(operations.delete_adapter(ref))
+        return self._calls.each(partial(operations.list_summaries, name, tenant, deleted))
+
+    def delete(self, ref: str, *, force: bool = False, now: bool = False) -> str:
+        """Take a version, or an alias with the version behind it, from all new requests; returns the digest.
+
+        Requests that were accepted go on, or end with IncompatibleAdapter (ADAPTER_REMOVED) when `now` says
+        so. `collect` frees the bytes; pushing the content again brings it back. Raises IncompatibleAdapter
+        (IN_USE) while (another) alias or a protection points at it, unless `force` lifts them.
+        """
+        return self._calls.unary(operations.delete_adapter(ref, force, now))
 
     def set_alias(
-        self, ref: str, target: str, *, expected_generation: int | None = None
+        self, ref: str, target: str | Mapping[str, int], *, expected_generation: int | None = None
     ) -> results.AdapterAlias:
-        """Point "[tenant/]name@alias" to `target`, a digest or another alias of that adapter."""
+        """Point "[tenant/]name@alias" to `target`, a digest or another alias of that adapter; or split its
+        traffic by weight, as {"v1": 90, "v2": 10}. All requests of one session_id get the same version."""
         return self._calls.unary(operations.set_alias(ref, target, expected_generation))
 
     def delete_alias(self, ref: str) -> None:
@@ -89,12 +103,34 @@ class Adapters:
         return self._calls.unary(operations.unprotect(ref))
 
     def verify(self, ref: str = "") -> results.Verification:
-        """Re-hash what is stored: one version, or all of the caller's."""
+        """Re-hash what is stored: one version, or all of the caller's. Damaged ones go into quarantine."""
         return self._calls.unary(operations.verify(ref))
 
     def residency(self, ref: str = "") -> tuple[results.Residency, ...]:
         """The copies on executors: of one version, or all."""
         return self._calls.unary(operations.residency(ref))
+
+    def pin(self, ref: str, tier: str = "slot", *, executors: Sequence[str] = ()) -> results.Pinned:
+        """Load a version on executors (all, when none is named) and keep it there, in a "slot" or in "host"
+        memory, after their restart, too. Waits up to 30 s for them."""
+        return self._calls.unary(operations.pin(ref, tier, executors))
+
+    def unpin(self, ref: str, *, executors: Sequence[str] = ()) -> str:
+        """End that; returns the digest."""
+        return self._calls.unary(operations.unpin(ref, executors))
+
+    def drop(self, ref: str, *, executors: Sequence[str] = ()) -> results.Freed:
+        """Free the copies on executors, pinned ones too, as soon as nothing uses them; waits up to 30 s."""
+        return self._calls.unary(operations.drop(ref, executors))
+
+    def drain(self, ref: str) -> results.Freed:
+        """Refuse new requests of a version, wait for the accepted ones, free every copy. Pushing the content
+        again makes it active."""
+        return self._calls.unary(operations.drain(ref))
+
+    def collect(self, *, dry_run: bool = False) -> results.Collection:
+        """Free the bytes of deleted versions that nobody uses and whose grace has passed."""
+        return self._calls.unary(operations.collect(dry_run))
 
 
 class AsyncAdapters:
@@ -134,11 +170,16 @@ class AsyncAdapters:
     async def list(self, name: str = "", *, tenant: str = "") -> tuple[results.AdapterVersion, ...]:
         return tuple(await self._calls.pages(partial(operations.list_adapters, name, tenant)))
 
-    async def delete(self, ref: str) -> str:
-        return await self._calls.unary(operations.delete_adapter(ref))
+    def summaries(
+        self, name: str = "", *, tenant: str = "", deleted: bool = False
+    ) -> AsyncGenerator[results.AdapterSummary, None]:
+        return self._calls.each(partial(operations.list_summaries, name, tenant, deleted))
+
+    async def delete(self, ref: str, *, force: bool = False, now: bool = False) -> str:
+        return await self._calls.unary(operations.delete_adapter(ref, force, now))
 
     async def set_alias(
-        self, ref: str, target: str, *, expected_generation: int | None = None
+        self, ref: str, target: str | Mapping[str, int], *, expected_generation: int | None = None
     ) -> results.AdapterAlias:
         return await self._calls.unary(operations.set_alias(ref, target, expected_generation))
 
@@ -159,3 +200,18 @@ class AsyncAdapters:
 
     async def residency(self, ref: str = "") -> tuple[results.Residency, ...]:
         return await self._calls.unary(operations.residency(ref))
+
+    async def pin(self, ref: str, tier: str = "slot", *, executors: Sequence[str] = ()) -> results.Pinned:
+        return await self._calls.unary(operations.pin(ref, tier, executors))
+
+    async def unpin(self, ref: str, *, executors: Sequence[str] = ()) -> str:
+        return await self._calls.unary(operations.unpin(ref, executors))
+
+    async def drop(self, ref: str, *, executors: Sequence[str] = ()) -> results.Freed:
+        return await self._calls.unary(operations.drop(ref, executors))
+
+    async def drain(self, ref: str) -> results.Freed:
+        return await self._calls.unary(operations.drain(ref))
+
+    async def collect(self, *, dry_run: bool = False) -> results.Collection:
+        return await self._calls.unary(operations.collect(dry_run))

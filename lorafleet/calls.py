@@ -84,6 +84,25 @@ class Calls:
             if not token:
                 return items
 
+    def each(self, listing: Callable[[str], Operation[Page[T]]]) -> Generator[T, None, None]:
+        """As pages, one item after the other: the next page is on its way while one is used."""
+        operation = listing("")
+        method = self._channel.unary_unary(operation.method, *_codecs(operation))
+        call = method.future(operation.request, timeout=self.timeout, metadata=self._metadata)
+        try:
+            while True:
+                page = operation.result(call.result())
+                if page.next_token:
+                    request = listing(page.next_token).request
+                    call = method.future(request, timeout=self.timeout, metadata=self._metadata)
+                yield from page.items
+                if not page.next_token:
+                    return
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
 
 class AsyncCalls:
     """The same for asyncio; to be made inside a running event loop."""
@@ -148,6 +167,17 @@ class AsyncCalls:
             token = page.next_token
             if not token:
                 return items
+
+    async def each(self, listing: Callable[[str], Operation[Page[T]]]) -> AsyncGenerator[T, None]:
+        """As pages, one item after the other."""
+        token = ""
+        while True:
+            page = await self.unary(listing(token))
+            for item in page.items:
+                yield item
+            token = page.next_token
+            if not token:
+                return
 
 
 class _Source:

@@ -5,7 +5,7 @@ LoraFleetError
 ├── AdapterNotFound       NOT_FOUND: no such adapter, alias or version, or not for this caller
 ├── PermissionDenied      PERMISSION_DENIED: a right is missing
 ├── Unauthenticated       UNAUTHENTICATED: no token, or one that is not known
-├── IncompatibleAdapter   FAILED_PRECONDITION: made for another base, too large for a slot, or still in use
+├── IncompatibleAdapter   FAILED_PRECONDITION: made for another base, too large for a slot, in use, or removed
 ├── QueueFull             RESOURCE_EXHAUSTED: queue or quota is full; `retry_after` says when to come again
 ├── Unavailable           UNAVAILABLE: no server, no executor or no store at the moment
 ├── DeadlineExceeded      DEADLINE_EXCEEDED: the answer did not come within `timeout`

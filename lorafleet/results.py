@@ -1,7 +1,7 @@
 """What calls return: frozen values, made from the wire's messages by lorafleet/wire.py."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -115,7 +115,11 @@ class AdapterModule:
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """Immutable content under a name. num_bytes: its tensors; created_at: seconds since 1970."""
+    """Immutable content under a name. num_bytes: its tensors; created_at: seconds since 1970.
+
+    state: "active", "draining" (new requests get AdapterNotFound) or "deleted" (and its bytes go soon).
+    quarantined: its bytes were found damaged; requests get DataLoss until the content is pushed again.
+    """
 
     tenant: str
     name: str
@@ -130,17 +134,40 @@ class AdapterVersion:
     protected: bool
     warnings: tuple[str, ...]
     aliases: tuple[str, ...]
+    state: str = "active"
+    quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSummary:
+    """A version in a listing; the fields are AdapterVersion's."""
+
+    tenant: str
+    name: str
+    digest: str
+    max_rank: int
+    num_bytes: int
+    base_model: str
+    created_at: float
+    protected: bool
+    aliases: tuple[str, ...]
+    state: str
+    quarantined: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterAlias:
-    """A movable pointer to a version; generation counts its moves, 1 at first."""
+    """A movable pointer to a version; generation counts its moves, 1 at first.
+
+    targets: weight by digest when it splits its traffic, empty otherwise; digest has the most then.
+    """
 
     tenant: str
     name: str
     alias: str
     digest: str
     generation: int
+    targets: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +181,48 @@ class PushResult:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How many versions were re-hashed, and what is wrong with the damaged ones, by digest."""
+    """How many versions were re-hashed, and what is wrong with the damaged ones, by digest.
+
+    orphans: stored content that no version names, when all was looked at and the caller sees all adapters.
+    """
 
     verified: int
     damaged: Mapping[str, str]
+    orphans: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """executors keep the version, missing ones do not yet: they are away or have no room."""
+
+    digest: str
+    executors: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """remaining: executors that still hold a copy, because requests use it or because they are away."""
+
+    digest: str
+    remaining: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What went, or would: "tenant/name@digest" of each, and the bytes of their packed files."""
+
+    versions: tuple[str, ...]
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """One copy of a version on one executor; tier is "disk", "host" or "slot"; slot is -1 for the others."""
+    """One copy of a version on one executor; tier is "disk", "host" or "slot"; slot is -1 for the others.
+
+    last_use: seconds since 1970, 0 when this scheduler never used it there. loads, evictions: how often it
+    came into this tier and left it while this scheduler was connected. adapters: the caller's names for it.
+    """
 
     executor: str
     digest: str
@@ -171,11 +231,20 @@ class Residency:
     running: int
     num_bytes: int
     pinned: bool
+    max_rank: int = 0
+    last_use: float = 0.0
+    loads: int = 0
+    evictions: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it; `detail` says why when `state` is not "ready"."""
+    """One executor as the scheduler sees it; `detail` says why when `state` is not "ready".
+
+    slot_hits, host_hits, misses: requests sent there, by where their version was. page_in_mean, page_in_max:
+    seconds from a request without a slot copy to that copy, of the last 64. in_host: copies in host memory.
+    """
 
     address: str
     state: str
@@ -187,12 +256,23 @@ class Executor:
     free_kv_blocks: int
     max_loras: int
     resident: tuple[str, ...]
+    max_seats: int = 0
+    in_host: int = 0
+    slot_hits: int = 0
+    host_hits: int = 0
+    misses: int = 0
+    page_in_mean: float = 0.0
+    page_in_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All executors, and the requests and adapter groups that wait."""
+    """All executors, and the requests and adapter groups that wait.
+
+    queues: the largest groups, as (digest, requests); the digest of the base model is "".
+    """
 
     executors: tuple[Executor, ...]
     waiting: int
     groups: int
+    queues: tuple[tuple[str, int], ...] = ()

@@ -11,6 +11,13 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_TIME_LIMIT: results.FinishReason.TIME_LIMIT,
 }
 
+_STATES = {
+    adapters_pb2.VERSION_STATE_UNSPECIFIED: "active",
+    adapters_pb2.VERSION_STATE_ACTIVE: "active",
+    adapters_pb2.VERSION_STATE_DRAINING: "draining",
+    adapters_pb2.VERSION_STATE_DELETED: "deleted",
+}
+
 
 def finish_reason(value: common_pb2.FinishReason) -> results.FinishReason | None:
     """None: not finished."""
@@ -64,6 +71,24 @@ def version(message: adapters_pb2.AdapterVersion) -> results.AdapterVersion:
         protected=message.protected,
         warnings=tuple(message.warnings),
         aliases=tuple(message.aliases),
+        state=_STATES[message.state],
+        quarantined=message.quarantined,
+    )
+
+
+def summary(message: adapters_pb2.AdapterVersion) -> results.AdapterSummary:
+    return results.AdapterSummary(
+        message.tenant,
+        message.name,
+        message.digest,
+        message.max_rank,
+        message.num_bytes,
+        message.base_model,
+        message.created_at_ms / 1000,
+        message.protected,
+        tuple(message.aliases),
+        _STATES[message.state],
+        message.quarantined,
     )
 
 
@@ -74,6 +99,7 @@ def alias(message: adapters_pb2.AdapterAlias) -> results.AdapterAlias:
         alias=message.alias,
         digest=message.digest,
         generation=message.generation,
+        targets={target.target: target.weight for target in message.targets},
     )
 
 
@@ -83,7 +109,16 @@ def push_result(message: adapters_pb2.PushResponse) -> results.PushResult:
 
 
 def verification(message: adapters_pb2.VerifyResponse) -> results.Verification:
-    return results.Verification(message.verified, dict(message.damaged))
+    return results.Verification(message.verified, dict(message.damaged), tuple(message.orphans))
+
+
+def pinned(message: adapters_pb2.PinResponse) -> results.Pinned:
+    return results.Pinned(message.digest, tuple(message.pinned), tuple(message.missing))
+
+
+def collection(message: adapters_pb2.CollectResponse) -> results.Collection:
+    names = zip(message.adapters, message.digests, strict=True)
+    return results.Collection(tuple(f"{name}@{digest}" for name, digest in names), message.num_bytes)
 
 
 def residency(message: adapters_pb2.AdapterResidency) -> results.Residency:
@@ -96,12 +131,18 @@ def residency(message: adapters_pb2.AdapterResidency) -> results.Residency:
         running=message.running,
         num_bytes=message.num_bytes,
         pinned=message.pinned,
+        max_rank=message.max_rank,
+        last_use=message.last_use_ms / 1000,
+        loads=message.loads,
+        evictions=message.evictions,
+        adapters=tuple(message.adapters),
     )
 
 
 def fleet(message: fleet_pb2.FleetSnapshot) -> results.Fleet:
     executors = tuple(_executor(status) for status in message.executors)
-    return results.Fleet(executors, message.waiting, message.groups)
+    queues = tuple((group.digest, group.waiting) for group in message.queues)
+    return results.Fleet(executors, message.waiting, message.groups, queues)
 
 
 def _executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
@@ -116,4 +157,11 @@ def _executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
         free_kv_blocks=message.free_kv_blocks,
         max_loras=message.max_loras,
         resident=tuple(message.resident),
+        max_seats=message.max_seats,
+        in_host=message.in_host,
+        slot_hits=message.slot_hits,
+        host_hits=message.host_hits,
+        misses=message.misses,
+        page_in_mean=message.page_in_mean_ms / 1000,
+        page_in_max=message.page_in_max_ms / 1000,
     )

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterable
 
-from adapter_store import Alias, InvalidRef, Ref, Version
+from adapter_store import Alias, InvalidRef, Manifest, Ref, Summary, Version, VersionState
+from adapter_store.record import MAX_TARGETS, MAX_WEIGHT
 from lorafleet.v1 import adapters_pb2
 from scheduler.auth import ADMIN, Identity
 from scheduler.errors import AdapterNotFound, InvalidRequest
 from scheduler.ingest import Push
 from scheduler.lookup import parse_ref, require
+
+STATES = {
+    VersionState.ACTIVE: adapters_pb2.VERSION_STATE_ACTIVE,
+    VersionState.DRAINING: adapters_pb2.VERSION_STATE_DRAINING,
+    VersionState.DELETED: adapters_pb2.VERSION_STATE_DELETED,
+}
 
 
 def alias_message(alias: Alias) -> adapters_pb2.AdapterAlias:
@@ -17,34 +24,62 @@ def alias_message(alias: Alias) -> adapters_pb2.AdapterAlias:
         alias=alias.alias,
         digest=alias.digest,
         generation=alias.generation,
+        targets=[
+            adapters_pb2.AliasTarget(target=digest, weight=weight) for digest, weight in alias.weights.items()
+        ],
     )
 
 
 def version_message(version: Version, aliases: Iterable[Alias]) -> adapters_pb2.AdapterVersion:
     """`aliases`: some that may point to the version, of any name."""
-    manifest = version.manifest
-    return adapters_pb2.AdapterVersion(
-        tenant=version.tenant,
-        name=version.name,
-        digest=version.digest,
-        modules=[
-            adapters_pb2.AdapterModule(name=module.name, rank=module.rank, scale=module.scale)
-            for module in manifest.modules
-        ],
-        max_rank=manifest.max_rank,
-        dtypes=manifest.dtypes,
-        num_bytes=manifest.num_bytes,
-        base_model=manifest.base_model,
-        has_chat_template=manifest.chat_template is not None,
-        created_at_ms=int(version.created_at * 1000),
-        protected=version.protected,
-        warnings=manifest.warnings,
-        aliases=[
-            alias.alias
-            for alias in aliases
-            if (alias.name, alias.digest) == (version.name, version.digest) and alias.tenant == version.tenant
-        ],
+    names = (version.tenant, version.name)
+    pointing = (
+        alias.alias
+        for alias in aliases
+        if (alias.tenant, alias.name) == names and version.digest in (alias.weights or (alias.digest,))
     )
+    message = summary_message(Summary.of(version, pointing))
+    add_manifest(message, version.manifest)
+    return message
+
+
+def summary_message(summary: Summary) -> adapters_pb2.AdapterVersion:
+    return adapters_pb2.AdapterVersion(
+        tenant=summary.tenant,
+        name=summary.name,
+        digest=summary.digest,
+        max_rank=summary.max_rank,
+        num_bytes=summary.num_bytes,
+        base_model=summary.base_model,
+        created_at_ms=int(summary.created_at * 1000),
+        protected=summary.protected,
+        quarantined=summary.quarantined,
+        state=STATES[summary.state],
+        aliases=summary.aliases,
+    )
+
+
+def add_manifest(message: adapters_pb2.AdapterVersion, manifest: Manifest) -> None:
+    """What a summary leaves out."""
+    for module in manifest.modules:
+        message.modules.add(name=module.name, rank=module.rank, scale=module.scale)
+    message.dtypes.extend(manifest.dtypes)
+    message.has_chat_template = manifest.chat_template is not None
+    message.warnings.extend(manifest.warnings)
+
+
+def alias_targets(request: adapters_pb2.SetAliasRequest) -> list[tuple[str, str, int]]:
+    """(field, digest or alias, weight) of each target. Raises InvalidRequest."""
+    if not request.targets:
+        return [("target", request.target, 1)]
+    if request.target:
+        raise InvalidRequest("target", "is set beside targets")
+    for number, target in enumerate(request.targets):
+        if not 1 <= target.weight <= MAX_WEIGHT:
+            raise InvalidRequest(f"targets[{number}].weight", f"{target.weight} is not in [1, {MAX_WEIGHT}]")
+    if len(request.targets) > MAX_TARGETS:
+        raise InvalidRequest("targets", f"has {len(request.targets)} entries; at most {MAX_TARGETS}")
+    return [(f"targets[{n}].target", each.target, each.weight) for n, each in enumerate(request.targets)]
 
 
 def push_target(header: adapters_pb2.PushHeader, identity: Identity) -> Push:

@@ -15,9 +15,12 @@ from scheduler import validation
 from scheduler.auth import INFER, Authenticator, Identity
 from scheduler.chat import ChatTemplates
 from scheduler.errors import InvalidRequest
-from scheduler.lookup import Resolver, check_fits, find_version, parse_ref, require
+from scheduler.lookup import check_fits, find_version, parse_ref, require
 from scheduler.text_stream import PROMPT_TAIL
 from scheduler.tokenizer import Tokenizer
+from scheduler.versions import Versions
+
+MAX_FITTING = 4096
 
 __all__ = ["Admission", "AdmittedRequest", "Authenticator", "Identity"]
 
@@ -54,7 +57,7 @@ class Admission:
 
     def __init__(
         self,
-        versions: Resolver,
+        versions: Versions,
         tokenizer: Tokenizer,
         spec: ModelSpec,
         max_model_len: Callable[[], int] | int,
@@ -65,6 +68,7 @@ class Admission:
         self._spec = spec
         self._max_model_len = max_model_len
         self._pool = pool
+        self._fitting: set[str] = set()  # Digests.
         self._templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
 
     @property
@@ -84,7 +88,8 @@ class Admission:
         validation.check_sampling(request.sampling, self._spec.vocab_size)
         validation.check_stopping(request.stopping, self._spec.vocab_size)
         validation.check_response(request.response)
-        version = await self._version(request, identity)
+        request_id = request.request_id or uuid.uuid4().hex
+        version = await self._version(request, identity, request.session_id or request_id)
         require(identity, INFER, "generating text")
         prompt = await self._prompt(request, version)
         stopping = validation.complete_stopping(request.stopping, len(prompt), self.max_model_len)
@@ -93,7 +98,7 @@ class Admission:
         if one_message:
             validation.check_fits_one_message(request.response, stopping)
         return AdmittedRequest(
-            request_id=request.request_id or uuid.uuid4().hex,
+            request_id=request_id,
             identity=identity,
             adapter=f"{version.tenant}/{version.name}" if version else "",
             digest=version.digest if version else "",
@@ -123,7 +128,9 @@ class Admission:
         """Ends the worker processes of chat templates."""
         await self._templates.close()
 
-    async def _version(self, request: inference_pb2.GenerateRequest, identity: Identity) -> Version | None:
+    async def _version(
+        self, request: inference_pb2.GenerateRequest, identity: Identity, sticky_key: str
+    ) -> Version | None:
         """None for the base model. A resumed stream goes on with the version it began with."""
         resumed_digest = request.resume.adapter_digest
         if not request.HasField("adapter"):
@@ -133,15 +140,30 @@ class Admission:
         ref = parse_ref(request.adapter, identity)
         if request.HasField("resume"):
             ref = _resumed_ref(ref, resumed_digest)
-        return await self._find(ref, identity, request.adapter, request.session_id or None)
+        return await self._find(ref, identity, request.adapter, sticky_key)
 
     async def _find(self, ref: Ref, identity: Identity, text: str, sticky_key: str | None) -> Version:
-        def find() -> Version:
-            version = find_version(self._versions, ref, identity, text, sticky_key)
-            check_fits(version, self._spec)
-            return version
+        """From memory without leaving the event loop, if it can be."""
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, find)
+        def known(ref: Ref) -> Version | None:
+            return self._versions.known(ref, sticky_key) if identity.sees(ref.tenant, ref.name) else None
+
+        def find() -> Version:
+            return find_version(lambda ref: self._versions.resolve(ref, sticky_key), ref, identity, text)
+
+        version = find_version(known, ref, identity, text)
+        if version is None:
+            version = await asyncio.get_running_loop().run_in_executor(self._pool, find)
+        self._check_fits(version)
+        return version
+
+    def _check_fits(self, version: Version) -> None:
+        """Once for each content. Raises IncompatibleAdapter."""
+        if version.digest not in self._fitting:
+            check_fits(version, self._spec)
+            if len(self._fitting) >= MAX_FITTING:
+                self._fitting.clear()
+            self._fitting.add(version.digest)
 
     async def _prompt(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, version: Version | None

@@ -47,6 +47,10 @@ class Identity:
     rights: frozenset[str]
     adapters: tuple[str, ...]
 
+    @property
+    def sees_everything(self) -> bool:
+        return "*/*" in self.adapters
+
     def sees(self, tenant: str, name: str) -> bool:
         """Tenant and name are matched apart, so that "*" never crosses the slash."""
         for pattern in self.adapters:

@@ -75,6 +75,13 @@ class Config:
     step_timeout: float = field(
         default=60.0, metadata=_help("seconds of one step that make an executor hung")
     )
+    alias_max_staleness: float = field(
+        default=1.0,
+        metadata=_help("seconds after which an alias that the store has not confirmed is UNAVAILABLE"),
+    )
+    delete_grace: float = field(
+        default=60.0, metadata=_help("seconds for which deleted adapters stay readable at least")
+    )
     drain_timeout: float = field(
         default=30.0, metadata=_help("seconds that accepted requests get to end after SIGTERM")
     )
@@ -104,12 +111,20 @@ class Config:
             "max_queued_per_tenant",
             "max_attempts",
             "stream_buffer",
+            "alias_max_staleness",
             "report_timeout",
             "step_timeout",
         ):
             if not getattr(self, name) > 0:  # NaN is not, either.
                 raise ConfigError(f"{name}: must be above 0")
-        for name in ("queue_timeout", "aging", "slow_client_timeout", "drain_timeout", "metric_names"):
+        for name in (
+            "queue_timeout",
+            "aging",
+            "slow_client_timeout",
+            "delete_grace",
+            "drain_timeout",
+            "metric_names",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: must not be negative")
         if self.log_format not in FORMATS:

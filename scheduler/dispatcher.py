@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -69,7 +70,9 @@ class Dispatcher:
         tokenizer: Tokenizer,
         metrics: Metrics,
         clock: Callable[[], float],
+        data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
     ) -> None:
+        """`data_loss` is told which version's bytes an executor found damaged."""
         self.queue = Queue(settings.max_queued, settings.max_queued_per_tenant)
         self.fleet = Fleet(settings.executors, link_settings, self)
         self.draining = False
@@ -79,6 +82,7 @@ class Dispatcher:
         self._metrics = metrics
         self._journal = Journal(metrics)
         self._clock = clock
+        self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = Accepted()
         self._new_groups: set[str] = set()
@@ -115,6 +119,20 @@ class Dispatcher:
     @property
     def num_live(self) -> int:
         return len(self._accepted)
+
+    # What operators cause.
+
+    def live_versions(self) -> Counter[tuple[str, str]]:
+        """Accepted requests by ("tenant/name", digest)."""
+        return Counter(
+            (live.admitted.adapter, live.admitted.digest) for live in self._accepted if live.admitted.digest
+        )
+
+    def fail_version(self, adapter: str, digest: str, error: SchedulerError) -> None:
+        """Ends all accepted requests of a version."""
+        for live in self._accepted:
+            if (live.admitted.adapter, live.admitted.digest) == (adapter, digest):
+                self._fail(live, error)
 
     # What clients cause.
 
@@ -195,6 +213,8 @@ class Dispatcher:
         self._accepted.begin_attempt(live, uuid.uuid4().hex, address)
         live.attempts += 1
         self._journal.dispatched(live, now)
+        if state := self.fleet.state(address):
+            self._journal.found_copy(live, state.residency.tier(live.waiting.digest))
         left_s = live.time_limit_left_s(now)
         return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
 
@@ -244,6 +264,8 @@ class Dispatcher:
             self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
             return
         code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
+        if code is grpc.StatusCode.DATA_LOSS and live.admitted.adapter:
+            self._data_loss(live.admitted.adapter, live.admitted.digest)
         self._fail(live, ExecutorFailed(code, rejected.reason, rejected.message))
 
     def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:

@@ -7,6 +7,7 @@ SchedulerError
 ├── AdapterNotFound      NOT_FOUND             unknown, or not the caller's to see: the same text for both
 ├── IncompatibleAdapter  FAILED_PRECONDITION   wrong base, more rank or modules than a slot holds
 ├── InUse                FAILED_PRECONDITION   an alias or a protection points at it
+├── AdapterRemoved       FAILED_PRECONDITION   it was removed at once, requests in flight included
 ├── GenerationMismatch   ABORTED               an alias has moved since the caller looked
 ├── Superseded           ABORTED               a second call took this request id
 ├── QueueFull            RESOURCE_EXHAUSTED    with a retry delay
@@ -16,7 +17,6 @@ SchedulerError
 ├── DeadlineExceeded     DEADLINE_EXCEEDED
 ├── SlowClient           CANCELLED             the client stopped reading
 ├── DataLoss             DATA_LOSS             stored bytes fail their digest
-├── Unsupported          UNIMPLEMENTED         an RPC that this server does not offer
 ├── ExecutorFailed       as the executor says
 └── InternalError        INTERNAL              a bug; the log has its id
 """
@@ -101,6 +101,17 @@ class InUse(SchedulerError):
     reason = "IN_USE"
 
 
+class AdapterRemoved(SchedulerError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "ADAPTER_REMOVED"
+
+    def __init__(self, adapter: str, digest: str) -> None:
+        super().__init__(
+            f"{adapter}@{digest} was removed while this request ran",
+            metadata={"adapter": adapter, "digest": digest},
+        )
+
+
 class GenerationMismatch(SchedulerError):
     code = grpc.StatusCode.ABORTED
     reason = "GENERATION_MISMATCH"
@@ -165,11 +176,6 @@ class SlowClient(SchedulerError):
 class DataLoss(SchedulerError):
     code = grpc.StatusCode.DATA_LOSS
     reason = "DATA_LOSS"
-
-
-class Unsupported(SchedulerError):
-    code = grpc.StatusCode.UNIMPLEMENTED
-    reason = "UNIMPLEMENTED"
 
 
 class ExecutorFailed(SchedulerError):

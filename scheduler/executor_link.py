@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import random
+import time
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
 import grpc
 
-from lorafleet.v1 import executor_pb2, executor_pb2_grpc
+from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
 from scheduler.executor_state import ExecutorState, Phase
 from scheduler.executor_wire import Tokens, copies_of, limits_of, report_of, split_batches, tokens_of
 from scheduler.grpc_options import EXECUTOR_OPTIONS
@@ -69,6 +70,7 @@ class ExecutorLink:
         self._listener = listener
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
+        self._pins: dict[str, Tier] = {}
 
     async def run(self) -> NoReturn:
         """Keeps a stream open until cancelled."""
@@ -82,13 +84,13 @@ class ExecutorLink:
     def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
         """Sends requests, in messages of bounded size."""
         for dispatch in dispatches:
-            self.state.sent(dispatch.dispatch_id, dispatch.digest)
+            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.time())
         for batch in split_batches(dispatches, MAX_BATCH_BYTES):
             self._send(executor_pb2.ExecutorCommand(dispatch=executor_pb2.DispatchBatch(dispatches=batch)))
 
     def cancel(self, dispatch_id: str) -> None:
         """Ends a dispatch; nothing when it has ended already."""
-        if self.state.ended(dispatch_id):
+        if self.state.ended(dispatch_id, time.time()):
             cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
             self._send(executor_pb2.ExecutorCommand(cancel=cancel))
 
@@ -97,9 +99,26 @@ class ExecutorLink:
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
     def drop(self, digest: str) -> None:
-        """Frees its copies as soon as nothing uses them. Nothing while there is no connection."""
+        """Frees its copies, pinned ones too, as soon as nothing uses them. Nothing while there is no
+        connection."""
+        self._pins.pop(digest, None)
         if self.state.limits:
             self._send(executor_pb2.ExecutorCommand(drop=executor_pb2.DropAdapter(digest=digest)))
+
+    def pin(self, digest: str, tier: Tier) -> None:
+        """Now, and again on every stream to come, until `unpin` or `drop`."""
+        self._pins[digest] = tier
+        if self.state.limits:
+            self._send_pin(digest, tier)
+
+    def unpin(self, digest: str) -> None:
+        self._pins.pop(digest, None)
+        if self.state.limits:
+            self._send(executor_pb2.ExecutorCommand(unpin=executor_pb2.UnpinAdapter(digest=digest)))
+
+    def _send_pin(self, digest: str, tier: Tier) -> None:
+        pin = executor_pb2.PinAdapter(digest=digest, tier=cast(adapters_pb2.ResidencyTier, int(tier)))
+        self._send(executor_pb2.ExecutorCommand(pin=pin))
 
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
         self._outgoing.put_nowait(command)
@@ -179,6 +198,8 @@ class ExecutorLink:
         self.state.instance_id = hello.instance_id
         self.state.limits = limits_of(hello)
         self.state.residency = Residency.from_snapshot(hello.residency_number, copies_of(hello.residency))
+        for digest, tier in self._pins.items():
+            self._send_pin(digest, tier)
         self._set_phase(Phase.CONNECTING, "waiting for its first report")
 
     def _handle(self, event: executor_pb2.ExecutorEvent) -> None:
@@ -187,10 +208,10 @@ class ExecutorLink:
             for tokens in tokens_of(event.step):
                 self._listener.on_tokens(self.state.address, tokens)
         elif kind == "finished":
-            if self.state.ended(event.finished.dispatch_id):
+            if self.state.ended(event.finished.dispatch_id, time.time()):
                 self._listener.on_finished(event.finished)
         elif kind == "rejected":
-            if self.state.ended(event.rejected.dispatch_id):
+            if self.state.ended(event.rejected.dispatch_id, time.time()):
                 self._listener.on_rejected(self.state.address, event.rejected)
         elif kind == "residency":
             self._apply(event.residency)
@@ -201,7 +222,7 @@ class ExecutorLink:
 
     def _apply(self, delta: executor_pb2.ResidencyDelta) -> None:
         removed = [(entry.digest, Tier(entry.tier)) for entry in delta.removed]
-        if not self.state.residency.apply(delta.number, copies_of(delta.added), removed):
+        if not self.state.moved(delta.number, copies_of(delta.added), removed, time.time()):
             raise StreamEnded(Phase.CONNECTING, f"a residency report before number {delta.number} is missing")
 
     def _report(self, load: executor_pb2.Load) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from scheduler.queue import BASE
-from scheduler.residency import Residency
+from scheduler.residency import Copy, Residency, Tier
+from scheduler.usage import Usage
 
 
 class Phase(IntEnum):
@@ -61,6 +62,7 @@ class ExecutorState:
     limits: Limits | None = None
     residency: Residency = field(default_factory=Residency)
     report: Report = field(default_factory=Report)
+    usage: Usage = field(default_factory=Usage)
     _sent: int = 0
     _unreported: deque[tuple[int, str]] = field(
         default_factory=deque
@@ -100,23 +102,33 @@ class ExecutorState:
     def dispatch_ids(self) -> list[str]:
         return list(self._running)
 
-    def sent(self, dispatch_id: str, digest: str) -> None:
+    def sent(self, dispatch_id: str, digest: str, now: float = 0.0) -> None:
         """Counts a dispatch that was written to the stream."""
+        if digest != BASE:
+            self.usage.used(digest, self.residency.tier(digest), now)
         self._sent += 1
         self._unreported.append((self._sent, digest))
         self._running[dispatch_id] = (self._sent, digest)
         self._claims[digest] += 1
 
-    def ended(self, dispatch_id: str) -> bool:
+    def ended(self, dispatch_id: str, now: float = 0.0) -> bool:
         """Forgets a dispatch. Whether it was one of ours and had not ended."""
         entry = self._running.pop(dispatch_id, None)
         if entry is None:
             return False
         digest = entry[1]
+        self.usage.touched(digest, now)
         self._claims[digest] -= 1
         if not self._claims[digest]:
             del self._claims[digest]
         return True
+
+    def moved(self, number: int, added: list[Copy], removed: list[tuple[str, Tier]], now: float) -> bool:
+        """Takes a residency delta. False: one before it is missing."""
+        for copy in added:
+            if copy.tier is Tier.SLOT:
+                self.usage.paged_in(copy.digest, now)
+        return self.residency.apply(number, added, removed)
 
     def reported(self, report: Report) -> None:
         """Takes a newer report."""
@@ -135,6 +147,7 @@ class ExecutorState:
         self._unreported.clear()
         self._running.clear()
         self._claims.clear()
+        self.usage.interrupted()
         return lost
 
     def check(self) -> None:

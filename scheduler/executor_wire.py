@@ -87,15 +87,21 @@ def split_batches(
 
 def residency_rows(state: ExecutorState) -> list[adapters_pb2.AdapterResidency]:
     """What the Adapters service shows of one executor."""
-    return [
-        adapters_pb2.AdapterResidency(
-            executor=state.address,
-            digest=copy.digest,
-            tier=cast(adapters_pb2.ResidencyTier, int(copy.tier)),
-            slot=copy.slot,
-            running=state.claims(copy.digest),
-            num_bytes=copy.num_bytes,
-            pinned=copy.pinned,
+    rows = []
+    for copy in state.residency.copies():
+        comings = state.residency.comings(copy.digest, copy.tier)
+        rows.append(
+            adapters_pb2.AdapterResidency(
+                executor=state.address,
+                digest=copy.digest,
+                tier=cast(adapters_pb2.ResidencyTier, int(copy.tier)),
+                slot=copy.slot,
+                running=state.claims(copy.digest),
+                num_bytes=copy.num_bytes,
+                pinned=copy.pinned,
+                last_use_ms=int((state.usage.last_use(copy.digest) or 0) * 1000),
+                loads=comings.loads,
+                evictions=comings.evictions,
+            )
         )
-        for copy in state.residency.copies()
-    ]
+    return rows

@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 
-from lorafleet.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2, executor_pb2_grpc
+
+SLOT = adapters_pb2.RESIDENCY_TIER_SLOT
 
 
 class ManualClock:
@@ -55,9 +57,12 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.dispatches: list[executor_pb2.Dispatch] = []
         self.cancelled: list[str] = []
         self.commands: list[executor_pb2.ExecutorCommand] = []
+        self.pages = False  # Tells of copies: what it runs or pins is in a slot, until it is dropped.
+        self.copies: dict[str, executor_pb2.ResidencyEntry] = {}  # By digest, when it pages.
         self.streams = 0
         self.running: dict[str, tuple[executor_pb2.Dispatch, int]] = {}  # With the next output index.
         self.address = ""  # Once started.
+        self._unpaged: list[executor_pb2.ExecutorCommand] = []
         self._server: grpc.aio.Server | None = None
 
     async def start(self, port: int = 0) -> None:
@@ -82,11 +87,19 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
     ) -> AsyncIterator[executor_pb2.ExecutorEvent]:
         self.streams += 1
         self.running = {}
+        del self.hello.residency[:]
+        self.hello.residency.extend(self.copies.values())
+        told = dict(self.copies)
+        self.hello.residency_number = number = 0
         received = len(self.dispatches)
         reader = asyncio.create_task(self._read(commands))
         try:
             yield executor_pb2.ExecutorEvent(hello=self.hello)
             while self.break_after is None or self.break_after > 0:
+                if self.pages and not self.mute and (delta := self._page(told)):
+                    number += 1
+                    delta.number = number
+                    yield executor_pb2.ExecutorEvent(residency=delta)
                 if not self.mute:
                     for event in self._step(received):
                         yield event
@@ -98,12 +111,37 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
     async def _read(self, commands: AsyncIterator[executor_pb2.ExecutorCommand]) -> None:
         async for command in commands:
             self.commands.append(command)
+            self._unpaged.append(command)
             for dispatch in command.dispatch.dispatches:
                 self.dispatches.append(dispatch)
                 self.running[dispatch.dispatch_id] = (dispatch, len(dispatch.output_token_ids))
             for dispatch_id in command.cancel.dispatch_ids:
                 self.cancelled.append(dispatch_id)
                 self.running.pop(dispatch_id, None)
+
+    def _page(self, told: dict[str, executor_pb2.ResidencyEntry]) -> executor_pb2.ResidencyDelta | None:
+        """What is not told yet, if anything."""
+        in_use = {dispatch.digest for dispatch, _ in self.running.values()} - {""}
+        for digest in in_use - self.copies.keys():
+            self.copies[digest] = executor_pb2.ResidencyEntry(digest=digest, tier=SLOT, num_bytes=100)
+        for command in self._unpaged:
+            if command.HasField("pin"):
+                entry = executor_pb2.ResidencyEntry(digest=command.pin.digest, tier=SLOT, pinned=True)
+                self.copies[entry.digest] = entry
+            elif command.HasField("unpin") and command.unpin.digest in self.copies:
+                entry = executor_pb2.ResidencyEntry(digest=command.unpin.digest, tier=SLOT)
+                self.copies[entry.digest] = entry
+        dropped = {command.drop.digest for command in self._unpaged if command.HasField("drop")}
+        self._unpaged = [c for c in self._unpaged if c.HasField("drop") and c.drop.digest in in_use]
+        for digest in dropped - in_use:
+            self.copies.pop(digest, None)
+        delta = executor_pb2.ResidencyDelta(
+            added=[entry for digest, entry in self.copies.items() if told.get(digest) != entry],
+            removed=[entry for digest, entry in told.items() if digest not in self.copies],
+        )
+        told.clear()
+        told.update(self.copies)
+        return delta if delta.added or delta.removed else None
 
     def _step(self, received_before: int) -> Iterator[executor_pb2.ExecutorEvent]:
         step = executor_pb2.StepTokens()

@@ -8,6 +8,10 @@ from lorafleet.v1 import adapters_pb2, executor_pb2, fleet_pb2
 from scheduler.executor_link import ExecutorLink, LinkSettings, Listener
 from scheduler.executor_state import ExecutorState, Phase
 from scheduler.executor_wire import residency_rows
+from scheduler.queue import Queue
+from scheduler.residency import Tier
+
+MAX_QUEUES = 32
 
 
 class Fleet:
@@ -57,24 +61,44 @@ class Fleet:
     def prefetch(self, address: str, digest: str, expected_uses: int) -> None:
         self._links[address].prefetch(digest, expected_uses)
 
-    def drop(self, digest: str) -> None:
-        """A version was deleted: no executor needs to keep copies of it once nobody uses them."""
-        for link in self._links.values():
+    def drop(self, digest: str, addresses: Iterable[str] = ()) -> None:
+        """Executors (all, when none is named) free their copies once nobody uses them."""
+        for link in self._chosen(addresses):
             link.drop(digest)
+
+    def pin(self, digest: str, tier: Tier, addresses: Iterable[str] = ()) -> None:
+        """Executors load the version and keep it; those that are away do when they come back."""
+        for link in self._chosen(addresses):
+            link.pin(digest, tier)
+
+    def unpin(self, digest: str, addresses: Iterable[str] = ()) -> None:
+        for link in self._chosen(addresses):
+            link.unpin(digest)
+
+    def _chosen(self, addresses: Iterable[str]) -> list[ExecutorLink]:
+        return [self._links[address] for address in addresses or self._links]
 
     def residency(self) -> list[adapters_pb2.AdapterResidency]:
         """Every copy on every executor, by executor, then digest."""
         states = sorted(self.states, key=lambda state: state.address)
         return [row for state in states for row in residency_rows(state)]
 
-    def snapshot(self, waiting: int, groups: int) -> fleet_pb2.FleetSnapshot:
+    def snapshot(self, queue: Queue) -> fleet_pb2.FleetSnapshot:
         """The fleet as Fleet.Watch tells it, beside the counts of the queue."""
         states = sorted(self.states, key=lambda state: state.address)
-        return fleet_pb2.FleetSnapshot(executors=map(status, states), waiting=waiting, groups=groups)
+        sizes = sorted((-queue.group_size(digest), digest) for digest in queue.digests())[:MAX_QUEUES]
+        return fleet_pb2.FleetSnapshot(
+            executors=map(status, states),
+            waiting=len(queue),
+            groups=queue.num_groups,
+            queues=[fleet_pb2.WaitingGroup(digest=digest, waiting=-size) for size, digest in sizes],
+        )
 
 
 def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
     """One executor as the Fleet service tells it."""
+    usage = state.usage
+    page_ins = usage.page_ins
     return fleet_pb2.ExecutorStatus(
         address=state.address,
         state=cast(fleet_pb2.ExecutorState, int(state.phase)),
@@ -86,4 +110,11 @@ def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
         free_kv_blocks=state.report.free_kv_blocks,
         max_loras=state.limits.max_loras if state.limits else 0,
         resident=state.residency.in_slots(),
+        slot_hits=usage.hits[Tier.SLOT],
+        host_hits=usage.hits[Tier.HOST],
+        misses=usage.hits[Tier.DISK] + usage.hits[Tier.NOWHERE],
+        page_in_mean_ms=round(1000 * sum(page_ins) / len(page_ins)) if page_ins else 0,
+        page_in_max_ms=round(1000 * max(page_ins, default=0)),
+        max_seats=state.limits.max_seats if state.limits else 0,
+        in_host=state.residency.count(Tier.HOST),
     )

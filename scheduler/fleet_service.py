@@ -32,8 +32,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._authorize(context, "watching the fleet")
         last = None
         while True:
-            queue = self._dispatcher.queue
-            snapshot = self._dispatcher.fleet.snapshot(waiting=len(queue), groups=queue.num_groups)
+            snapshot = self._dispatcher.fleet.snapshot(self._dispatcher.queue)
             if snapshot != last:
                 yield snapshot
                 last = snapshot

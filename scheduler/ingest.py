@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store import AdapterStore, ModelSpec, Version, open_store
+from adapter_store import AdapterStore, ModelSpec, Version, VersionState, open_store
 from scheduler.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -114,11 +114,8 @@ def _store(url: str, allow_volatile: bool) -> AdapterStore:
 
 def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
     store = _store(store_url, allow_volatile)
-    before: set[str] = set()
-    after = ""
-    while page := store.list(push.tenant, name=push.name, after=after):
-        before.update(version.digest for version in page)
-        after = f"{page[-1].name}@{page[-1].digest}"
+    record = store.record(push.tenant, push.name)
+    before = {d for d, entry in record.versions.items() if entry.state is not VersionState.DELETED}
     version = store.put(
         folder,
         push.tenant,

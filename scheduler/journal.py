@@ -3,7 +3,9 @@
 import logging
 
 from scheduler.metrics import Metrics
+from scheduler.queue import BASE
 from scheduler.requests import LiveRequest
+from scheduler.residency import Tier
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +19,8 @@ class Journal:
     def accepted(self, live: LiveRequest, num_live: int) -> None:
         admitted = live.admitted
         self._metrics.live_requests.set(num_live)
+        if admitted.digest:
+            self._metrics.version_served(admitted.adapter, admitted.digest)
         self._metrics.accepted(live.waiting.tenant, admitted.adapter, len(admitted.prompt_token_ids))
 
     def dispatched(self, live: LiveRequest, now: float) -> None:
@@ -26,6 +30,11 @@ class Journal:
             self._metrics.queue_seconds.observe(now - live.accepted_at)
         elif live.last_token_at is not None:
             self._metrics.resumptions.inc()
+
+    def found_copy(self, live: LiveRequest, tier: Tier) -> None:
+        """Where the closest copy of its version was when it was dispatched."""
+        if live.waiting.digest != BASE:
+            self._metrics.sent_to_copy(tier)
 
     def generated(self, live: LiveRequest, tokens: int, now: float) -> None:
         """`live.last_token_at` is that of the tokens before these."""
@@ -52,6 +61,7 @@ def _fields(live: LiveRequest) -> dict[str, object]:
         "request_id": live.admitted.request_id,
         "tenant": live.waiting.tenant,
         "adapter": live.admitted.adapter,
+        "digest": live.admitted.digest,
         "prompt_tokens": len(live.admitted.prompt_token_ids),
         "completion_tokens": live.completion_tokens,
         "attempts": live.attempts,

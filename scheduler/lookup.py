@@ -2,18 +2,15 @@
 
 import dataclasses
 import secrets
-from typing import Protocol
+from collections.abc import Callable
+from typing import TypeVar
 
 import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from scheduler.auth import Identity
 from scheduler.errors import AdapterNotFound, IncompatibleAdapter, InvalidRequest, PermissionDenied
 
-
-class Resolver(Protocol):
-    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
-        """As AdapterStore.resolve."""
-        ...
+T = TypeVar("T", Version, Version | None)
 
 
 def parse_ref(text: str, identity: Identity, field: str = "adapter") -> Ref:
@@ -24,10 +21,9 @@ def parse_ref(text: str, identity: Identity, field: str = "adapter") -> Ref:
         raise InvalidRequest(field, str(error)) from error
 
 
-def find_version(
-    store: Resolver, ref: Ref, identity: Identity, text: str, sticky_key: str | None = None
-) -> Version:
-    """The version behind `ref`. Raises AdapterNotFound with `text`, the ref as the caller wrote it.
+def find_version(find: Callable[[Ref], T], ref: Ref, identity: Identity, text: str) -> T:
+    """The version behind `ref`, as `find` says. Raises AdapterNotFound with `text`, the ref as the caller
+    wrote it.
 
     What the caller may not see is looked up too, under a tenant that cannot exist: the same text after the
     same work, so neither tells that it is there.
@@ -35,7 +31,7 @@ def find_version(
     if not identity.sees(ref.tenant, ref.name):
         ref = dataclasses.replace(ref, tenant=f"hidden-{secrets.token_hex(16)}")
     try:
-        return store.resolve(ref, sticky_key)
+        return find(ref)
     except adapter_store.AdapterNotFound:
         raise AdapterNotFound(text) from None
 

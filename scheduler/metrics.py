@@ -1,11 +1,13 @@
 """All instruments of the scheduler."""
 
+import contextlib
 from collections import Counter as Counted
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scheduler.executor_state import Phase
+from scheduler.residency import Tier
 
 OTHER = "other"
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -68,6 +70,37 @@ class Metrics:
         self.prefetch_hints = Counter(
             "lorafleet_scheduler_prefetch_hints", "Prefetch hints sent to executors.", registry=registry
         )
+        self._version_requests = Counter(
+            "lorafleet_scheduler_version_requests",
+            "Requests accepted, by adapter and the version that its ref named.",
+            ["adapter", "version"],
+            registry=registry,
+        )
+        self._resolutions = Counter(
+            "lorafleet_scheduler_resolutions",
+            "Refs resolved, by where the answer came from (memory, store, memory_unconfirmed).",
+            ["source"],
+            registry=registry,
+        )
+        self.store_age_seconds = Gauge(
+            "lorafleet_scheduler_store_age_seconds",
+            "Time since what is known of the adapter store was last confirmed to be current.",
+            registry=registry,
+        )
+        self.known_names = Gauge(
+            "lorafleet_scheduler_known_names", "Adapters whose records are in memory.", registry=registry
+        )
+        self._data_loss = Counter(
+            "lorafleet_scheduler_data_loss",
+            "Stored versions that were found damaged. Above 0: look at once.",
+            registry=registry,
+        )
+        self._copy_hits = Counter(
+            "lorafleet_scheduler_copy_hits",
+            "Requests sent to executors, by the closest copy of their version there.",
+            ["tier"],
+            registry=registry,
+        )
         self.live_requests = Gauge(
             "lorafleet_scheduler_live_requests", "Accepted requests that have not ended.", registry=registry
         )
@@ -98,6 +131,24 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
+
+    def resolved(self, source: str) -> None:
+        self._resolutions.labels(source).inc()
+
+    def data_loss(self) -> None:
+        self._data_loss.inc()
+
+    def sent_to_copy(self, tier: Tier) -> None:
+        self._copy_hits.labels(tier.name.lower()).inc()
+
+    def version_served(self, adapter: str, digest: str) -> None:
+        """Bounded by the first names, as all labels are, and ended by `version_gone`."""
+        name = self.adapter(adapter)
+        self._version_requests.labels(name, digest if name != OTHER else OTHER).inc()
+
+    def version_gone(self, adapter: str, digest: str) -> None:
+        with contextlib.suppress(KeyError):
+            self._version_requests.remove(self.adapter(adapter), digest)
 
     def accepted(self, tenant: str, adapter: str, prompt_tokens: int) -> None:
         labels = self._names(tenant, adapter)

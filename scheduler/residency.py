@@ -1,8 +1,11 @@
 """Which versions an executor holds, kept from its snapshot and numbered deltas. Pure."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+MAX_COUNTED = 8192
 
 
 class Tier(IntEnum):
@@ -26,17 +29,26 @@ class Copy:
 
 
 @dataclass(slots=True)
+class Comings:
+    """How often a version came into one tier, and left it."""
+
+    loads: int = 0
+    evictions: int = 0
+
+
+@dataclass(slots=True)
 class Residency:
     """Copies by digest and tier. After a lost delta it is wrong: the stream must be opened anew."""
 
     _number: int = 0
     _copies: dict[str, dict[Tier, Copy]] = field(default_factory=dict)
+    _comings: OrderedDict[tuple[str, Tier], Comings] = field(default_factory=OrderedDict)  # The last ones.
 
     @classmethod
     def from_snapshot(cls, number: int, copies: Iterable[Copy]) -> "Residency":
         residency = cls(number)
         for copy in copies:
-            residency._copies.setdefault(copy.digest, {})[copy.tier] = copy
+            residency._add(copy)
         return residency
 
     def apply(self, number: int, added: Iterable[Copy], removed: Iterable[tuple[str, Tier]]) -> bool:
@@ -46,16 +58,28 @@ class Residency:
         self._number = number
         for digest, tier in removed:
             tiers = self._copies.get(digest, {})
-            tiers.pop(tier, None)
+            if tiers.pop(tier, None):
+                self._count(digest, tier).evictions += 1
             if not tiers:
                 self._copies.pop(digest, None)
         for copy in added:
-            self._copies.setdefault(copy.digest, {})[copy.tier] = copy
+            self._add(copy)
         return True
 
     def tier(self, digest: str) -> Tier:
         """The closest tier that holds the version."""
         return max(self._copies.get(digest, {}), default=Tier.NOWHERE)
+
+    def comings(self, digest: str, tier: Tier) -> Comings:
+        """Since the snapshot, whose copies count as loaded once. Of what went long ago nothing is known."""
+        return self._comings.get((digest, tier), Comings())
+
+    def copies_of(self, digest: str) -> list[Copy]:
+        return list(self._copies.get(digest, {}).values())
+
+    def count(self, tier: Tier) -> int:
+        """Copies in one tier."""
+        return sum(tier in tiers for tiers in self._copies.values())
 
     def copies(self) -> list[Copy]:
         """All copies, by digest and tier."""
@@ -68,6 +92,19 @@ class Residency:
     def in_slots(self) -> list[str]:
         """Versions in slots, sorted."""
         return sorted(digest for digest, tiers in self._copies.items() if Tier.SLOT in tiers)
+
+    def _add(self, copy: Copy) -> None:
+        tiers = self._copies.setdefault(copy.digest, {})
+        if copy.tier not in tiers:
+            self._count(copy.digest, copy.tier).loads += 1
+        tiers[copy.tier] = copy
+
+    def _count(self, digest: str, tier: Tier) -> Comings:
+        comings = self._comings.setdefault((digest, tier), Comings())
+        self._comings.move_to_end((digest, tier))
+        if len(self._comings) > MAX_COUNTED:
+            self._comings.popitem(last=False)
+        return comings
 
     def check(self) -> None:
         """Raises AssertionError when an entry is filed wrongly or kept empty."""

@@ -22,19 +22,23 @@ from lorafleet.v1 import (
     inference_pb2,
     inference_pb2_grpc,
 )
+from scheduler.adapters_calls import Backends, Limits
 from scheduler.adapters_service import AdaptersService
 from scheduler.admission import Admission
 from scheduler.auth import Authenticator
 from scheduler.config import Config
+from scheduler.copies import Copies
 from scheduler.dispatcher import Dispatcher, DispatcherSettings
 from scheduler.executor_link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import SERVER_OPTIONS
 from scheduler.ingest import Ingest
 from scheduler.metrics import Metrics
-from scheduler.remembered import RememberedVersions
+from scheduler.quarantine import Quarantine
+from scheduler.retirement import Retirement
 from scheduler.server import InferenceService
 from scheduler.tokenizer import Tokenizer
+from scheduler.versions import Versions
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +72,24 @@ class Scheduler:
         self._authenticator = Authenticator(config.tokens_file)
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
+        self._versions = Versions(self._store, config.alias_max_staleness, count=self._metrics.resolved)
+        self._quarantine = Quarantine(self._store, self._versions, self._pool, self._metrics.data_loss)
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
             _link_settings(config, self._spec),
             self._tokenizer,
             self._metrics,
             time.monotonic,
+            self._quarantine.suspect,
         )
-        versions = RememberedVersions(self._store)
-        self._admission = Admission(versions, self._tokenizer, self._spec, self._max_model_len, self._pool)
+        self._retirement = Retirement(
+            self._versions, self.dispatcher, self._pool, time.monotonic, self._metrics.version_gone
+        )
+        self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
+        self._metrics.known_names.set_function(lambda: len(self._versions))
+        self._admission = Admission(
+            self._versions, self._tokenizer, self._spec, self._max_model_len, self._pool
+        )
         self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -87,7 +100,9 @@ class Scheduler:
         """Raises CannotListen."""
         await self._set_readiness(False)
         await self._listen()
+        self._versions.start()
         self.dispatcher.start()
+        self._retirement.start()
         self._readiness = asyncio.create_task(self._follow_readiness(), name="readiness")
 
     async def drain(self) -> bool:
@@ -101,7 +116,9 @@ class Scheduler:
         """Ends what is still live with UNAVAILABLE."""
         if self._readiness:
             self._readiness.cancel()
+        self._retirement.stop()
         await self.dispatcher.stop()
+        self._versions.stop()
         await self._server.stop(grace=1.0)
         await self._admission.close()
         await asyncio.to_thread(self._ingest.close)
@@ -126,15 +143,18 @@ class Scheduler:
             ),
             self._server,
         )
-        adapters = AdaptersService(
+        backends = Backends(
             self._store,
             self._spec,
             self._authenticator,
             self._ingest,
-            self.dispatcher.fleet.residency,
-            self.dispatcher.fleet.drop,
+            self._versions,
+            Copies(self.dispatcher.fleet),
+            self._retirement,
             self._pool,
+            self._quarantine,
         )
+        adapters = AdaptersService(backends, Limits(delete_grace_s=self.config.delete_grace))
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(
             FleetService(self._authenticator, self.dispatcher), self._server

@@ -22,6 +22,7 @@ from adapter_store.redis_store.content import Content, prepare
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.notices import Notices
+from adapter_store.redis_store.orphans import find_orphans
 from adapter_store.redis_store.primary import Primary
 from adapter_store.redis_store.read import Reader
 from adapter_store.redis_store.upload import Uploader
@@ -41,7 +42,8 @@ class RedisStore(Catalogue):
     def __init__(self, url: RedisUrl, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         """Raises StoreUnavailable; UnsafeStore when the server may lose what it acknowledged."""
         self._max_file_bytes = max_file_bytes
-        self._primary, keys = Primary(url), Keys(url.namespace)
+        self._primary, self._keys = Primary(url), Keys(url.namespace)
+        keys = self._keys
         self._channel = keys.channel
         self._metadata = Metadata(self._primary, keys)
         self._content = Content(Reader(self._primary, keys, self._metadata))
@@ -133,6 +135,9 @@ class RedisStore(Catalogue):
         version = self.find(ref)
         self._content.check(version.digest)
         return version
+
+    def orphans(self) -> builtins.list[str]:
+        return find_orphans(self._primary, self._keys)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         watcher = Watcher(self._metadata.changes, callback)

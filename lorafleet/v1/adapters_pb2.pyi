@@ -7,12 +7,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class VersionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERSION_STATE_UNSPECIFIED: _ClassVar[VersionState]
+    VERSION_STATE_ACTIVE: _ClassVar[VersionState]
+    VERSION_STATE_DRAINING: _ClassVar[VersionState]
+    VERSION_STATE_DELETED: _ClassVar[VersionState]
+
 class ResidencyTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RESIDENCY_TIER_UNSPECIFIED: _ClassVar[ResidencyTier]
     RESIDENCY_TIER_DISK: _ClassVar[ResidencyTier]
     RESIDENCY_TIER_HOST: _ClassVar[ResidencyTier]
     RESIDENCY_TIER_SLOT: _ClassVar[ResidencyTier]
+VERSION_STATE_UNSPECIFIED: VersionState
+VERSION_STATE_ACTIVE: VersionState
+VERSION_STATE_DRAINING: VersionState
+VERSION_STATE_DELETED: VersionState
 RESIDENCY_TIER_UNSPECIFIED: ResidencyTier
 RESIDENCY_TIER_DISK: ResidencyTier
 RESIDENCY_TIER_HOST: ResidencyTier
@@ -29,7 +40,7 @@ class AdapterModule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
-    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases")
+    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +54,8 @@ class AdapterVersion(_message.Message):
     PROTECTED_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     name: str
     digest: str
@@ -56,21 +69,33 @@ class AdapterVersion(_message.Message):
     protected: bool
     warnings: _containers.RepeatedScalarFieldContainer[str]
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    state: VersionState
+    quarantined: bool
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ...) -> None: ...
+
+class AliasTarget(_message.Message):
+    __slots__ = ("target", "weight")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    weight: int
+    def __init__(self, target: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class AdapterAlias(_message.Message):
-    __slots__ = ("tenant", "name", "alias", "digest", "generation")
+    __slots__ = ("tenant", "name", "alias", "digest", "generation", "targets")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     name: str
     alias: str
     digest: str
     generation: int
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., alias: _Optional[str] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    targets: _containers.RepeatedCompositeFieldContainer[AliasTarget]
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., alias: _Optional[str] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("adapter", "alias", "strict_base", "dry_run", "expected_generation")
@@ -139,16 +164,20 @@ class GetAdapterResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[AdapterVersion, _Mapping]] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
-    __slots__ = ("name", "page_size", "page_token", "tenant")
+    __slots__ = ("name", "page_size", "page_token", "tenant", "summary", "deleted")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     name: str
     page_size: int
     page_token: str
     tenant: str
-    def __init__(self, name: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    summary: bool
+    deleted: bool
+    def __init__(self, name: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., tenant: _Optional[str] = ..., summary: bool = ..., deleted: bool = ...) -> None: ...
 
 class ListAdaptersResponse(_message.Message):
     __slots__ = ("versions", "next_page_token")
@@ -159,10 +188,14 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteAdapterRequest(_message.Message):
-    __slots__ = ("adapter",)
+    __slots__ = ("adapter", "force", "now")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
     adapter: str
-    def __init__(self, adapter: _Optional[str] = ...) -> None: ...
+    force: bool
+    now: bool
+    def __init__(self, adapter: _Optional[str] = ..., force: bool = ..., now: bool = ...) -> None: ...
 
 class DeleteAdapterResponse(_message.Message):
     __slots__ = ("digest",)
@@ -171,14 +204,16 @@ class DeleteAdapterResponse(_message.Message):
     def __init__(self, digest: _Optional[str] = ...) -> None: ...
 
 class SetAliasRequest(_message.Message):
-    __slots__ = ("adapter", "target", "expected_generation")
+    __slots__ = ("adapter", "target", "expected_generation", "targets")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     target: str
     expected_generation: int
-    def __init__(self, adapter: _Optional[str] = ..., target: _Optional[str] = ..., expected_generation: _Optional[int] = ...) -> None: ...
+    targets: _containers.RepeatedCompositeFieldContainer[AliasTarget]
+    def __init__(self, adapter: _Optional[str] = ..., target: _Optional[str] = ..., expected_generation: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ...) -> None: ...
 
 class SetAliasResponse(_message.Message):
     __slots__ = ("alias",)
@@ -235,30 +270,54 @@ class UnprotectResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[AdapterVersion, _Mapping]] = ...) -> None: ...
 
 class PinRequest(_message.Message):
-    __slots__ = ("adapter", "tier")
+    __slots__ = ("adapter", "tier", "executors")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     tier: ResidencyTier
-    def __init__(self, adapter: _Optional[str] = ..., tier: _Optional[_Union[ResidencyTier, str]] = ...) -> None: ...
+    executors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., tier: _Optional[_Union[ResidencyTier, str]] = ..., executors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PinResponse(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "pinned", "missing")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     digest: str
-    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+    pinned: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., pinned: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnpinRequest(_message.Message):
-    __slots__ = ("adapter",)
+    __slots__ = ("adapter", "executors")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
-    def __init__(self, adapter: _Optional[str] = ...) -> None: ...
+    executors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnpinResponse(_message.Message):
     __slots__ = ("digest",)
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     digest: str
     def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class DropCopiesRequest(_message.Message):
+    __slots__ = ("adapter", "executors")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    executors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DropCopiesResponse(_message.Message):
+    __slots__ = ("digest", "remaining")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    remaining: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., remaining: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainAdapterRequest(_message.Message):
     __slots__ = ("adapter",)
@@ -267,10 +326,12 @@ class DrainAdapterRequest(_message.Message):
     def __init__(self, adapter: _Optional[str] = ...) -> None: ...
 
 class DrainAdapterResponse(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "unreachable")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     digest: str
-    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+    unreachable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("adapter",)
@@ -279,7 +340,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, adapter: _Optional[str] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("verified", "damaged")
+    __slots__ = ("verified", "damaged", "orphans")
     class DamagedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -289,9 +350,11 @@ class VerifyResponse(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
     verified: int
     damaged: _containers.ScalarMap[str, str]
-    def __init__(self, verified: _Optional[int] = ..., damaged: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    orphans: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, verified: _Optional[int] = ..., damaged: _Optional[_Mapping[str, str]] = ..., orphans: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("dry_run",)
@@ -300,12 +363,14 @@ class CollectRequest(_message.Message):
     def __init__(self, dry_run: bool = ...) -> None: ...
 
 class CollectResponse(_message.Message):
-    __slots__ = ("digests", "num_bytes")
+    __slots__ = ("digests", "num_bytes", "adapters")
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     digests: _containers.RepeatedScalarFieldContainer[str]
     num_bytes: int
-    def __init__(self, digests: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResidencyRequest(_message.Message):
     __slots__ = ("adapter",)
@@ -314,7 +379,7 @@ class ResidencyRequest(_message.Message):
     def __init__(self, adapter: _Optional[str] = ...) -> None: ...
 
 class AdapterResidency(_message.Message):
-    __slots__ = ("executor", "digest", "tier", "slot", "running", "num_bytes", "pinned")
+    __slots__ = ("executor", "digest", "tier", "slot", "running", "num_bytes", "pinned", "max_rank", "last_use_ms", "loads", "evictions", "adapters")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +387,11 @@ class AdapterResidency(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     executor: str
     digest: str
     tier: ResidencyTier
@@ -329,7 +399,12 @@ class AdapterResidency(_message.Message):
     running: int
     num_bytes: int
     pinned: bool
-    def __init__(self, executor: _Optional[str] = ..., digest: _Optional[str] = ..., tier: _Optional[_Union[ResidencyTier, str]] = ..., slot: _Optional[int] = ..., running: _Optional[int] = ..., num_bytes: _Optional[int] = ..., pinned: bool = ...) -> None: ...
+    max_rank: int
+    last_use_ms: int
+    loads: int
+    evictions: int
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, executor: _Optional[str] = ..., digest: _Optional[str] = ..., tier: _Optional[_Union[ResidencyTier, str]] = ..., slot: _Optional[int] = ..., running: _Optional[int] = ..., num_bytes: _Optional[int] = ..., pinned: bool = ..., max_rank: _Optional[int] = ..., last_use_ms: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResidencyResponse(_message.Message):
     __slots__ = ("copies",)

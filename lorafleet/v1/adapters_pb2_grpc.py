@@ -95,6 +95,11 @@ class AdaptersStub(object):
                 request_serializer=lorafleet_dot_v1_dot_adapters__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=lorafleet_dot_v1_dot_adapters__pb2.UnpinResponse.FromString,
                 _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/lorafleet.v1.Adapters/Drop',
+                request_serializer=lorafleet_dot_v1_dot_adapters__pb2.DropCopiesRequest.SerializeToString,
+                response_deserializer=lorafleet_dot_v1_dot_adapters__pb2.DropCopiesResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/lorafleet.v1.Adapters/Drain',
                 request_serializer=lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterRequest.SerializeToString,
@@ -150,7 +155,7 @@ class AdaptersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Removes a version; refused while an alias or a protection points at it.
+        """Takes a version from all new requests; Collect frees its bytes. Refused while an alias or a protection points at it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,7 +197,7 @@ class AdaptersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Keeps a version in host memory or in a slot of executors.
+        """Keeps a version in host memory or in a slot of executors, those that come back after a restart, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -205,22 +210,29 @@ class AdaptersServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drop(self, request, context):
+        """Frees the copies of a version on executors, each as soon as nothing uses it. New requests load it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
-        """Stops new requests of a version, waits for the running ones and frees every copy on the executors.
+        """Stops new requests of a version, waits for the running ones of this scheduler and frees every copy on the executors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Re-hashes what is stored.
+        """Re-hashes what is stored. A version that is damaged is put into quarantine: requests for it fail with DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Collect(self, request, context):
-        """Removes what nothing points at any more.
+        """Removes deleted versions whose grace has passed and that no executor has a copy of.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -295,6 +307,11 @@ def add_AdaptersServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=lorafleet_dot_v1_dot_adapters__pb2.UnpinRequest.FromString,
                     response_serializer=lorafleet_dot_v1_dot_adapters__pb2.UnpinResponse.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=lorafleet_dot_v1_dot_adapters__pb2.DropCopiesRequest.FromString,
+                    response_serializer=lorafleet_dot_v1_dot_adapters__pb2.DropCopiesResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -642,6 +659,33 @@ class Adapters(object):
             '/lorafleet.v1.Adapters/Unpin',
             lorafleet_dot_v1_dot_adapters__pb2.UnpinRequest.SerializeToString,
             lorafleet_dot_v1_dot_adapters__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorafleet.v1.Adapters/Drop',
+            lorafleet_dot_v1_dot_adapters__pb2.DropCopiesRequest.SerializeToString,
+            lorafleet_dot_v1_dot_adapters__pb2.DropCopiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,7 +29,7 @@ class WatchFleetRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class ExecutorStatus(_message.Message):
-    __slots__ = ("address", "state", "detail", "instance_id", "cordoned", "running", "free_seats", "free_kv_blocks", "max_loras", "resident")
+    __slots__ = ("address", "state", "detail", "instance_id", "cordoned", "running", "free_seats", "free_kv_blocks", "max_loras", "resident", "slot_hits", "host_hits", "misses", "page_in_mean_ms", "page_in_max_ms", "max_seats", "in_host")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,13 @@ class ExecutorStatus(_message.Message):
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_HITS_FIELD_NUMBER: _ClassVar[int]
+    HOST_HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IN_MEAN_MS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IN_MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEATS_FIELD_NUMBER: _ClassVar[int]
+    IN_HOST_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: ExecutorState
     detail: str
@@ -50,17 +57,34 @@ class ExecutorStatus(_message.Message):
     free_kv_blocks: int
     max_loras: int
     resident: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., detail: _Optional[str] = ..., instance_id: _Optional[str] = ..., cordoned: bool = ..., running: _Optional[int] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., max_loras: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ...) -> None: ...
+    slot_hits: int
+    host_hits: int
+    misses: int
+    page_in_mean_ms: int
+    page_in_max_ms: int
+    max_seats: int
+    in_host: int
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., detail: _Optional[str] = ..., instance_id: _Optional[str] = ..., cordoned: bool = ..., running: _Optional[int] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., max_loras: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., slot_hits: _Optional[int] = ..., host_hits: _Optional[int] = ..., misses: _Optional[int] = ..., page_in_mean_ms: _Optional[int] = ..., page_in_max_ms: _Optional[int] = ..., max_seats: _Optional[int] = ..., in_host: _Optional[int] = ...) -> None: ...
+
+class WaitingGroup(_message.Message):
+    __slots__ = ("digest", "waiting")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    waiting: int
+    def __init__(self, digest: _Optional[str] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class FleetSnapshot(_message.Message):
-    __slots__ = ("executors", "waiting", "groups")
+    __slots__ = ("executors", "waiting", "groups", "queues")
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     executors: _containers.RepeatedCompositeFieldContainer[ExecutorStatus]
     waiting: int
     groups: int
-    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., groups: _Optional[int] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[WaitingGroup]
+    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[WaitingGroup, _Mapping]]] = ...) -> None: ...
 
 class CordonRequest(_message.Message):
     __slots__ = ("address", "cordoned")

@@ -53,7 +53,9 @@ def main(cluster: Cluster) -> Pair:
     slots = ("--max-loras", "4", "--max-lora-rank", "16", "--max-seats", "32")
     steps = ("--max-batched-tokens", "4096", "--num-kv-blocks", "1024", "--host-memory-bytes", "4000000")
     executor = (*slots, *steps, "--adapter-aging", "60")
-    return cluster.pair("main", executor, ("--tokens-file", str(file), "--aging", "60"))
+    return cluster.pair(
+        "main", executor, ("--tokens-file", str(file), "--aging", "60", "--delete-grace", "0")
+    )
 
 
 @pytest.fixture(scope="session")

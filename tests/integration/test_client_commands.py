@@ -93,7 +93,7 @@ def test_every_adapters_command_speaks_json(
     run("push", str(folder), "x", "--alias", "")
     assert len(run("list")) == 2  # over two pages
     assert run("show", "x")["modules"] == [{"name": "layers.0.q_proj", "rank": 4, "scale": 2.0}]
-    assert run("verify") == {"verified": 2, "damaged": {}}
+    assert run("verify") == {"verified": 2, "damaged": {}, "orphans": []}
     assert run("export", "x", str(tmp_path / "copy"))["files"] == [
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet import AdapterNotFound
-from tests.support.cluster import Pair
+from lorafleet import AdapterNotFound, Client
+from tests.support.cluster import Pair, wait_until
 from tests.support.streams import undisturbed, watch
 
 PROMPT = [17, 29, 31, 43] * 12  # three blocks of 16
@@ -53,19 +53,49 @@ def test_a_version_that_is_deleted_is_gone_and_its_stream_goes_on(
 
 
 def test_schedulers_over_one_store_agree(main: Pair, wide: Pair, adapter: Callable[..., Path]) -> None:
-    """What one has done, the other knows at once; and neither ever answers with the base."""
+    """What one has done, it knows at once, and the other within a second; neither ever answers with the
+    base."""
+
     with main.client("ops") as here, wide.client() as there:
-        for pusher, asker in ((here, there), (there, here)):
-            first = pusher.adapters.push(adapter("shared-1"), "shared").version.digest
-            for _ in range(25):
-                assert asker.generate(PROMPT, adapter="shared", max_new_tokens=1).adapter_digest == first
-            second = asker.adapters.push(adapter("shared-2"), "shared").version.digest
-            assert pusher.generate(PROMPT, adapter="shared", max_new_tokens=1).adapter_digest == second
-            pusher.adapters.set_alias("shared@latest", first)
-            assert asker.generate(PROMPT, adapter="shared", max_new_tokens=1).adapter_digest == first
-            pusher.adapters.delete("shared")
-            asker.adapters.delete(f"shared@{second}")
-            for client in (asker, pusher):
-                for ref in ("shared", f"shared@{first}", f"shared@{second}"):
-                    with pytest.raises(AdapterNotFound):
-                        client.generate(PROMPT, adapter=ref, max_new_tokens=1)
+        _take_turns(here, there, adapter)
+        _take_turns(there, here, adapter)
+
+
+def _take_turns(pusher: Client, asker: Client, adapter: Callable[..., Path]) -> None:
+    first = pusher.adapters.push(adapter("shared-1"), "shared").version.digest
+    assert _serves(pusher, first)
+    wait_until(lambda: _knows(asker, first), "the other one knows it")
+    for _ in range(25):
+        assert _serves(asker, first)
+    second = asker.adapters.push(adapter("shared-2"), "shared").version.digest
+    assert _serves(asker, second)
+    wait_until(lambda: _serves(pusher, second), "the other one knows it")
+    pusher.adapters.set_alias("shared@latest", first)
+    assert _serves(pusher, first)
+    wait_until(lambda: _serves(asker, first), "the move is seen")
+    pusher.adapters.delete("shared")
+    asker.adapters.delete(f"shared@{second}")
+    wait_until(lambda: not _knows(asker, first), "the deletions are seen")
+    wait_until(lambda: not _knows(pusher, second), "the deletions are seen")
+    for client in (asker, pusher):
+        for ref in ("shared", f"shared@{first}", f"shared@{second}"):
+            with pytest.raises(AdapterNotFound):
+                client.generate(PROMPT, adapter=ref, max_new_tokens=1)
+
+
+def _serves(client: Client, digest: str) -> bool:
+    """Whether the alias leads there. Never to the base."""
+    try:
+        answer = client.generate(PROMPT, adapter="shared", max_new_tokens=1)
+    except AdapterNotFound:
+        return False
+    assert answer.adapter_digest
+    return answer.adapter_digest == digest
+
+
+def _knows(client: Client, digest: str) -> bool:
+    try:
+        client.generate(PROMPT, adapter=f"shared@{digest}", max_new_tokens=1)
+    except AdapterNotFound:
+        return False
+    return True

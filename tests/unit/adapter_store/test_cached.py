@@ -87,6 +87,22 @@ def test_one_fetch_and_then_none_even_after_a_restart_without_the_store(
     check(tmp_path / "cache", ROOMY)
 
 
+def test_what_is_discarded_is_gone_and_fetched_again(
+    tmp_path: Path, origin: Origin, versions: list[Version]
+) -> None:
+    cache = CachedStore(origin, tmp_path / "cache", ROOMY)
+    first, second = (version.digest for version in versions[:2])
+    held = cache.open(first)
+    cache.open(second).close()
+    for _ in range(2):
+        cache.discard(first)
+        assert kept(tmp_path / "cache") == {second}
+    assert held["layers.0.q_proj"].rank == 4
+    cache.open(first).close()
+    assert origin.opened[first] == 2
+    check(tmp_path / "cache", ROOMY)
+
+
 def test_the_least_recently_used_goes_first(
     tmp_path: Path, origin: Origin, versions: list[Version], entry_bytes: int
 ) -> None:

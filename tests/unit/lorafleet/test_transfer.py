@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet import DataLoss, InvalidRequest, operations
+from lorafleet import DataLoss, InvalidRequest, adapter_operations
 from lorafleet.transfer import PIECE_BYTES, Download, push_messages
 from lorafleet.v1 import adapters_pb2
 
-HEADER = operations.push("acme/x", "latest", False, False, None).request
+HEADER = adapter_operations.push("acme/x", "latest", False, False, None).request
 
 
 def adapter_folder(folder: Path, weights: bytes = b"w" * (2 * PIECE_BYTES + 5)) -> Path:

@@ -2,117 +2,29 @@
 
 import asyncio
 import contextlib
-import dataclasses
-import hashlib
-from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
-from adapter_store import DiskStore, ModelSpec
+from adapter_store import ModelSpec
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler import adapters_service, transfer
-from scheduler.adapters_service import AdaptersService
-from scheduler.auth import Authenticator
-from scheduler.ingest import Ingest
-from tests.support.adapters import lora_pair, raw_adapter
+from scheduler.tokenizer import Tokenizer
+from tests.support.adapters_calls import Running, as_, parts, push, running_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-MAX_PUSH_BYTES = 256 * 1024
-TOKENS = """
-[[tokens]]
-sha256 = "{acme}"
-tenant = "acme"
-rights = ["infer", "admin"]
-adapters = ["acme/*", "shared/*"]
-[[tokens]]
-sha256 = "{reader}"
-tenant = "acme"
-rights = ["infer"]
-[[tokens]]
-sha256 = "{rival}"
-tenant = "rival"
-rights = ["infer", "admin"]
-"""
-
-
-@dataclasses.dataclass
-class Running:
-    stub: Any
-    spool: Path
-    folders: Path
-    store: DiskStore
-    store_folder: Path
-    copies: list[pb.AdapterResidency]
-    dropped: list[str]
-    port: int
-
-    def content(self, seed: int, **files: str) -> dict[str, bytes]:
-        """The files of a small adapter."""
-        folder = self.folders / str(seed)
-        tensors = lora_pair("model.layers.0.self_attn.q_proj", 64, 64, seed=seed)
-        raw_adapter(folder, tensors, target_modules=["q_proj"])
-        content = {file.name: file.read_bytes() for file in folder.iterdir()}
-        return content | {f"{name}.jinja": text.encode() for name, text in files.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def service(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec) -> AsyncIterator[Running]:
-    root = tmp_path_factory.mktemp("service")
-    tokens, spool = root / "tokens.toml", root / "spool"
-    spool.mkdir()
-    names = ("acme", "reader", "rival")
-    tokens.write_text(TOKENS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in names}))
-    store = DiskStore(root / "store")
-    ingest = Ingest(str(root / "store"))
-    copies: list[pb.AdapterResidency] = []
-    dropped: list[str] = []
-    with ThreadPoolExecutor(2) as pool:
-        servicer = AdaptersService(
-            store,
-            spec,
-            Authenticator(tokens),
-            ingest,
-            lambda: copies,
-            dropped.append,
-            pool,
-            spool=spool,
-            max_push_bytes=MAX_PUSH_BYTES,
-            max_heavy_calls=1,
-        )
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
-        adapters_pb2_grpc.add_AdaptersServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = adapters_pb2_grpc.AdaptersStub(channel)
-            yield Running(stub, spool, root / "folders", store, root / "store", copies, dropped, port)
-        await server.stop(None)
-    ingest.close()
-
-
-def as_(who: str) -> dict[str, Any]:
-    return {"metadata": [("authorization", f"Bearer {who}")]}
-
-
-def parts(
-    adapter: str, files: dict[str, bytes], piece: int = 1000, **header: Any
-) -> Iterator[pb.PushRequest]:
-    yield pb.PushRequest(header=pb.PushHeader(adapter=adapter, **header))
-    for name, data in files.items():
-        for start in range(0, max(len(data), 1), piece):
-            yield pb.PushRequest(chunk=pb.FileChunk(name=name, data=data[start : start + piece]))
-
-
-async def push(
-    service: Running, adapter: str, files: dict[str, bytes], who: str = "acme", **header: Any
-) -> pb.PushResponse:
-    return await service.stub.Push(parts(adapter, files, **header), **as_(who))
+async def service(
+    tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokenizer: Tokenizer
+) -> AsyncIterator[Running]:
+    async with running_service(tmp_path_factory.mktemp("service"), spec, tokenizer) as service:
+        yield service
 
 
 async def refused(call: Any) -> grpc.aio.AioRpcError:
@@ -349,9 +261,8 @@ async def test_deletion_is_refused_while_something_points_there(service: Running
     )
     freed = await service.stub.Unprotect(pb.UnprotectRequest(adapter="going"), **as_("acme"))
     assert not freed.version.protected
-    assert version.digest not in service.dropped
     assert (await service.stub.Delete(by_alias, **as_("acme"))).digest == version.digest
-    assert version.digest in service.dropped
+    service.store.open(version.digest).close()
     assert (await refused(service.stub.Delete(by_alias, **as_("acme")))).code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -427,34 +338,6 @@ async def test_verify_tells_damage_apart(service: Running) -> None:
     one = await service.stub.Verify(pb.VerifyRequest(adapter="whole"), **as_("rival"))
     assert (one.verified, dict(one.damaged)) == (1, {})
     assert good.digest != bad.digest
-
-
-async def test_residency_shows_the_caller_s_versions_only(service: Running) -> None:
-    mine = (await push(service, "resident", service.content(40))).version.digest
-    theirs = (await push(service, "resident", service.content(41), who="rival")).version.digest
-    service.copies[:] = [
-        pb.AdapterResidency(executor="b:1", digest=mine, tier=pb.RESIDENCY_TIER_SLOT, slot=1),
-        pb.AdapterResidency(executor="a:1", digest=mine, tier=pb.RESIDENCY_TIER_HOST),
-        pb.AdapterResidency(executor="a:1", digest=theirs, tier=pb.RESIDENCY_TIER_HOST),
-    ]
-    for request in (pb.ResidencyRequest(), pb.ResidencyRequest(adapter="resident")):
-        copies = (await service.stub.Residency(request, **as_("acme"))).copies
-        assert [(copy.executor, copy.digest) for copy in copies] == [("a:1", mine), ("b:1", mine)]
-
-
-@pytest.mark.parametrize(
-    ("method", "request_"),
-    [
-        ("Pin", pb.PinRequest()),
-        ("Unpin", pb.UnpinRequest()),
-        ("Drain", pb.DrainAdapterRequest()),
-        ("Collect", pb.CollectRequest()),
-    ],
-)
-async def test_what_comes_later_says_so(service: Running, method: str, request_: Any) -> None:
-    error = await refused(getattr(service.stub, method)(request_, **as_("acme")))
-    assert error.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert "yet" in error.details()
 
 
 async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Running) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from adapter_store import DiskStore, ModelSpec, Version
+from adapter_store import DiskStore, ModelSpec, NameRecord, Version
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import errors
 from scheduler.admission import Admission, Identity
 from scheduler.auth import ADMIN, INFER
 from scheduler.tokenizer import Tokenizer
+from scheduler.versions import Versions
 
 ACME = Identity("acme", frozenset({INFER, ADMIN}), ("acme/*", "shared/*"))
 Request = inference_pb2.GenerateRequest
@@ -38,10 +39,17 @@ def stored(store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path]) 
     )
 
 
+def asking(store: DiskStore) -> Versions:
+    """With the store's news of now: for tests that take less than its patience."""
+    versions = Versions(store, 3600.0)
+    versions.ask()
+    return versions
+
+
 @pytest_asyncio.fixture
 async def admission(store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec) -> AsyncIterator[Admission]:
     with ThreadPoolExecutor(2) as pool:
-        admission = Admission(store, tokenizer, spec, 100, pool)
+        admission = Admission(asking(store), tokenizer, spec, 100, pool)
         yield admission
         await admission.close()
 
@@ -127,21 +135,21 @@ async def test_invisible_and_unknown_look_and_cost_the_same(
     class Counting(DiskStore):
         calls: list[str]
 
-        def resolve(self, *args: Any) -> Version:
-            self.calls.append("resolve")
-            return super().resolve(*args)
+        def record(self, tenant: str, name: str) -> NameRecord:
+            self.calls.append("record")
+            return super().record(tenant, name)
 
     counting = Counting(tmp_path / "store")
     counting.calls = []
     texts = []
     with ThreadPoolExecutor(1) as pool:
-        admission = Admission(counting, tokenizer, spec, 100, pool)
+        admission = Admission(asking(counting), tokenizer, spec, 100, pool)
         for name in ("rival/secret", "rival/nobody"):
             with pytest.raises(errors.AdapterNotFound) as caught:
                 await admission.admit(Request(text="x", adapter=name), ACME)
             texts.append(str(caught.value).replace(name, "NAME"))
     assert texts[0] == texts[1]
-    assert counting.calls == ["resolve", "resolve"]
+    assert counting.calls == ["record", "record"]
 
 
 async def test_without_the_right_what_is_visible_is_refused_and_the_rest_unknown(
@@ -160,7 +168,7 @@ async def test_a_version_for_another_base_is_refused(
 ) -> None:
     other = dataclasses.replace(spec, modules={**spec.modules, "q_proj": (64, 128)})
     with ThreadPoolExecutor(1) as pool:
-        admission = Admission(store, tokenizer, other, 100, pool)
+        admission = Admission(asking(store), tokenizer, other, 100, pool)
         with pytest.raises(errors.IncompatibleAdapter, match=r"layers\.0\.q_proj"):
             await admission.admit(Request(text="x", adapter="support"), ACME)
 

@@ -491,7 +491,7 @@ async def test_a_refused_executor_is_named(
             waiting = dispatcher.submit(admitted("before"), None)
             with pytest.raises(NoExecutor, match=text):
                 await read_all(waiting)
-            [status] = dispatcher.fleet.snapshot(0, 0).executors
+            [status] = dispatcher.fleet.snapshot(dispatcher.queue).executors
             assert (status.state, status.address) == (Phase.REFUSED, fake.address)
             assert text in status.detail
             with pytest.raises(NoExecutor, match=fake.address):

@@ -81,6 +81,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.AdapterNotFound("a/b"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
     (lambda: errors.IncompatibleAdapter("x"), grpc.StatusCode.FAILED_PRECONDITION, "INCOMPATIBLE_ADAPTER"),
     (lambda: errors.InUse("x"), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE"),
+    (lambda: errors.AdapterRemoved("a/b", "x"), grpc.StatusCode.FAILED_PRECONDITION, "ADAPTER_REMOVED"),
     (lambda: errors.GenerationMismatch("x"), grpc.StatusCode.ABORTED, "GENERATION_MISMATCH"),
     (lambda: errors.Superseded("r1"), grpc.StatusCode.ABORTED, "SUPERSEDED"),
     (lambda: errors.QueueFull("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
@@ -90,7 +91,6 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (lambda: errors.SlowClient("x"), grpc.StatusCode.CANCELLED, "SLOW_CLIENT"),
     (lambda: errors.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
-    (lambda: errors.Unsupported("x"), grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
     (
         lambda: errors.ExecutorFailed(grpc.StatusCode.FAILED_PRECONDITION, "RANK", "x"),
         grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,0 +1,107 @@
+"""The Adapters service's calls about bytes and copies: are they whole, where are they, which may go.
+
+All of them need the right "admin".
+"""
+
+import time
+
+from adapter_store import Summary, VersionState
+from lorafleet.v1 import adapters_pb2 as pb
+from scheduler.adapters_calls import AdaptersCalls, Context, digest_ref
+from scheduler.auth import ADMIN
+from scheduler.errors import InvalidRequest
+from scheduler.lookup import require
+from scheduler.residency import Tier
+from scheduler.status import translate_errors
+
+
+class Upkeep(AdaptersCalls):
+    """Translates only."""
+
+    @translate_errors
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
+        identity = self._identify(context)
+        response = pb.VerifyResponse()
+        if request.adapter:
+            version = await self._find(request.adapter, context, "verifying an adapter")
+            checked = [Summary.of(version)]
+        else:
+            require(identity, ADMIN, "verifying adapters")
+            checked = await self._run(lambda: list(self._own(identity)))
+        async with self._heavy_call():
+            for summary in checked:
+                problem = await self._run(self._quarantine.check, digest_ref(summary))
+                if problem:
+                    response.damaged[summary.digest] = problem
+                response.verified += 1
+            if not request.adapter and identity.sees_everything:
+                response.orphans.extend(await self._run(self._store.orphans))
+        return response
+
+    @translate_errors
+    async def Residency(self, request: pb.ResidencyRequest, context: Context) -> pb.ResidencyResponse:
+        """Without an adapter: the copies of the caller's own tenant's versions."""
+        identity = self._identify(context)
+        if request.adapter:
+            known = [Summary.of(await self._find(request.adapter, context, "looking at executors"))]
+        else:
+            require(identity, ADMIN, "looking at executors")
+            resident = self._copies.resident()
+            known = await self._run(lambda: [each for each in self._own(identity) if each.digest in resident])
+        ranks = {each.digest: each.max_rank for each in known}
+        rows = [row for row in self._copies.rows() if row.digest in ranks]
+        for row in rows:
+            row.max_rank = ranks[row.digest]
+            row.adapters.extend(f"{e.tenant}/{e.name}" for e in known if e.digest == row.digest)
+        rows.sort(key=lambda row: (row.executor, row.digest, row.tier))
+        return pb.ResidencyResponse(copies=rows)
+
+    @translate_errors
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
+        version = await self._find(request.adapter, context, "pinning an adapter")
+        if request.tier not in (pb.RESIDENCY_TIER_HOST, pb.RESIDENCY_TIER_SLOT):
+            raise InvalidRequest("tier", "is neither HOST nor SLOT")
+        self._copies.check(request.executors)
+        pinned, missing = await self._copies.pin(version.digest, Tier(request.tier), request.executors)
+        return pb.PinResponse(digest=version.digest, pinned=pinned, missing=missing)
+
+    @translate_errors
+    async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
+        version = await self._find(request.adapter, context, "unpinning an adapter")
+        self._copies.check(request.executors)
+        self._copies.unpin(version.digest, request.executors)
+        return pb.UnpinResponse(digest=version.digest)
+
+    @translate_errors
+    async def Drop(self, request: pb.DropCopiesRequest, context: Context) -> pb.DropCopiesResponse:
+        version = await self._find(request.adapter, context, "dropping the copies of an adapter")
+        self._copies.check(request.executors)
+        remaining = await self._copies.drop(version.digest, request.executors)
+        return pb.DropCopiesResponse(digest=version.digest, remaining=remaining)
+
+    @translate_errors
+    async def Drain(self, request: pb.DrainAdapterRequest, context: Context) -> pb.DrainAdapterResponse:
+        version = await self._find(request.adapter, context, "draining an adapter")
+        ref = digest_ref(version)
+        await self._change(request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING))
+        await self._retirement.settled(f"{version.tenant}/{version.name}", version.digest)
+        await self._copies.drop(version.digest, wait_s=None)
+        return pb.DrainAdapterResponse(digest=version.digest, unreachable=self._copies.unreachable())
+
+    @translate_errors
+    async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
+        """Of all tenants' versions, those that the caller sees."""
+        identity = self._identify(context)
+        require(identity, ADMIN, "collecting deleted adapters")
+        used = self._copies.resident() | self._retirement.live_digests()
+
+        def keep(summary: Summary) -> bool:
+            return summary.digest in used or not identity.sees(summary.tenant, summary.name)
+
+        before = time.time() - self._limits.delete_grace_s
+        gone = await self._run(lambda: self._store.collect(before, keep, dry_run=request.dry_run))
+        return pb.CollectResponse(
+            digests=[summary.digest for summary in gone],
+            num_bytes=sum(summary.num_bytes for summary in gone),
+            adapters=[f"{summary.tenant}/{summary.name}" for summary in gone],
+        )

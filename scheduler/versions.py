@@ -1,0 +1,205 @@
+"""Refs to versions, answered from what was read before for as long as that is known to be current.
+
+One thread asks the store several times a second what changed. An alias is answered from memory only while
+the last answer is younger than `max_staleness_s`; so within that time every scheduler sees a move, or says
+UNAVAILABLE. A digest names the same content for ever: it is answered from memory when the store is away, too.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from adapter_store import AdapterNotFound, AdapterStore, NameRecord, Ref, StoreUnavailable, Version
+from adapter_store.catalogue import version_of
+from adapter_store.record import VersionEntry
+
+POLL_S = 0.2
+MAX_AGE_S = 30.0  # A record is read again then, whatever the news say: a failover may have lost some.
+MAX_NAMES = 4096
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Known:
+    record: NameRecord
+    read_at: float
+    changed: bool = False  # The news said so: it must be read again.
+    versions: dict[str, Version] = field(default_factory=dict)  # Those that somebody asked for.
+
+
+class Versions:
+    """Thread-safe. `count` is told where each answer came from: "memory", "store" or "memory_unconfirmed"."""
+
+    def __init__(
+        self,
+        store: AdapterStore,
+        max_staleness_s: float = 1.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        count: Callable[[str], None] = lambda source: None,
+    ) -> None:
+        self._store, self.max_staleness_s = store, max_staleness_s
+        self._clock, self._count = clock, count
+        self._names: OrderedDict[tuple[str, str], _Known] = OrderedDict()  # What was used last is last.
+        self._number = -1  # Of the last news.
+        self._heard = 0  # News that told of changes.
+        self._confirmed_at = float("-inf")
+        self._asking_since: float | None = None  # While the thread waits for an answer.
+        self._answers = True  # Until it is known that the store does not.
+        self._changed = threading.Condition()  # Guards all above.
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store-news", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """A question to the store that is under way is not waited for."""
+        self._stopped.set()
+
+    def known(self, ref: Ref, sticky_key: str | None = None) -> Version | None:
+        """The answer, if it is in memory and certain; never blocks. Raises AdapterNotFound, DataLoss."""
+        with self._changed:
+            version = self._recall(ref, sticky_key, confirmed=True)
+        if version is not None:
+            self._count("memory")
+        return version
+
+    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
+        """As AdapterStore.resolve. StoreUnavailable at once while the store is known not to answer."""
+        version = self.known(ref, sticky_key)
+        if version is not None:
+            return version
+        try:
+            self._wait_confirmed()
+            version = self._read(ref, sticky_key)
+        except StoreUnavailable:
+            with self._changed:
+                version = self._recall(ref, sticky_key, confirmed=False)
+            if version is None:
+                raise
+            self._count("memory_unconfirmed")
+            return version
+        self._count("store")
+        return version
+
+    def entry(self, tenant: str, name: str, digest: str) -> VersionEntry | None:
+        """What the last record that was read says of a version; None: it says nothing. Blocks while it reads
+        a record that has changed. Raises StoreUnavailable, DataLoss."""
+        with self._changed:
+            known = self._names.get((tenant, name))
+            if known is not None and not self._is_old(known):
+                return known.record.versions.get(digest)
+        return self._load(tenant, name).record.versions.get(digest)
+
+    def forget(self, tenant: str, name: str) -> None:
+        """After a change of one's own: the next answer has it."""
+        with self._changed:
+            self._heard += 1
+            if known := self._names.get((tenant, name)):
+                known.changed = True
+
+    def ask(self) -> None:
+        """Asks the store what changed. Raises StoreUnavailable."""
+        with self._changed:
+            asked_at = self._asking_since = self._clock()
+        try:
+            news = self._store.news(self._number)
+        except BaseException:
+            with self._changed:
+                self._asking_since, self._answers = None, False
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            if news.names is None or news.names:
+                self._heard += 1
+            for name in self._names if news.names is None else news.names & self._names.keys():
+                self._names[name].changed = True
+            self._number, self._confirmed_at = news.number, asked_at
+            self._asking_since, self._answers = None, True
+            self._changed.notify_all()
+
+    @property
+    def age_s(self) -> float:
+        """Since what is in memory was known to be current."""
+        with self._changed:
+            return self._clock() - self._confirmed_at
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _recall(self, ref: Ref, sticky_key: str | None, *, confirmed: bool) -> Version | None:
+        """Under the lock. Not confirmed: only what a digest ref named when the store last answered."""
+        key = (ref.tenant, ref.name)
+        known = self._names.get(key)
+        if known is None or (confirmed and (self._is_old(known) or not self._is_confirmed())):
+            return None
+        if not confirmed and ref.digest is None:
+            return None
+        try:
+            digest = known.record.active_digest_of(ref, sticky_key)
+        except AdapterNotFound:
+            if confirmed:
+                raise
+            return None
+        self._names.move_to_end(key)
+        return known.versions.get(digest)
+
+    def _is_old(self, known: _Known) -> bool:
+        return known.changed or self._clock() - known.read_at > MAX_AGE_S
+
+    def _is_confirmed(self) -> bool:
+        return self._clock() - self._confirmed_at <= self.max_staleness_s
+
+    def _wait_confirmed(self) -> None:
+        """A thread that is only late on a busy machine is waited for; a store that is silent is not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_confirmed() or self._is_silent(), self.max_staleness_s)
+            if not self._is_confirmed():
+                raise StoreUnavailable("the adapter store does not answer")
+
+    def _is_silent(self) -> bool:
+        asking_s = 0.0 if self._asking_since is None else self._clock() - self._asking_since
+        return not self._answers or asking_s > self.max_staleness_s
+
+    def _read(self, ref: Ref, sticky_key: str | None) -> Version:
+        known = self._load(ref.tenant, ref.name)
+        digest = known.record.active_digest_of(ref, sticky_key)
+        version = known.versions.get(digest)
+        if version is None:
+            version = version_of(ref, known.record, digest, self._store.manifest(digest))
+            with self._changed:
+                known.versions[digest] = version
+        return version
+
+    def _load(self, tenant: str, name: str) -> _Known:
+        """Reads a record, and keeps it unless it may have changed meanwhile or names nothing."""
+        with self._changed:
+            heard = self._heard
+            former = self._names.get((tenant, name))
+        known = _Known(self._store.record(tenant, name), self._clock())
+        with self._changed:
+            if former is not None and former.record == known.record:
+                known.versions = former.versions
+            if heard == self._heard and known.record.versions:
+                self._names[tenant, name] = known
+                self._names.move_to_end((tenant, name))
+                if len(self._names) > MAX_NAMES:
+                    self._names.popitem(last=False)
+            elif not known.record.versions:
+                self._names.pop((tenant, name), None)
+        return known
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.ask()
+            except StoreUnavailable as error:
+                logger.warning("the adapter store does not say what changed: %s", error)
+            except Exception:
+                logger.exception("a look at the adapter store's news failed; the next one tries again")
+            self._stopped.wait(POLL_S)

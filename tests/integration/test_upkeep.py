@@ -1,0 +1,194 @@
+"""Two schedulers and two executors over one store, as operators run them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lorafleet import AdapterNotFound, Client, IncompatibleAdapter, Unavailable
+from tests.support.cluster import PATIENCE_S, Cluster, Node, wait_until
+from tests.support.redis_server import RedisServer
+from tests.support.streams import watch
+
+PROMPT = [17, 29, 31, 43] * 4
+SLOTS = ("--max-loras", "3", "--max-lora-rank", "16", "--max-seats", "8")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    schedulers: tuple[Node, Node]
+    executors: tuple[Node, Node]
+    caches: tuple[Path, Path]
+    server: RedisServer | None
+
+    def clients(self) -> tuple[Client, Client]:
+        here, there = (Client(each.address, timeout=PATIENCE_S) for each in self.schedulers)
+        return here, there
+
+    def copies_on_disk(self, digest: str) -> list[Path]:
+        name = digest.removeprefix("sha256:")
+        return [path for cache in self.caches for path in (cache / "entries").glob(name)]
+
+
+@pytest.fixture(scope="module", params=["disk", "redis"])
+def fleet(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("upkeep")
+    server = RedisServer(folder / "redis").start() if request.param == "redis" else None
+    with Cluster(cluster.model, folder, store_url=f"{server.url}?timeout=2" if server else "") as nodes:
+        caches = (folder / "cache-0", folder / "cache-1")
+        cached = [("--cache-dir", str(cache), "--cache-bytes", "100000000") for cache in caches]
+        executors = [nodes.executor(f"executor-{i}", *SLOTS, *cached[i]).start() for i in range(2)]
+        schedulers = [
+            nodes.scheduler(f"scheduler-{i}", executors, "--delete-grace", "0").start() for i in range(2)
+        ]
+        for node in (*executors, *schedulers):
+            node.wait_ready()
+        yield Fleet((schedulers[0], schedulers[1]), (executors[0], executors[1]), caches, server)
+    if server:
+        server.kill()
+
+
+def serving(client: Client, ref: str, session: str | None = None) -> str:
+    answer = client.generate(PROMPT, adapter=ref, max_new_tokens=2, session_id=session or "")
+    return answer.adapter_digest
+
+
+def answers(client: Client, ref: str) -> bool:
+    try:
+        return bool(serving(client, ref))
+    except AdapterNotFound:
+        return False
+
+
+def test_every_scheduler_sees_a_move_and_a_split_alike(fleet: Fleet, adapter: Callable[..., Path]) -> None:
+    here, there = fleet.clients()
+    with here, there:
+        first = here.adapters.push(adapter("canary-1"), "canary", alias="v1").version.digest
+        second = here.adapters.push(adapter("canary-2"), "canary", alias="v2").version.digest
+        here.adapters.set_alias("canary@prod", "v1")
+        wait_until(lambda: answers(there, "canary@prod"), "the other scheduler knows it")
+        assert serving(there, "canary@prod") == first
+
+        alias = here.adapters.set_alias("canary@prod", {"v1": 3, "v2": 1})
+        assert alias.targets == {first: 3, second: 1}
+        sessions = [f"session-{number}" for number in range(24)]
+        split = {session: serving(here, "canary@prod", session) for session in sessions}
+        assert set(split.values()) == {first, second}
+        wait_until(
+            lambda: {serving(there, "canary@prod", session) for session in sessions} == {first, second},
+            "the other scheduler splits",
+        )
+        assert {session: serving(there, "canary@prod", session) for session in sessions} == split
+
+        there.adapters.set_alias("canary@prod", {"v1": 1, "v2": 1})
+        wait_until(lambda: here.adapters.aliases("canary")[0].generation == 3, "the weights are told")
+        wait_until(
+            lambda: {s: serving(here, "canary@prod", s) for s in sessions} != split, "more of them move"
+        )
+        for session in sessions:  # from v1 to v2, and never back
+            assert serving(here, "canary@prod", session) in (split[session], second)
+
+        there.adapters.set_alias("canary@prod", "v1")  # rolled back
+        wait_until(
+            lambda: {serving(here, "canary@prod", session) for session in sessions} == {first}, "the rollback"
+        )
+        served = {name for name in fleet.schedulers[0].metrics() if "version_requests_total" in name}
+        assert {digest for digest in (first, second) if any(digest in name for name in served)} == {
+            first,
+            second,
+        }
+
+
+def test_a_drain_frees_slot_host_and_disk_everywhere(fleet: Fleet, adapter: Callable[..., Path]) -> None:
+    here, there = fleet.clients()
+    with here, there:
+        digest = here.adapters.push(adapter("draining"), "draining").version.digest
+        pinned = here.adapters.pin("draining", "slot")
+        assert pinned.missing == () and len(pinned.executors) == 2
+        rows = here.adapters.residency("draining")
+        assert {(row.executor, row.tier) for row in rows} >= {(each, "slot") for each in pinned.executors}
+        assert all(row.max_rank == 4 and row.adapters == ("default/draining",) for row in rows)
+        assert len(fleet.copies_on_disk(digest)) == 2
+        reading = watch(there, PROMPT, 300, adapter=f"draining@{digest}")
+        reading.wait_for(2)
+        freed = here.adapters.drain("draining")
+        assert (freed.digest, freed.remaining) == (digest, ())
+        assert len(reading.wait_end().tokens) == 300  # accepted by the other scheduler: to its end
+        wait_until(
+            lambda: all(row.digest != digest for row in here.adapters.residency()), "no executor has a copy"
+        )
+        wait_until(lambda: not fleet.copies_on_disk(digest), "no disk has a copy")
+        for client in (here, there):
+            wait_until(lambda client=client: not answers(client, f"draining@{digest}"), "nobody admits it")
+        (version,) = here.adapters.list("draining")
+        assert version.state == "draining"
+        here.adapters.push(adapter("draining"), "draining")
+        assert serving(here, "draining") == digest
+
+
+def test_rm_lets_streams_end_and_gc_frees_the_bytes(fleet: Fleet, adapter: Callable[..., Path]) -> None:
+    here, there = fleet.clients()
+    with here, there:
+        digest = here.adapters.push(adapter("leaving"), "leaving").version.digest
+        wait_until(lambda: answers(there, "leaving"), "the other scheduler knows it")
+        reading = watch(there, PROMPT, 400, adapter="leaving")
+        reading.wait_for(2)
+        here.adapters.delete("leaving")
+        for client in (here, there):
+            wait_until(lambda client=client: not answers(client, f"leaving@{digest}"), "nobody admits it")
+        if not reading.ended:
+            assert here.adapters.collect().versions == ()  # an executor has it
+        assert len(reading.wait_end().tokens) == 400
+        wait_until(lambda: bool(here.adapters.collect(dry_run=True).versions), "nobody uses it any more")
+        gone = here.adapters.collect()
+        assert gone.versions == (f"default/leaving@{digest}",) and gone.num_bytes > 0
+        assert [s.digest for s in here.adapters.summaries("leaving", deleted=True)] == []
+        assert here.adapters.verify().damaged == {} and here.adapters.verify().orphans == ()
+
+
+def test_rm_now_ends_streams_of_other_schedulers(fleet: Fleet, adapter: Callable[..., Path]) -> None:
+    here, there = fleet.clients()
+    with here, there:
+        digest = here.adapters.push(adapter("banned"), "banned").version.digest
+        wait_until(lambda: answers(there, "banned"), "the other scheduler knows it")
+        stream = there.stream(PROMPT, adapter="banned", max_new_tokens=3000, ignore_eos=True)
+        next(stream)
+        here.adapters.delete(f"banned@{digest}", force=True, now=True)
+        with pytest.raises(IncompatibleAdapter, match="was removed") as caught:
+            for _ in stream:
+                pass
+        assert caught.value.reason == "ADAPTER_REMOVED"
+
+
+def test_while_the_store_is_paused_digests_are_served_and_aliases_are_not(
+    fleet: Fleet, adapter: Callable[..., Path]
+) -> None:
+    if fleet.server is None:
+        pytest.skip("a folder cannot be paused")
+    here, there = fleet.clients()
+    with here, there:
+        digest = here.adapters.push(adapter("canary-1"), "paused").version.digest
+        wait_until(lambda: answers(there, "paused"), "the other scheduler knows it")
+        for client in (here, there):
+            serving(client, f"paused@{digest}")
+        fleet.server.pause()
+        try:
+            for client in (here, there):
+                wait_until(lambda client=client: _is_unavailable(client, "paused"), "no alias is certain")
+                for _ in range(20):
+                    assert serving(client, f"paused@{digest}") == digest
+        finally:
+            fleet.server.go_on()
+        for client in (here, there):
+            wait_until(lambda client=client: not _is_unavailable(client, "paused"), "aliases are back")
+
+
+def _is_unavailable(client: Client, ref: str) -> bool:
+    try:
+        serving(client, ref)
+    except Unavailable:
+        return True
+    return False

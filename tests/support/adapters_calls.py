@@ -1,0 +1,145 @@
+"""The Adapters service over a real server, store and ingest process, with stand-ins for executors."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from adapter_store import AdapterStore, ModelSpec, open_store
+from lorafleet.v1 import adapters_pb2 as pb
+from lorafleet.v1 import adapters_pb2_grpc
+from scheduler.adapters_calls import Backends, Limits
+from scheduler.adapters_service import AdaptersService
+from scheduler.auth import Authenticator
+from scheduler.copies import Copies
+from scheduler.dispatcher import Dispatcher
+from scheduler.fakes import FakeExecutor
+from scheduler.ingest import Ingest
+from scheduler.metrics import Metrics
+from scheduler.quarantine import Quarantine
+from scheduler.retirement import Retirement
+from scheduler.tokenizer import Tokenizer
+from scheduler.versions import Versions
+from tests.support.adapters import lora_pair, raw_adapter
+from tests.support.scheduling import dispatcher_of, executors, ready
+
+MAX_PUSH_BYTES = 256 * 1024
+TOKENS = """
+[[tokens]]
+sha256 = "{acme}"
+tenant = "acme"
+rights = ["infer", "admin"]
+adapters = ["acme/*", "shared/*"]
+[[tokens]]
+sha256 = "{reader}"
+tenant = "acme"
+rights = ["infer"]
+[[tokens]]
+sha256 = "{rival}"
+tenant = "rival"
+rights = ["infer", "admin"]
+[[tokens]]
+sha256 = "{root}"
+tenant = "root"
+rights = ["infer", "admin"]
+adapters = ["*/*"]
+"""
+
+
+@dataclasses.dataclass
+class Running:
+    stub: Any
+    spool: Path
+    folders: Path
+    store: AdapterStore
+    store_folder: Path
+    versions: Versions
+    dispatcher: Dispatcher
+    executors: list[FakeExecutor]
+    registry: CollectorRegistry
+    port: int
+
+    def content(self, seed: int, **files: str) -> dict[str, bytes]:
+        """The files of a small adapter."""
+        folder = self.folders / str(seed)
+        tensors = lora_pair("model.layers.0.self_attn.q_proj", 64, 64, seed=seed)
+        raw_adapter(folder, tensors, target_modules=["q_proj"])
+        content = {file.name: file.read_bytes() for file in folder.iterdir()}
+        return content | {f"{name}.jinja": text.encode() for name, text in files.items()}
+
+
+@asynccontextmanager
+async def running_service(
+    root: Path, spec: ModelSpec, tokenizer: Tokenizer, *, store_url: str = "", delete_grace_s: float = 0.0
+) -> AsyncIterator[Running]:
+    """Two executors behind a dispatcher."""
+    tokens, spool, registry = root / "tokens.toml", root / "spool", CollectorRegistry()
+    spool.mkdir()
+    names = ("acme", "reader", "rival", "root")
+    tokens.write_text(TOKENS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in names}))
+    url = store_url or str(root / "store")
+    store, ingest, metrics = open_store(url), Ingest(url), Metrics(registry)
+    with ThreadPoolExecutor(4) as pool:
+        async with executors(2) as fakes:
+            for fake in fakes:
+                fake.pages = True
+            versions = Versions(store, count=metrics.resolved)
+            quarantine = Quarantine(store, versions, pool, metrics.data_loss)
+            dispatcher = dispatcher_of([fake.address for fake in fakes], tokenizer)
+            retirement = Retirement(versions, dispatcher, pool, time.monotonic)
+            backends = Backends(
+                store,
+                spec,
+                Authenticator(tokens),
+                ingest,
+                versions,
+                Copies(dispatcher.fleet),
+                retirement,
+                pool,
+                quarantine,
+            )
+            limits = Limits(spool, MAX_PUSH_BYTES, 1, delete_grace_s)
+            server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
+            adapters_pb2_grpc.add_AdaptersServicer_to_server(AdaptersService(backends, limits), server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            for part in (versions, dispatcher, retirement):
+                part.start()
+            await ready(dispatcher, 2)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = adapters_pb2_grpc.AdaptersStub(channel)
+                folders = root / "folders"
+                yield Running(
+                    stub, spool, folders, store, root / "store", versions, dispatcher, fakes, registry, port
+                )
+            retirement.stop()
+            versions.stop()
+            await dispatcher.stop()
+            await server.stop(None)
+    ingest.close()
+
+
+def as_(who: str) -> dict[str, Any]:
+    return {"metadata": [("authorization", f"Bearer {who}")]}
+
+
+def parts(
+    adapter: str, files: dict[str, bytes], piece: int = 1000, **header: Any
+) -> Iterator[pb.PushRequest]:
+    yield pb.PushRequest(header=pb.PushHeader(adapter=adapter, **header))
+    for name, data in files.items():
+        for start in range(0, max(len(data), 1), piece):
+            yield pb.PushRequest(chunk=pb.FileChunk(name=name, data=data[start : start + piece]))
+
+
+async def push(
+    service: Running, adapter: str, files: dict[str, bytes], who: str = "acme", **header: Any
+) -> pb.PushResponse:
+    return await service.stub.Push(parts(adapter, files, **header), **as_(who))
