@@ -80,7 +80,9 @@ def open_weights(folder: Path) -> TensorFile:
     if not path.exists():
         pickled = (folder / "adapter_model.bin").exists()
         hint = (
-            ": adapter_model.bin is a pickle and is never loaded, save it as safetensors" if pickled else ""
+            ": adapter_model.bin is a pickle and is never loaded, see python -m adapter_store.convert"
+            if pickled
+            else ""
         )
         raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{hint}")
     try:

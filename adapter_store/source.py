@@ -18,6 +18,7 @@ from adapter_store.peft_tokenizer import (
 _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 # Only looked at: their ids equal the base's, and they would take megabytes per adapter.
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
+KNOWN_FILES = (*_KEPT, *_CHECKED)
 
 
 def take_adapter(
@@ -40,7 +41,7 @@ def _copy(source: Path, target: Path, max_file_bytes: int) -> None:
             raise InvalidAdapter(f"{source.name or source} is not a folder")
         if source.is_symlink() and source.resolve().parent != source.parent.resolve():
             raise InvalidAdapter(f"{source.name} is a link that leads out of its folder")
-        files = [file for file in (*_KEPT, *_CHECKED) if _is_usable(source, file, max_file_bytes)]
+        files = [file for file in KNOWN_FILES if _is_usable(source, file, max_file_bytes)]
         open_weights(source)  # a damaged header is refused before gigabytes are copied
         target.mkdir()
         for file in files:
