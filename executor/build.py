@@ -89,7 +89,8 @@ def _on_ranks(
     if config.tensor_parallel_size == 1:
         shard = build_shard(config, SINGLE)
         if config.device == "cpu":  # the fused kernels of a GPU know no factors
-            slots = DoRASlots(shard.model, shard.arena)
+            factors = Path(config.cache_dir) / "factors" if config.cache_dir else None
+            slots = DoRASlots(shard.model, shard.arena, factors)
             return NoOtherRanks(), shard, _Adapters(partial(slots.load_image, store), slots)
         return NoOtherRanks(), shard, _Adapters(partial(_load, store, shard.arena), shard.arena)
     ranks, group = start_ranks(config, lost)

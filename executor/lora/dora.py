@@ -7,6 +7,7 @@ B as for any adapter; the factor comes on top of base and delta, before the bias
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from adapter_store import LoRAModule, Weights, WeightsSource
 from executor.lora.arena import SlotArena
 from executor.lora.errors import NonFiniteWeights
+from executor.lora.factor_cache import FactorCache
 from executor.lora.image import SlotImage, build_slot_image
 from executor.lora.layers import BaseLayerWithLoRA, LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
 from executor.lora.output_factors import OutputFactors
@@ -38,8 +40,11 @@ class DoRAImage:
 class DoRASlots:
     """The arena of a model on one rank, with factors beside it. As the arena, not synchronised."""
 
-    def __init__(self, model: CausalLM, arena: SlotArena) -> None:
-        """After attach_lora. From here on the model's layers multiply with the factors of their slots."""
+    def __init__(self, model: CausalLM, arena: SlotArena, cache_folder: Path | None = None) -> None:
+        """After attach_lora. From here on the model's layers multiply with the factors of their slots.
+
+        `cache_folder` keeps factors for later loads, of later processes too.
+        """
         self._arena, self._model = arena, model
         self._layers = [layer for layer in model.modules() if isinstance(layer, BaseLayerWithLoRA)]
         self._factors = [
@@ -47,6 +52,8 @@ class DoRASlots:
         ]
         for layer, factors in zip(self._layers, self._factors, strict=True):
             layer.output_factors = factors
+        weights = (self._base_rows(layer, slice(None)) for layer in self._layers)
+        self._cache = None if cache_folder is None else FactorCache(cache_folder, weights)
 
     @property
     def nbytes_per_slot(self) -> int:
@@ -56,7 +63,7 @@ class DoRASlots:
         """On a loader's thread. Raises what the store and build_slot_image raise."""
         with store.open(digest) as weights:
             plain = build_slot_image(weights, self._arena.layout, with_dora=True)
-            return DoRAImage(plain, self._factors_of(weights))
+            return DoRAImage(plain, self._factors_of(digest, weights))
 
     def load(self, slot: int, image: DoRAImage) -> None:
         """Put a whole adapter into a slot; nothing of the former one stays visible."""
@@ -71,13 +78,17 @@ class DoRASlots:
             factors.clear(slot)
 
     @torch.inference_mode()
-    def _factors_of(self, weights: Weights) -> dict[int, Tensor]:
-        found = {}
-        for number, layer in enumerate(self._layers):
-            modules = [weights.get(part.module) for part in layer.all_parts]
-            if any(module is not None and module.magnitude is not None for module in modules):
-                found[number] = self._layer_factors(layer, weights)
-        return found
+    def _factors_of(self, digest: str, weights: Weights) -> dict[int, Tensor]:
+        numbers = [n for n, layer in enumerate(self._layers) if _has_magnitude(layer, weights)]
+        sizes = [_outputs(self._layers[number]) for number in numbers]
+        if not numbers:
+            return {}
+        factors = self._cache.find(digest, sum(sizes)) if self._cache is not None else None
+        if factors is None:
+            factors = torch.cat([self._layer_factors(self._layers[number], weights) for number in numbers])
+            if self._cache is not None:
+                self._cache.keep(digest, factors)
+        return dict(zip(numbers, torch.split(factors, sizes), strict=True))
 
     def _layer_factors(self, layer: BaseLayerWithLoRA, weights: Weights) -> Tensor:
         factors = torch.ones(_outputs(layer))
@@ -116,6 +127,11 @@ def output_factors(weight: Tensor, module: LoRAModule) -> Tensor:
     if not torch.isfinite(factors).all():
         raise NonFiniteWeights(f"{module.name}.magnitude", str(module.lora_a.dtype), "a factor")
     return factors
+
+
+def _has_magnitude(layer: BaseLayerWithLoRA, weights: Weights) -> bool:
+    modules = (weights.get(part.module) for part in layer.all_parts)
+    return any(module is not None and module.magnitude is not None for module in modules)
 
 
 def _outputs(layer: BaseLayerWithLoRA) -> int:

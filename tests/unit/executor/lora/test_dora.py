@@ -104,3 +104,30 @@ def test_rows_of_each_slot_and_what_is_left_of_them(model: CausalLM) -> None:
     torch.testing.assert_close(run((0, 6)), expected(plain), rtol=1e-5, atol=1e-5)
     slots.clear(0)
     assert torch.equal(run((0, 6)), base)
+
+
+def test_factors_are_kept_by_adapter_and_base(
+    model: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = {f"sha256:{i:064x}": {Q: module(Q, 64, 64, seed=i, dora=True)} for i in range(2)}
+    source = cast(WeightsSource, Source(adapters))
+    arena = attach_lora(model, LoRAConfig(SLOTS, RANK), PunicaWrapperCPU(SLOTS, 8)).arena
+    first, second = adapters
+
+    def load(digest: str) -> torch.Tensor:
+        [factors] = DoRASlots(model, arena, tmp_path / "factors").load_image(source, digest).factors.values()
+        return factors
+
+    computed = [load(first), load(second)]
+    assert not torch.equal(*computed)
+    with monkeypatch.context() as context:
+        context.setattr("executor.lora.dora.output_factors", lambda *_: pytest.fail("computed again"))
+        assert torch.equal(load(first), computed[0]) and torch.equal(load(second), computed[1])
+    files = sorted((tmp_path / "factors").iterdir())
+    assert len(files) == 2
+    files[0].write_bytes(files[0].read_bytes()[:-1] + b"x")  # damaged: computed again
+    assert torch.equal(load(first), computed[0])
+    with torch.no_grad():
+        model.model.layers[0].self_attn.qkv_proj.base_layer.weight[0, 0] += 1
+    assert not torch.equal(load(first), computed[0])  # another base
+    assert len(list((tmp_path / "factors").iterdir())) == 3
