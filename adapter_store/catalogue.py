@@ -156,6 +156,10 @@ class Catalogue(ABC):
         record = self.record(ref.tenant, ref.name)
         return self._version(ref, record, record.digest_of(ref))
 
+    def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
+        ref = Ref(tenant, name, alias="latest")  # Of the name: the alias is not looked at.
+        self._change(ref, lambda old: old.taking_over(record))
+
     def _manifests(self, digests: builtins.list[str]) -> Mapping[str, Manifest]:
         """Those that are there."""
         found = {}

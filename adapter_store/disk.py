@@ -103,6 +103,10 @@ class DiskStore(Catalogue):
         with medium_errors():
             return self._records.read(tenant, name)
 
+    def tenants(self) -> builtins.list[str]:
+        with medium_errors():
+            return [tenant for tenant in self._records.tenants() if self._records.names(tenant)]
+
     def manifest(self, digest: str) -> Manifest:
         with medium_errors():
             return self._cached_manifest(check_digest(digest))

@@ -130,6 +130,16 @@ class NameRecord:
             return self
         return replace(self, aliases={**self.aliases, alias: new})
 
+    def taking_over(self, other: "NameRecord") -> "NameRecord":
+        """With what `other` says of the versions that are here, too, and with its aliases of these."""
+        told = {digest: entry for digest, entry in other.versions.items() if digest in self.versions}
+        aliases = {
+            alias: entry
+            for alias, entry in other.aliases.items()
+            if all(digest in self.versions for digest in entry.targets)
+        }
+        return NameRecord({**self.versions, **told}, {**self.aliases, **aliases})
+
     def without_alias(self, alias: str, ref: Ref) -> "NameRecord":
         """`ref` is the alias's own, for the error."""
         self.digest_of(ref)

@@ -54,6 +54,15 @@ class AdapterStore(WeightsSource, Protocol):
         """Raises AdapterNotFound, DataLoss."""
         ...
 
+    def tenants(self) -> builtins.list[str]:
+        """All that have a version, sorted."""
+        ...
+
+    def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
+        """What another store says of a name: the states, protections and times of the versions that are in
+        both, and the aliases whose versions are all here."""
+        ...
+
     def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
         """The version that a new request for `ref` gets. `sticky_key` is for aliases that split traffic: one
         key, one version, whoever asks (split.py); without one it is the version with the most weight.

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lorafleet.commands import adapters, chat, demo, generate, models, serve
+from lorafleet.commands import adapters, chat, demo, generate, models, serve, top
 from lorafleet.commands.failure import explain
 from lorafleet.commands.terminal import note
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
@@ -28,16 +28,16 @@ environment:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         prog="lorafleet",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (demo, serve, generate, chat, adapters, models):
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for group in (demo, serve, generate, chat, adapters, models, top):
         group.add_parser(commands)
-    return top
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ PIECE_BYTES = 1 << 20
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 # What the server may want to see of a folder. Trainers leave far more there, optimizer states for one.
-_ADAPTER_FILES = (
+ADAPTER_FILES = (
     CONFIG_FILE,
     WEIGHTS_FILE,
     "chat_template.jinja",
@@ -51,7 +51,7 @@ def _adapter_files(folder: Path) -> list[Path]:
                 "; adapter_model.bin is a pickle and is not taken, save it as safetensors" if pickled else ""
             )
             raise invalid(required, f"is missing in {folder}{hint}")
-    return [folder / name for name in _ADAPTER_FILES if (folder / name).is_file()]
+    return [folder / name for name in ADAPTER_FILES if (folder / name).is_file()]
 
 
 def _pieces(paths: list[Path], first: Message, on_progress: Progress | None) -> Iterator[Message]:

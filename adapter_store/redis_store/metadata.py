@@ -11,6 +11,7 @@ from adapter_store.redis_store import scripts
 from adapter_store.redis_store.index import Claim, Index
 from adapter_store.redis_store.keys import Keys, seal, unseal
 from adapter_store.redis_store.primary import Command, Primary
+from adapter_store.redis_store.scan import scan
 from adapter_store.ref import Ref
 from adapter_store.summary import after_line, is_deleted, lines_of
 from adapter_store.watch import News
@@ -72,6 +73,11 @@ class Metadata:
             if len(members) < page:
                 return
             start = f"({members[-1].decode()}"
+
+    def tenants(self) -> list[str]:
+        """Walks all keys of the database."""
+        prefix = self._keys.names("")
+        return sorted({key.removeprefix(prefix) for key in scan(self._primary, f"{prefix}*")})
 
     def manifests(self, digests: Iterable[str]) -> dict[str, Manifest]:
         """Those that are there. Raises DataLoss."""

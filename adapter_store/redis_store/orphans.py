@@ -1,19 +1,17 @@
 """Chunks that no published upload has and that will not go by themselves: what a bug or a hand left."""
 
-from collections.abc import Iterator
-
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.primary import Primary
+from adapter_store.redis_store.scan import scan
 
-_SCANNED = 1000
 NO_EXPIRY = -1
 
 
 def find_orphans(primary: Primary, keys: Keys) -> list[str]:
     """As "sha256:<hex> (upload <id>)", sorted. Walks all keys of the database."""
     uploads: dict[tuple[str, str], str] = {}  # One of its chunks' keys each.
-    for key in _chunk_keys(primary, keys):
+    for key in scan(primary, f"{keys.namespace}:{{sha256:*"):
         digest, _, upload = key.partition("{")[2].partition("}")[0].rpartition(":")
         uploads.setdefault((digest, upload), key)
     expected = _expected(primary, keys, {digest for digest, _ in uploads})
@@ -21,16 +19,6 @@ def find_orphans(primary: Primary, keys: Keys) -> list[str]:
     lives = primary.run(*(("TTL", key) for key in suspects.values()))
     orphans = (upload for upload, life in zip(suspects, lives, strict=True) if life == NO_EXPIRY)
     return sorted(f"{digest} (upload {upload})" for digest, upload in orphans)
-
-
-def _chunk_keys(primary: Primary, keys: Keys) -> Iterator[str]:
-    cursor = b"0"
-    while True:
-        pattern = f"{keys.namespace}:{{sha256:*"
-        [(cursor, found)] = primary.run(("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED))
-        yield from (key.decode() for key in found)
-        if cursor == b"0":
-            return
 
 
 def _expected(primary: Primary, keys: Keys, digests: set[str]) -> set[tuple[str, str]]:

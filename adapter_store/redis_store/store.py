@@ -90,6 +90,9 @@ class RedisStore(Catalogue):
     def record(self, tenant: str, name: str) -> NameRecord:
         return self._metadata.record(tenant, name).record
 
+    def tenants(self) -> builtins.list[str]:
+        return self._metadata.tenants()
+
     def manifest(self, digest: str) -> Manifest:
         return self._cached_manifest(check_digest(digest))
 

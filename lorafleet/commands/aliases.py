@@ -1,10 +1,13 @@
 """`lorafleet adapters alias`: the movable pointers."""
 
 import argparse
+from collections.abc import Sequence
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Subparsers, add_group
 from lorafleet.commands.terminal import say, say_json, short, table
+from lorafleet.errors import invalid
+from lorafleet.results import AdapterAlias
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -19,11 +22,19 @@ def add_parser(commands: Subparsers) -> None:
         "set",
         "move or make an alias, atomically",
         "  lorafleet adapters alias set acme/support@stable latest\n"
-        "  lorafleet adapters alias set support@stable sha256:<64 hex> --expected-generation 3",
+        "  lorafleet adapters alias set support@stable sha256:<64 hex> --expected-generation 3\n"
+        "  lorafleet adapters alias set support@prod v1=90 v2=10",
         set_,
     )
     _add_alias(parser)
-    parser.add_argument("to", metavar="TARGET", help="a digest or another alias of the same adapter")
+    parser.add_argument(
+        "to",
+        nargs="+",
+        type=_target,
+        metavar="TARGET[=WEIGHT]",
+        help="a digest or another alias of the same adapter; several with weights split the traffic: all"
+        " requests of one session_id get the same version",
+    )
     parser.add_argument(
         "--expected-generation",
         type=int,
@@ -41,6 +52,26 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("alias", metavar="[TENANT/]NAME@ALIAS", help="the alias, written out")
 
 
+def _target(text: str) -> tuple[str, int | None]:
+    """Raises ValueError for a weight that is no number."""
+    target, equals, weight = text.partition("=")
+    return target, int(weight) if equals else None
+
+
+def targets(given: Sequence[tuple[str, int | None]]) -> str | dict[str, int]:
+    """What the client takes. Raises InvalidRequest for a split without weights, or a target named twice."""
+    if len(given) == 1 and given[0][1] is None:
+        return given[0][0]
+    weights: dict[str, int] = {}
+    for target, weight in given:
+        if weight is None:
+            raise invalid("target", f"{target} needs a weight, as in v1=90 v2=10")
+        if target in weights:
+            raise invalid("target", f"{target} is named twice")
+        weights[target] = weight
+    return weights
+
+
 def list_(args: argparse.Namespace) -> int:
     tenant, _, name = args.name.rpartition("/")
     with connection.connect(args) as client:
@@ -48,19 +79,27 @@ def list_(args: argparse.Namespace) -> int:
     if args.json:
         say_json(aliases)
         return 0
-    rows = [(f"{a.tenant}/{a.name}@{a.alias}", short(a.digest), a.generation) for a in aliases]
-    say(table(["ALIAS", "DIGEST", "GENERATION"], rows))
+    rows = [(f"{a.tenant}/{a.name}@{a.alias}", _where(a), a.generation) for a in aliases]
+    say(table(["ALIAS", "VERSION", "GENERATION"], rows))
     return 0
+
+
+def _where(alias: AdapterAlias) -> str:
+    split = (f"{short(digest)}={weight}" for digest, weight in alias.targets.items())
+    return " ".join(split) or short(alias.digest)
 
 
 def set_(args: argparse.Namespace) -> int:
     with connection.connect(args) as client:
-        alias = client.adapters.set_alias(args.alias, args.to, expected_generation=args.expected_generation)
+        alias = client.adapters.set_alias(
+            args.alias, targets(args.to), expected_generation=args.expected_generation
+        )
     if args.json:
         say_json(alias)
     else:
         name = f"{alias.tenant}/{alias.name}@{alias.alias}"
-        say(f"{name} is {alias.digest}, generation {alias.generation}")
+        split = [f"{weight} to {digest}" for digest, weight in alias.targets.items()]
+        say(f"{name} is {', '.join(split) or alias.digest}, generation {alias.generation}")
     return 0
 
 

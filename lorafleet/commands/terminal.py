@@ -2,11 +2,16 @@
 
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 _BAR_WIDTH = 30
+_PAGE_ROWS = 500
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -31,11 +36,34 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no plain value")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns of equal width under a head; numbers to the right."""
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    numeric = [bool(rows) and all(isinstance(row[c], int | float) for row in rows) for c in range(len(head))]
+def say_json_list(values: Iterable[Any]) -> None:
+    """As say_json does a list, one value at a time."""
+    empty = True
+    for value in values:
+        text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
+        say(("[" if empty else ",") + "\n" + textwrap.indent(text, "  "), end="")
+        empty = False
+    say("[]" if empty else "\n]")
+
+
+def say_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """As `table`, for any number of rows: the first page of them decides how wide columns are at least."""
+    pages = iter(rows)
+    widths: list[int] = []
+    while (page := list(islice(pages, _PAGE_ROWS))) or not widths:
+        say(table(head if not widths else None, page, widths))
+        widths = widths or _widths([list(head), *([str(cell) for cell in row] for row in page)])
+
+
+def table(
+    head: Sequence[str] | None, rows: Sequence[Sequence[object]], min_widths: Sequence[int] = ()
+) -> str:
+    """Columns of equal width under a head, if there is one; numbers to the right."""
+    cells = [*([list(head)] if head else []), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(pair) for pair in zip_longest(_widths(cells), min_widths, fillvalue=0)]
+    numeric = [
+        bool(rows) and all(isinstance(row[c], int | float) for row in rows) for c in range(len(widths))
+    ]
     lines = (
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
@@ -46,6 +74,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+
 def size(num_bytes: int) -> str:
     """As "3.4 MB"."""
     value = float(num_bytes)
@@ -54,6 +86,14 @@ def size(num_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} GB"
+
+
+def num_bytes(text: str) -> int:
+    """The inverse: "3.4 MB" or "3400000". Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it as 100MB")
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def short(digest: str) -> str:

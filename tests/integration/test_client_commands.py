@@ -53,7 +53,9 @@ def test_push_list_show_export_rm(
     assert main(["adapters", "push", str(folder), "acme/x"]) == 0
     out, err = capsys.readouterr()
     (digest,) = store.versions
-    assert out == f"acme/x@{digest} pushed, latest is generation 1\n"
+    first, content = out.splitlines()
+    assert first == f"acme/x@{digest} pushed, latest is generation 1"
+    assert content.startswith("  modules: 1 (q_proj, layers: 1), rank 4, scale 2, ")
     assert "pushing acme/x" in err
     assert "warning: odd base" in err
 
@@ -148,13 +150,13 @@ async def test_a_file_that_vanishes_during_a_push_is_told(folder: Path, target: 
 def test_a_file_that_vanishes_during_a_push_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lorafleet.commands import adapters
+    from lorafleet.commands import push
 
     class Removing:
         def bytes(self, label: str) -> object:
             return lambda done, total: (folder / "adapter_model.safetensors").unlink()
 
-    monkeypatch.setattr(adapters, "ProgressBar", Removing)
+    monkeypatch.setattr(push, "ProgressBar", Removing)
     assert main(["adapters", "push", str(folder), "x"]) == 1
     assert "adapter_model.safetensors: No such file" in capsys.readouterr().err
 

@@ -75,6 +75,7 @@ def test_while_the_store_is_away_digests_go_on_and_aliases_do_not(
         streamed = [*next(stream).token_ids]
 
         redis_server.kill()
+        wait_until(lambda: not _answers(fleet, "away"), "what is known of aliases is too old")
         for ref in ("away", "away@latest", "never-seen", f"cold@{cold}"):
             with pytest.raises(Unavailable):
                 tokens(fleet, ref)

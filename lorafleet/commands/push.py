@@ -1,0 +1,180 @@
+"""`lorafleet adapters push` and `push-all`: folders and archives, one or many at once."""
+
+import argparse
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lorafleet.archive import SUFFIXES, is_archive, unpacked
+from lorafleet.client import Client
+from lorafleet.commands import connection
+from lorafleet.commands.bars import Bars
+from lorafleet.commands.failure import explain
+from lorafleet.commands.parsing import Subparsers
+from lorafleet.commands.report import content
+from lorafleet.commands.terminal import ProgressBar, note, say, say_json
+from lorafleet.errors import LoraFleetError, QueueFull
+from lorafleet.results import AdapterVersion, PushResult
+from lorafleet.transfer import CONFIG_FILE, Progress
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one adapter of many; `error` says why it was refused."""
+
+    name: str
+    result: PushResult | None
+    error: str = ""
+
+
+def add_parser(group: Subparsers) -> None:
+    parser = connection.add_command(
+        group,
+        "push",
+        "check and upload an adapter",
+        "  lorafleet adapters push ./out/checkpoint-300 acme/support\n"
+        "  lorafleet adapters push ./support.tar.gz support --alias canary\n"
+        "  lorafleet adapters push ./out support --dry-run --strict-base",
+        push,
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="as PEFT's save_pretrained wrote it; or an archive of it"
+    )
+    parser.add_argument("name", metavar="[TENANT/]NAME", help="the name to push to")
+    _add_options(parser)
+    parser.add_argument(
+        "--expected-generation",
+        type=int,
+        metavar="N",
+        help="fail unless the alias is at N (0: does not exist)",
+    )
+    parser = connection.add_command(
+        group,
+        "push-all",
+        "check and upload all adapters in a folder, each under the name of its own folder or archive",
+        "  lorafleet adapters push-all ./adapters --tenant acme\n"
+        "  lorafleet adapters push-all ./adapters --dry-run --jobs 2",
+        push_all,
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="with a folder or an archive for each adapter"
+    )
+    parser.add_argument("--tenant", default="", help="whose they shall be (default: your own)")
+    parser.add_argument("--jobs", type=int, default=3, metavar="N", help="at once (default: %(default)s)")
+    _add_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--alias", default="latest", help="the alias to move (default: %(default)s); '' moves none"
+    )
+    parser.add_argument(
+        "--strict-base", action="store_true", help="refuse an adapter of another base by name, too"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check everything, keep nothing")
+
+
+def push(args: argparse.Namespace) -> int:
+    bar = ProgressBar().bytes(f"pushing {args.name}")
+    with connection.connect(args) as client:
+        result = _push(client, args.folder, args.name, args, bar, args.expected_generation)
+    for warning in result.version.warnings:
+        note(f"warning: {warning}")
+    if args.json:
+        say_json(result)
+        return 0
+    alias = f", {result.alias.alias} is generation {result.alias.generation}" if result.alias else ""
+    say(f"{_name(result.version)}@{result.version.digest} {_done(result, args)}{alias}")
+    say(f"  {content(result.version)}")
+    return 0
+
+
+def push_all(args: argparse.Namespace) -> int:
+    """Goes on after a refusal; 1 when there was one."""
+    sources = adapters_in(args.folder)
+    prefix = f"{args.tenant}/" if args.tenant else ""
+    bars = Bars([name for name, _ in sources])
+    with connection.connect(args) as client, ThreadPoolExecutor(max(1, args.jobs)) as pool:
+
+        def one(name: str, source: Path) -> Outcome:
+            try:
+                result = _patiently(client, source, prefix + name, args, bars.bytes(name))
+            except (LoraFleetError, OSError) as error:
+                bars.failed(name)
+                text = explain(error, args.target) if isinstance(error, LoraFleetError) else str(error)
+                return Outcome(name, None, text)
+            return Outcome(name, result)
+
+        outcomes = list(pool.map(lambda each: one(*each), sources))
+    bars.close()
+    if args.json:
+        say_json(outcomes)
+    else:
+        for outcome in outcomes:
+            say(_line(outcome, args))
+    return 1 if any(outcome.error for outcome in outcomes) else 0
+
+
+def adapters_in(folder: Path) -> list[tuple[str, Path]]:
+    """(name, folder or archive) of each adapter in `folder`, sorted. Raises NotADirectoryError."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is no folder")
+    return sorted(_named(folder.iterdir()))
+
+
+def _named(paths: Iterator[Path]) -> Iterator[tuple[str, Path]]:
+    for path in paths:
+        if (path / CONFIG_FILE).is_file():
+            yield path.name.lower(), path
+        elif is_archive(path):
+            suffix = max((each for each in SUFFIXES if path.name.endswith(each)), key=len)
+            yield path.name.removesuffix(suffix).lower(), path
+
+
+def _patiently(
+    client: Client, source: Path, name: str, args: argparse.Namespace, on_progress: Progress
+) -> PushResult:
+    """Waits while the server has as many pushes as it takes at once."""
+    while True:
+        try:
+            return _push(client, source, name, args, on_progress, None)
+        except QueueFull as error:
+            time.sleep(error.retry_after or 1.0)
+
+
+def _push(
+    client: Client,
+    source: Path,
+    name: str,
+    args: argparse.Namespace,
+    on_progress: Progress,
+    expected_generation: int | None,
+) -> PushResult:
+    with unpacked(source) if is_archive(source) else contextlib.nullcontext(source) as folder:
+        return client.adapters.push(
+            folder,
+            name,
+            alias=args.alias,
+            strict_base=args.strict_base,
+            dry_run=args.dry_run,
+            expected_generation=expected_generation,
+            on_progress=on_progress,
+        )
+
+
+def _line(outcome: Outcome, args: argparse.Namespace) -> str:
+    if outcome.result is None:
+        return f"{outcome.name} refused: {outcome.error}"
+    version = outcome.result.version
+    return f"{_name(version)}@{version.digest[:19]} {_done(outcome.result, args)}: {content(version)}"
+
+
+def _done(result: PushResult, args: argparse.Namespace) -> str:
+    return "would be accepted" if args.dry_run else "pushed" if result.created else "was there already"
+
+
+def _name(version: AdapterVersion) -> str:
+    return f"{version.tenant}/{version.name}"

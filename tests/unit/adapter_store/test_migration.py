@@ -1,0 +1,107 @@
+"""From a folder to a Redis and back: everything arrives, and an ended run goes on where it was."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter_store import AdapterStore, ModelSpec, Ref, StoreUnavailable, VersionState
+from lorafleet.migration import Migrated, migrate
+from tests.support.redis_server import RedisServer
+from tests.support.stores import DiskMedium, Medium, RedisMedium
+
+
+@pytest.fixture(params=["disk to redis", "redis to disk", "disk to disk"])
+def media(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer) -> list[Medium]:
+    kinds = request.param.split(" to ")
+    return [
+        DiskMedium(tmp_path / str(number)) if kind == "disk" else RedisMedium(redis_server, uuid.uuid4().hex)
+        for number, kind in enumerate(kinds)
+    ]
+
+
+@pytest.fixture
+def source(media: list[Medium], adapters: list[Path], spec: ModelSpec) -> AdapterStore:
+    """acme/x with three versions and two aliases, acme/y protected, zoo/z draining; one deleted version."""
+    store = media[0].open()
+    for folder in adapters:
+        store.put(folder, "acme", "x", spec)
+    digests = [store.put(folder, "acme", "x", spec, dry_run=True).digest for folder in adapters]
+    store.split_alias("acme", "x", "prod", {digests[0]: 90, digests[1]: 10})
+    store.set_protected("acme", "y", store.put(adapters[0], "acme", "y", spec).digest, True)
+    store.put(adapters[1], "zoo", "z", spec)
+    store.withdraw(Ref.parse("zoo/z", ""), VersionState.DRAINING)
+    store.put(adapters[2], "zoo", "gone", spec, alias=None)
+    store.withdraw(Ref("zoo", "gone", digest=digests[2]))
+    return store
+
+
+def everything(store: AdapterStore) -> Any:
+    return [(store.summaries(tenant, deleted=False), store.aliases(tenant)) for tenant in ("acme", "zoo")]
+
+
+def test_everything_but_the_deleted_arrives(
+    source: AdapterStore, media: list[Medium], spec: ModelSpec
+) -> None:
+    target = media[1].open()
+    assert migrate(source, target, spec, dry_run=True) == Migrated(copied=5)
+    assert target.tenants() == []
+    assert migrate(source, target, spec) == Migrated(copied=5)
+    assert everything(target) == everything(source)
+    assert target.tenants() == ["acme", "zoo"]
+    for summary in target.summaries("acme"):
+        target.verify(Ref("acme", summary.name, digest=summary.digest))
+    assert source.orphans() == target.orphans() == []
+    assert migrate(source, target, spec) == Migrated(present=5)
+
+
+def test_one_tenant_alone(source: AdapterStore, media: list[Medium], spec: ModelSpec) -> None:
+    target = media[1].open()
+    assert migrate(source, target, spec, tenants=["zoo"]).copied == 1
+    assert target.tenants() == ["zoo"]
+
+
+@pytest.mark.parametrize("copies", [0, 2, 4])
+def test_an_ended_run_goes_on(
+    source: AdapterStore, media: list[Medium], spec: ModelSpec, copies: int
+) -> None:
+    target = media[1].open()
+    put, left = target.put, [copies]
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if not left[0]:
+            raise StoreUnavailable("the target went away")
+        left[0] -= 1
+        return put(*arguments, **options)
+
+    target.put = failing  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        migrate(source, target, spec)
+    assert target.aliases("acme") == []  # none points to what is not there
+    again = media[1].open()
+    assert migrate(source, again, spec) == Migrated(copied=5 - copies, present=copies)
+    assert everything(again) == everything(source)
+
+
+def test_what_is_damaged_is_told_and_the_rest_goes_on(
+    source: AdapterStore, media: list[Medium], spec: ModelSpec
+) -> None:
+    [version] = source.list("acme", name="y")
+    rotten = next(v for v in source.list("acme", name="x") if v.digest != version.digest)
+    media[0].change_source(rotten.digest, "adapter_config.json", lambda data: data + b" ")
+    target = media[1].open()
+    done = migrate(source, target, spec)
+    assert list(done.failed) == [f"acme/x@{rotten.digest}"] or len(done.failed) == 2
+    assert len(target.summaries("acme")) == 4 - len([f for f in done.failed if "acme" in f])
+
+
+def test_what_only_the_target_has_stays(
+    source: AdapterStore, media: list[Medium], adapters: list[Path], spec: ModelSpec
+) -> None:
+    target = media[1].open()
+    mine = target.put(adapters[0], "acme", "own", spec)
+    target.put(adapters[2], "acme", "y", spec, alias="mine")
+    migrate(source, target, spec)
+    assert target.resolve(Ref.parse("acme/own", "")) == mine
+    assert {alias.alias for alias in target.aliases("acme", "y")} == {"latest", "mine"}
