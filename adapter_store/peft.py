@@ -53,11 +53,16 @@ class PeftAdapter:
         return self.file.array(self.halves[module].b.name)
 
 
-def read_adapter(folder: Path, spec: ModelSpec, *, strict_base: bool = False) -> PeftAdapter:
-    """Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base)."""
+def read_adapter(
+    folder: Path, spec: ModelSpec, *, strict_base: bool = False, file: TensorFile | None = None
+) -> PeftAdapter:
+    """`file`: the weights, where they are not in the folder.
+
+    Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base).
+    """
     settings = read_config(folder)
     warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
-    file = open_weights(folder)
+    file = file or open_weights(folder)
     pairs, copies = _sort_tensors(file)
     modules = tuple(_check_module(name, pairs[name], settings, spec) for name in _in_model_order(pairs))
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
