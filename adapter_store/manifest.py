@@ -16,6 +16,7 @@ class ModuleInfo:
     scale: float  # a float32 value: alpha / rank, or alpha / sqrt(rank) when rank-stabilised
     in_features: int
     out_features: int
+    dora: bool = False  # has a magnitude for each output
 
     @property
     def kind(self) -> str:

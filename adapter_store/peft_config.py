@@ -17,7 +17,7 @@ MAX_CONFIG_BYTES = 4 << 20
 # Honoured below, or by whoever reads the tensors: those, not the text, say which modules are meant.
 _HONOURED = frozenset({
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
-    *("init_lora_weights", "layers_to_transform", "ensure_weight_tying"),
+    *("init_lora_weights", "layers_to_transform", "ensure_weight_tying", "use_dora"),
     *("target_modules", "exclude_modules", "layers_pattern", "base_model_name_or_path", "peft_version"),
 })  # fmt: skip
 # They steer training or loading in PEFT and leave no trace in the maths of a finished adapter. The
@@ -36,6 +36,7 @@ class LoraSettings:
     rank: int
     alpha: float
     use_rslora: bool
+    use_dora: bool
     ranks: Patterns
     alphas: Patterns
     layers: frozenset[int] | None  # layers_to_transform
@@ -69,6 +70,7 @@ def read_config(folder: Path) -> LoraSettings:
         rank=_rank("r", 8 if config.get("r") is None else config["r"]),
         alpha=_alpha("lora_alpha", 8 if config.get("lora_alpha") is None else config["lora_alpha"]),
         use_rslora=_flag(config, "use_rslora"),
+        use_dora=_flag(config, "use_dora"),
         ranks=_patterns(config, "rank_pattern", _rank),
         alphas=_patterns(config, "alpha_pattern", _alpha),
         layers=layers,
