@@ -4,7 +4,7 @@ from adapter_store.errors import DataLoss
 from adapter_store.hashing import ParallelHashes
 from adapter_store.manifest import Manifest
 from adapter_store.packed import Weights, in_file_order
-from adapter_store.safetensors_file import DamagedFile, TensorFile, TensorInfo, header_length, parse_header
+from adapter_store.safetensors_file import DamagedFile, TensorFile, TensorInfo, header_length
 
 _NAME = "packed file"
 
@@ -39,9 +39,8 @@ class ArrivingWeights:
             end = 8 + header_length(_NAME, bytes(self._content[:8]), size)
             if num_bytes < end:
                 return False
-            header = parse_header(_NAME, bytes(self._content[8:end]), size)
+            self._file = TensorFile.in_memory(_NAME, self._content)
         except DamagedFile as error:
             raise DataLoss(f"stored weights of {self._manifest.digest} are damaged: {error}") from error
-        self._file = TensorFile(header, self._content)
         self._awaited = in_file_order(self._file)[::-1]
         return True

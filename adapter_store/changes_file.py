@@ -29,15 +29,20 @@ class ChangesFile:
         """Half of what the file says: it moves once a change, when that is done."""
         return self._read()[0] // 2
 
-    def news(self, since: int) -> News | None:
-        """None while a change is under way: ask again, or call `settle` under the lock."""
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether a change is under way, or was when its process died."""
+        return bool(self._read()[0] % 2)
+
+    def news(self, since: int) -> News:
+        """Of the changes that are done: one that is under way has not been acknowledged."""
         number, recent = self._read()
-        if number % 2:
-            return None
+        number -= number % 2
+        recent = [entry for entry in recent if entry[0] <= number]
         if since * 2 == number:
             return News(since, frozenset())
         oldest = recent[0][0] if recent else number
-        if not oldest <= since * 2 + 2 <= number:
+        if since < 0 or not oldest <= since * 2 + 2 <= number:
             return News(number // 2, None)
         return News(number // 2, frozenset(name for at, name in recent if at > since * 2))
 

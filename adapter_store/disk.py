@@ -28,6 +28,7 @@ from adapter_store.changes_file import ChangesFile
 from adapter_store.durable import (
     claimed,
     exclusive,
+    exclusive_if_free,
     medium_errors,
     remove_unclaimed,
     sync_folder,
@@ -168,10 +169,11 @@ class DiskStore(Catalogue):
 
     def news(self, since: int) -> News:
         with medium_errors():
-            while (news := self._changes.news(since)) is None:
-                with self._locked():
-                    self._changes.settle()
-            return news
+            if self._changes.is_unsettled:
+                with exclusive_if_free(self._root / "lock") as alone:
+                    if alone:  # so its process died
+                        self._changes.settle()
+            return self._changes.news(since)
 
     # ---- reading
 

@@ -62,6 +62,21 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def exclusive_if_free(path: Path) -> Iterator[bool]:
+    """As `exclusive`, without waiting: False when somebody else holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)  # and what is held goes with it
+
+
+@contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Marks a folder as being worked in, for as long as this process lives at most."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -35,7 +35,7 @@ def from_fused(
     rows = StackedHalf(Order.ROWS, experts, rank, pair.a.shape[1], {0: pair.a})
     across = StackedHalf(columns, experts, rank, pair.b.shape[0], {0: pair.b})
     name = f"layers.{pair.layer}.experts.{matrix}"
-    module = ModuleInfo(name, rank, settings.scale_at(path), in_features, out_features, experts)
+    module = ModuleInfo(name, rank, settings.scale_at(path), in_features, out_features, num_experts=experts)
     return module, StackedPair(across, rows) if swapped else StackedPair(rows, across)
 
 

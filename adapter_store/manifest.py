@@ -17,6 +17,7 @@ class ModuleInfo:
     scale: float  # a float32 value: alpha / rank, or alpha / sqrt(rank) when rank-stabilised
     in_features: int
     out_features: int
+    dora: bool = False  # has a magnitude for each output
     num_experts: int = 0  # above 0: there are so many pairs of A and B, stacked
 
     @property

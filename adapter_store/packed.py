@@ -1,7 +1,8 @@
 """The packed form: one neutral safetensors file, values bit-equal to the pushed ones.
 
 Per module `{name}.lora_a` [r, in] and `{name}.lora_b` [r, out] (PEFT's B transposed, so that rank r is a
-contiguous prefix of rows), source dtype, unscaled. The header's metadata holds rank and scale per module:
+contiguous prefix of rows), and with DoRA `{name}.magnitude` [out]; source dtype, unscaled. The header's
+metadata holds rank and scale per module:
 {"format": "lorafleet.packed.1", "modules": '[["layers.0.q_proj", 4, 2.0], ...]'}.
 """
 
@@ -67,6 +68,7 @@ class LoRAModule:
     scale: float
     lora_a: NDArray[Any]  # [r, in], or [experts, r, in]
     lora_b: NDArray[Any]  # [r, out], or [experts, r, out]
+    magnitude: NDArray[Any] | None = None  # DoRA's, [out]
 
 
 class Weights(Mapping[str, LoRAModule]):
@@ -122,7 +124,8 @@ class Weights(Mapping[str, LoRAModule]):
         if self._file is None:
             raise ValueError(f"the weights of {self.manifest.digest} are closed")
         a, b = self._file.array(f"{name}.lora_a"), self._file.array(f"{name}.lora_b")
-        return LoRAModule(name, module.rank, module.scale, a, b)
+        magnitude = self._file.array(f"{name}.magnitude") if module.dora else None
+        return LoRAModule(name, module.rank, module.scale, a, b, magnitude)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
@@ -131,15 +134,17 @@ class Weights(Mapping[str, LoRAModule]):
         return len(self._modules)
 
     def _check_header(self, file: TensorFile) -> None:
-        shapes = {f"{m.name}.lora_a": m.a_shape for m in self.manifest.modules}
-        shapes |= {f"{m.name}.lora_b": m.b_shape for m in self.manifest.modules}
+        modules = self.manifest.modules
+        shapes = {f"{m.name}.lora_a": m.a_shape for m in modules}
+        shapes |= {f"{m.name}.lora_b": m.b_shape for m in modules}
+        shapes |= {f"{m.name}.magnitude": (m.out_features,) for m in modules if m.dora}
         tensors = in_file_order(file)
         if shapes != {tensor.name: tensor.shape for tensor in tensors}:
             raise DataLoss(f"stored weights of {self.manifest.digest}: the tensors contradict the manifest")
         if any(tensor.dtype not in NUMPY_DTYPES for tensor in tensors):
             raise DataLoss(f"stored weights of {self.manifest.digest}: a tensor has no dtype of ours")
         # No byte of the header may be another one, though it means the same.
-        written = packed_header(self.manifest.modules, ((t.name, t.dtype, t.shape) for t in tensors))
+        written = packed_header(modules, ((t.name, t.dtype, t.shape) for t in tensors))
         if file.content[: len(written)] != written:
             raise DataLoss(f"stored weights of {self.manifest.digest}: the header contradicts the manifest")
 

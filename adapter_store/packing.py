@@ -102,5 +102,8 @@ def _parts(adapter: PeftAdapter) -> list[_Part]:
         a, b = (module.rank, module.in_features), (module.rank, module.out_features)
         parts.append(_Part(f"{module.name}.lora_a", a, halves.a, transposed=False))
         parts.append(_Part(f"{module.name}.lora_b", b, halves.b, transposed=True))
+        if halves.magnitude is not None:
+            shape = (module.out_features,)
+            parts.append(_Part(f"{module.name}.magnitude", shape, halves.magnitude, transposed=False))
     # Wider items first: then every tensor starts at a multiple of its item size.
     return sorted(parts, key=lambda part: -NUMPY_DTYPES[part.dtype].itemsize)

@@ -27,10 +27,15 @@ _EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # all ones: NaN
 
 @dataclass(frozen=True)
 class Halves:
-    """One module's pair as PEFT stores it: A [r, in], B [out, r]."""
+    """One module's pair as PEFT stores it: A [r, in], B [out, r]; with DoRA the magnitude [out]."""
 
     a: TensorInfo
     b: TensorInfo
+    magnitude: TensorInfo | None = None
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        return (self.a, self.b) if self.magnitude is None else (self.a, self.b, self.magnitude)
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,16 @@ class PeftAdapter:
         return self.file.array(self.halves[module].b.name)
 
 
-def read_adapter(folder: Path, spec: ModelSpec, *, strict_base: bool = False) -> PeftAdapter:
-    """Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base)."""
+def read_adapter(
+    folder: Path, spec: ModelSpec, *, strict_base: bool = False, file: TensorFile | None = None
+) -> PeftAdapter:
+    """`file`: the weights, where they are not in the folder.
+
+    Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base).
+    """
     settings = read_config(folder)
     warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
-    file = open_weights(folder)
+    file = file or open_weights(folder)
     if settings.target_parameters and spec.moe is None:
         raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
     _check_tensors(file)
@@ -64,10 +74,9 @@ def read_adapter(folder: Path, spec: ModelSpec, *, strict_base: bool = False) ->
     pairs, copies = _sort_tensors(file, experts.tensors, spec)
     plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
     modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
-    halves = {name: Halves(pair["a"], pair["b"]) for name, pair in pairs.items()}
-    for half in halves.values():
-        _check_finite(file, half.a)
-        _check_finite(file, half.b)
+    halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
+    for tensor in (tensor for half in halves.values() for tensor in half.tensors):
+        _check_finite(file, tensor)
     for name in sorted(experts.tensors):
         _check_finite(file, file.header.tensors[name])
     for module, copy in copies.items():
@@ -88,7 +97,9 @@ def open_weights(folder: Path) -> TensorFile:
     if not path.exists():
         pickled = (folder / "adapter_model.bin").exists()
         hint = (
-            ": adapter_model.bin is a pickle and is never loaded, save it as safetensors" if pickled else ""
+            ": adapter_model.bin is a pickle and is never loaded, see python -m adapter_store.convert"
+            if pickled
+            else ""
         )
         raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{hint}")
     try:
@@ -141,7 +152,8 @@ def _check_module(
 ) -> ModuleInfo:
     for half, other in (("a", "b"), ("b", "a")):
         if half not in pair:
-            raise InvalidAdapter(f"tensor {pair[other].name!r} has no matching lora_{half.upper()}")
+            there = pair.get(other) or pair["magnitude"]
+            raise InvalidAdapter(f"tensor {there.name!r} has no matching lora_{half.upper()}")
     _check_layer(name, pair["a"], settings, spec)
     a, b = pair["a"], pair["b"]
     in_features, out_features = spec.modules[place_of(name)]
@@ -160,7 +172,25 @@ def _check_module(
         raise IncompatibleAdapter(
             f"tensor {culprit.name!r} has shape {list(culprit.shape)}, the base {spec.name} needs {wanted}"
         )
-    return ModuleInfo(name, rank, settings.scale_at(spec.path_of(name)), in_features, out_features)
+    _check_magnitude(pair, settings, out_features)
+    scale = settings.scale_at(spec.path_of(name))
+    return ModuleInfo(name, rank, scale, in_features, out_features, settings.use_dora)
+
+
+def _check_magnitude(pair: Mapping[str, TensorInfo], settings: LoraSettings, out_features: int) -> None:
+    magnitude = pair.get("magnitude")
+    if magnitude is None:
+        if settings.use_dora:
+            raise InvalidAdapter(f"{CONFIG_FILE}: use_dora is true, but {pair['a'].name!r} has no magnitude")
+        return
+    if not settings.use_dora:
+        raise InvalidAdapter(f"tensor {magnitude.name!r} belongs to DoRA, but {CONFIG_FILE} has no use_dora")
+    if magnitude.shape != (out_features,):
+        raise InvalidAdapter(
+            f"tensor {magnitude.name!r} has shape {list(magnitude.shape)}, not {[out_features]}"
+        )
+    if magnitude.dtype not in NUMPY_DTYPES:
+        raise InvalidAdapter(f"tensor {magnitude.name!r} has dtype {magnitude.dtype}, not F32, F16 or BF16")
 
 
 def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: ModelSpec) -> None:

@@ -22,7 +22,7 @@ EXPERT_ORDER = "lorafleet_expert_order_in_lora_b"
 # Honoured below, or by whoever reads the tensors: those, not the text, say which modules are meant.
 _HONOURED = frozenset({
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
-    *("init_lora_weights", "layers_to_transform", "ensure_weight_tying"),
+    *("init_lora_weights", "layers_to_transform", "ensure_weight_tying", "use_dora"),
     *("target_parameters", EXPERT_ORDER),
     *("target_modules", "exclude_modules", "layers_pattern", "base_model_name_or_path", "peft_version"),
 })  # fmt: skip
@@ -42,6 +42,7 @@ class LoraSettings:
     rank: int
     alpha: float
     use_rslora: bool
+    use_dora: bool
     ranks: Patterns
     alphas: Patterns
     layers: frozenset[int] | None  # layers_to_transform
@@ -85,6 +86,7 @@ def read_config(folder: Path) -> LoraSettings:
         rank=_rank("r", 8 if config.get("r") is None else config["r"]),
         alpha=_alpha("lora_alpha", 8 if config.get("lora_alpha") is None else config["lora_alpha"]),
         use_rslora=_flag(config, "use_rslora"),
+        use_dora=_flag(config, "use_dora"),
         ranks=_patterns(config, "rank_pattern", _rank),
         alphas=_patterns(config, "alpha_pattern", _alpha),
         layers=layers,

@@ -9,7 +9,7 @@ from adapter_store.expert_pair import ExpertPair
 from adapter_store.fused_experts import from_fused, is_swapped
 from adapter_store.manifest import ModuleInfo
 from adapter_store.moe_spec import MoESpec
-from adapter_store.peft_config import LoraSettings
+from adapter_store.peft_config import CONFIG_FILE, LoraSettings
 from adapter_store.peft_keys import PREFIX
 from adapter_store.safetensors_file import TensorFile, TensorInfo
 from adapter_store.single_experts import from_single
@@ -48,6 +48,8 @@ def read_experts(file: TensorFile, settings: LoraSettings, moe: MoESpec | None) 
     if moe is None:
         return Experts()
     found = _sort(file, settings, moe)
+    if settings.use_dora and (found.fused or found.single):
+        raise InvalidAdapter(f"{CONFIG_FILE}: use_dora is true, which is not served on experts")
     stacks: dict[str, tuple[ModuleInfo, StackedPair]] = {}
     swapped = is_swapped(found.fused.values(), settings, moe)
     for pair in found.fused.values():

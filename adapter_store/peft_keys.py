@@ -23,11 +23,11 @@ _PLACES = {
 }
 _LINEAR_PART = re.compile(r"lora_(?P<half>[AB])(?:\.default)?\.weight")
 _EMBEDDING_PART = re.compile(r"lora_embedding_(?P<half>[AB])(?:\.default)?")
+_MAGNITUDE_PART = re.compile(r"lora_magnitude_vector(?:\.default)?(?:\.weight)?")
 _BASE_COPY_PARTS = ("base_layer.weight", "weight")
 
 # First match wins; looked for anywhere in a key that means nothing we serve.
 _REASONS = (
-    ("lora_magnitude_vector", "belongs to DoRA (use_dora), which is not served"),
     ("token_adapter", "belongs to trainable_token_indices, which is not served"),
     ("trainable_tokens", "belongs to trainable_token_indices, which is not served"),
     (".experts.", "matches no mixture-of-experts layer of the base model"),
@@ -39,11 +39,14 @@ _REASONS = (
 )
 
 
+Part = Literal["a", "b", "magnitude", "base"]  # DoRA's magnitude; a copy of the base layer's own weight
+
+
 @dataclass(frozen=True, slots=True)
 class KeyMeaning:
     module: str  # packed name: "layers.0.q_proj", "embed_tokens", "lm_head"
     layer: int | None
-    part: Literal["a", "b", "base"]  # base: a copy of the base layer's own weight
+    part: Part
 
 
 def parse_key(key: str, spec: ModelSpec) -> KeyMeaning:
@@ -56,13 +59,21 @@ def parse_key(key: str, spec: ModelSpec) -> KeyMeaning:
         raise _unused(key)
     if table is not None and match["part"] in _BASE_COPY_PARTS:
         return KeyMeaning(table, None, "base")
-    half = (_EMBEDDING_PART if table == "embed_tokens" else _LINEAR_PART).fullmatch(match["part"])
-    if half is None:
+    part = _part(match["part"], embedding=table == "embed_tokens")
+    if part is None:
         raise _unused(key)
-    part: Literal["a", "b"] = "a" if half["half"] == "A" else "b"
     if table is not None:
         return KeyMeaning(table, None, part)
     return KeyMeaning(f"layers.{layer}.{place}", int(layer), part)
+
+
+def _part(text: str, *, embedding: bool) -> Part | None:
+    if _MAGNITUDE_PART.fullmatch(text):
+        return "magnitude"
+    half = (_EMBEDDING_PART if embedding else _LINEAR_PART).fullmatch(text)
+    if half is None:
+        return None
+    return "a" if half["half"] == "A" else "b"
 
 
 def _unused(key: str) -> InvalidAdapter:

@@ -1,7 +1,8 @@
 """A pushed weights file told as what the packed file does not have: half the bytes, and all of the file.
 
-A PEFT file is a header, then tensors; each is one of the packed tensors as it is (an A), or transposed (a B),
-or something that was checked and left out (a copy of the base's own weight), which the recipe holds itself:
+A PEFT file is a header, then tensors; each is one of the packed tensors as it is (an A, a magnitude), or
+transposed (a B), or something that was checked and left out (a copy of the base's own weight), which the
+recipe holds itself:
 
     sha256 of the rest | length of the head (8 bytes, little) | head (JSON) | header of the file | left out
 
@@ -15,9 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adapter_store.errors import DataLoss
-from adapter_store.packed import Weights
+from adapter_store.packed import LoRAModule, Weights
 from adapter_store.peft import WEIGHTS_FILE, PeftAdapter
 
 _HASH_BYTES = 32
@@ -35,6 +37,11 @@ def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
     """The recipe, as views where it is large."""
     packed = {halves.a.name: f"{module}.lora_a" for module, halves in adapter.halves.items()}
     packed |= {halves.b.name: f"{module}.lora_b" for module, halves in adapter.halves.items()}
+    packed |= {
+        halves.magnitude.name: f"{module}.magnitude"
+        for module, halves in adapter.halves.items()
+        if halves.magnitude is not None
+    }
     # Experts in a layout that the packed form does not follow are held whole.
     following = {module: pair for module, pair in adapter.experts.items() if pair.follows_packed}
     packed |= {pair.a.tensors[0].name: f"{module}.lora_a" for module, pair in following.items()}
@@ -82,6 +89,19 @@ def _pieces(head: _Head, rest: memoryview, weights: Weights) -> Iterator[Any]:
             yield rest[position : position + num_bytes]
             position += num_bytes
             continue
-        module, _, half = name.rpartition(".")
-        array = weights[module].lora_a if half == "lora_a" else weights[module].lora_b.T
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        yield np.ascontiguousarray(_as_pushed(weights, name)).reshape(-1).view(np.uint8).data
+
+
+def _as_pushed(weights: Weights, name: str) -> NDArray[Any]:
+    module, _, part = name.rpartition(".")
+    match part, weights[module]:
+        case "lora_a", packed:
+            return packed.lora_a
+        case "lora_b", packed:
+            return packed.lora_b.T
+        case "magnitude", LoRAModule(magnitude=magnitude) if magnitude is not None:
+            return magnitude
+        case _:
+            raise DataLoss(
+                f"{WEIGHTS_FILE} of {weights.manifest.digest} had no {name}: push the adapter again"
+            )

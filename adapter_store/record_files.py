@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,10 @@ class RecordFiles:
         if name is not None:
             return [check_identifier("name", name)]
         self._folder.stat()
-        names = [path.stem for path in folder.iterdir()] if folder.exists() else []
+        try:
+            names = [file.removesuffix(".json") for file in os.listdir(folder)]
+        except FileNotFoundError:
+            return []
         return sorted(names, key=lambda name: f"{name}@")
 
     def tenants(self) -> list[str]:
@@ -58,7 +62,7 @@ class RecordFiles:
     def lines(self, tenant: str, name: str) -> tuple[str, ...]:
         """For listings (summary.py), sorted; none when the name is unknown or its record unreadable."""
         try:
-            value = (self._folder / tenant / f"{name}.json").read_bytes()
+            value = _read(f"{self._folder}/{tenant}/{name}.json")
             return tuple(sorted(lines_of(name, _decode(f"{tenant}/{name}", value))))
         except FileNotFoundError:
             return ()
@@ -68,8 +72,10 @@ class RecordFiles:
 
     def digests(self) -> Iterator[str]:
         """Of every version of every tenant."""
-        for path in self._all():
-            yield from _decode(f"{path.parent.name}/{path.stem}", path.read_bytes()).versions
+        for tenant in os.listdir(self._folder):
+            for file in os.listdir(f"{self._folder}/{tenant}"):
+                value = _read(f"{self._folder}/{tenant}/{file}")
+                yield from _decode(f"{tenant}/{file.removesuffix('.json')}", value).versions
 
     def mention(self, digest: str) -> bool:
         needle = digest.encode()
@@ -80,6 +86,18 @@ class RecordFiles:
 
     def _path(self, tenant: str, name: str) -> Path:
         return self._folder / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"
+
+
+def _read(path: str) -> bytes:
+    """Without the objects of pathlib: where a hundred thousand files are read, they take most of the time."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def _decode(key: str, value: bytes) -> NameRecord:

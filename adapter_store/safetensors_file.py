@@ -166,6 +166,12 @@ class TensorFile:
             raise DamagedFile(f"{path.name} shrank while it was being opened")
         return cls(header, content)
 
+    @classmethod
+    def in_memory(cls, file: str, content: memoryview) -> "TensorFile":
+        """`content` must not change any more. Raises DamagedFile, which names it `file`."""
+        end = 8 + header_length(file, bytes(content[:8]), len(content))
+        return cls(parse_header(file, bytes(content[8:end]), len(content)), content)
+
     def array(self, name: str) -> NDArray[Any]:
         """Only for dtypes of NUMPY_DTYPES."""
         tensor = self.header.tensors[name]

@@ -36,7 +36,7 @@ def from_single(
     experts = moe.num_experts
     a = StackedHalf(Order.EACH_A, experts, rank, in_features, {e: pair.a for e, pair in pairs.items()})
     b = StackedHalf(Order.EACH_B, experts, rank, out_features, {e: pair.b for e, pair in pairs.items()})
-    return ModuleInfo(name, rank, scale, in_features, out_features, experts), StackedPair(a, b)
+    return ModuleInfo(name, rank, scale, in_features, out_features, num_experts=experts), StackedPair(a, b)
 
 
 def _check_shape(tensor: TensorInfo, wanted: tuple[int, int]) -> None:

@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from adapter_store.errors import InvalidAdapter
+from adapter_store.memory import read_file
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft import WEIGHTS_FILE, PeftAdapter, open_weights, read_adapter
 from adapter_store.peft_config import CONFIG_FILE
@@ -14,37 +15,53 @@ from adapter_store.peft_tokenizer import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
+from adapter_store.safetensors_file import TensorFile
 
 _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 # Only looked at: their ids equal the base's, and they would take megabytes per adapter.
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
+KNOWN_FILES = (*_KEPT, *_CHECKED)
 
 
 def take_adapter(
-    source: Path, private: Path, spec: ModelSpec, max_file_bytes: int, *, strict_base: bool
+    source: Path,
+    private: Path,
+    spec: ModelSpec,
+    max_file_bytes: int,
+    *,
+    strict_base: bool,
+    max_memory_bytes: int = 0,
 ) -> PeftAdapter:
     """The way into every store: `source` is copied to `private`, and the copy is checked.
 
+    Weights of at most `max_memory_bytes` are copied to memory instead, in half the time.
     Raises InvalidAdapter, IncompatibleAdapter.
     """
-    _copy(source, private, max_file_bytes)
-    adapter = read_adapter(private, spec, strict_base=strict_base)
+    file = _copy(source, private, max_file_bytes, max_memory_bytes)
+    adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
     _drop_checked(private)
     return adapter
 
 
-def _copy(source: Path, target: Path, max_file_bytes: int) -> None:
-    """Raises InvalidAdapter for what is missing, too large, a special file, or a link that leads out."""
+def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int) -> TensorFile | None:
+    """The weights if they are in memory.
+
+    Raises InvalidAdapter for what is missing, too large, a special file, or a link that leads out."""
     try:
         if not source.is_dir():
             raise InvalidAdapter(f"{source.name or source} is not a folder")
         if source.is_symlink() and source.resolve().parent != source.parent.resolve():
             raise InvalidAdapter(f"{source.name} is a link that leads out of its folder")
-        files = [file for file in (*_KEPT, *_CHECKED) if _is_usable(source, file, max_file_bytes)]
+        files = [file for file in KNOWN_FILES if _is_usable(source, file, max_file_bytes)]
         open_weights(source)  # a damaged header is refused before gigabytes are copied
         target.mkdir()
+        weights = None
         for file in files:
-            shutil.copyfile(source / file, target / file)
+            if file == WEIGHTS_FILE and (source / file).stat().st_size <= max_memory_bytes:
+                weights = TensorFile.in_memory(file, read_file(source / file))
+            else:
+                shutil.copyfile(source / file, target / file)
+        return weights
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"the pushed folder cannot be read: {error}") from error
 

@@ -22,6 +22,7 @@ from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.host_pool import HostPool
 from executor.lora.arena import SlotArena
+from executor.lora.dora import DoRAFactors
 from executor.lora.image import SlotImage, build_slot_image
 from executor.lora.layout import ALIGNMENT
 from executor.metrics import Metrics
@@ -118,7 +119,16 @@ def _on_one_rank(
         pool.close()
         raise
     writer = make_writer(arena, shard.punica)
-    return _Parts(NoOtherRanks(), shard, PooledAdapters(store, arena.layout, pool, writer), writer)
+    adapters = PooledAdapters(store, arena.layout, pool, writer, _dora_factors(config, shard))
+    return _Parts(NoOtherRanks(), shard, adapters, writer)
+
+
+def _dora_factors(config: ExecutorConfig, shard: Shard) -> DoRAFactors | None:
+    """None on a GPU, whose fused kernels know no factors: DoRA is refused there."""
+    if config.device != "cpu":
+        return None
+    folder = Path(config.cache_dir) / "factors" if config.cache_dir else None
+    return DoRAFactors(shard.model, shard.arena.max_loras, folder)
 
 
 def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:

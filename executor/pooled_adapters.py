@@ -1,11 +1,14 @@
 """Adapters on one rank: from the store into pinned host memory, and from there into slots."""
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from adapter_store import WeightsSource
 from executor.host_pool import HostPool, Region
+from executor.lora.dora import DoRAFactors
 from executor.lora.image import Buffer, SlotImage, build_slot_image
 from executor.lora.layout import SlotLayout
 from executor.slot_writer import SlotWriter
@@ -17,6 +20,7 @@ logger = logging.getLogger(__name__)
 class PooledImage:
     image: SlotImage
     region: Region
+    factors: Mapping[int, Tensor]  # of a DoRA adapter: a thousandth of the image, and not counted
 
     @property
     def nbytes(self) -> int:
@@ -26,8 +30,17 @@ class PooledImage:
 class PooledAdapters:
     """What a pager needs on one rank. `load_image` runs on loader threads, all else on the engine's."""
 
-    def __init__(self, store: WeightsSource, layout: SlotLayout, pool: HostPool, writer: SlotWriter) -> None:
+    def __init__(
+        self,
+        store: WeightsSource,
+        layout: SlotLayout,
+        pool: HostPool,
+        writer: SlotWriter,
+        dora: DoRAFactors | None = None,
+    ) -> None:
+        """Without `dora`, adapters that need its factors are refused."""
         self._store = store
+        self._dora = dora
         self._layout = layout
         self._pool = pool
         self._writer = writer
@@ -45,20 +58,25 @@ class PooledAdapters:
 
         try:
             with self._store.open(digest) as weights:
-                image = build_slot_image(weights, self._layout, allocate)
+                image = build_slot_image(weights, self._layout, allocate, with_dora=self._dora is not None)
+                factors = self._dora.of(digest, weights) if self._dora else {}
         except BaseException:
             for region in regions:
                 self._pool.release(region)
             raise
         if image.error:
             logger.info("quantized, relative error %.4f", image.error, extra={"digest": digest})
-        return PooledImage(image, regions[0])
+        return PooledImage(image, regions[0], factors)
 
     def load(self, slot: int, image: PooledImage) -> None:
         image.region.copied = self._writer.load(slot, image.image)
+        if self._dora:
+            self._dora.enter(slot, image.factors)
 
     def clear(self, slot: int) -> None:
         self._writer.clear(slot)
+        if self._dora:
+            self._dora.clear(slot)
 
     def forget(self, image: PooledImage) -> None:
         """The host tier has given it up."""

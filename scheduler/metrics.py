@@ -23,6 +23,10 @@ class BoundedLabel:
         self._limit = limit
         self._names: set[str] = set()
 
+    def forget(self, name: str) -> None:
+        """Another may have its place."""
+        self._names.discard(name)
+
     def __call__(self, name: str) -> str:
         if name in self._names:
             return name
@@ -38,6 +42,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, max_label_values: int = 100) -> None:
         self.tenant = BoundedLabel(max_label_values)
         self.adapter = BoundedLabel(max_label_values)
+        self._version = BoundedLabel(max_label_values)
         self._accepted = Counter(
             "lorafleet_scheduler_accepted_requests",
             "Requests accepted, by tenant and adapter.",
@@ -143,13 +148,15 @@ class Metrics:
         self._copy_hits.labels(tier.name.lower()).inc()
 
     def version_served(self, adapter: str, digest: str) -> None:
-        """Bounded by the first names, as all labels are, and ended by `version_gone`."""
-        name = self.adapter(adapter)
-        self._version_requests.labels(name, digest if name != OTHER else OTHER).inc()
+        """Bounded as all labels are; `version_gone` ends it and makes room."""
+        version = self._version(f"{adapter}@{digest}")
+        name, _, shown = version.partition("@")
+        self._version_requests.labels(name, shown or OTHER).inc()
 
     def version_gone(self, adapter: str, digest: str) -> None:
         with contextlib.suppress(KeyError):
-            self._version_requests.remove(self.adapter(adapter), digest)
+            self._version_requests.remove(adapter, digest)
+        self._version.forget(f"{adapter}@{digest}")
 
     def accepted(self, tenant: str, adapter: str, prompt_tokens: int) -> None:
         labels = self._names(tenant, adapter)

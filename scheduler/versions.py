@@ -62,7 +62,7 @@ class Versions:
         self._stopped.set()
 
     def known(self, ref: Ref, sticky_key: str | None = None) -> Version | None:
-        """The answer, if it is in memory and certain; never blocks. Raises AdapterNotFound, DataLoss."""
+        """The answer, if it is in memory and certain; never blocks. Raises DataLoss."""
         with self._changed:
             version = self._recall(ref, sticky_key, confirmed=True)
         if version is not None:
@@ -142,9 +142,7 @@ class Versions:
             return None
         try:
             digest = known.record.active_digest_of(ref, sticky_key)
-        except AdapterNotFound:
-            if confirmed:
-                raise
+        except AdapterNotFound:  # What was pushed a moment ago is there: the store is to say that it is not.
             return None
         self._names.move_to_end(key)
         return known.versions.get(digest)

@@ -27,8 +27,8 @@ from adapter_store.bench.server import find_server, running
 from adapter_store.cached import CachedStore
 from adapter_store.disk import DiskStore
 from adapter_store.hashing import ParallelHashes
+from adapter_store.memory import memory
 from adapter_store.packed import Weights
-from adapter_store.redis_store.read import memory
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.ref import Ref

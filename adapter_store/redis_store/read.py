@@ -1,8 +1,6 @@
 """From chunks to files in memory. What the version's digest does not cover, its chunks' hashes do."""
 
-import contextlib
 import hashlib
-import mmap
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -63,16 +61,6 @@ class Reader:
             read_chunks(self._primary, keys, pieces, check)
         except LookupError as error:
             raise _loss(index, file, "is gone") from error
-
-
-def memory(num_bytes: int) -> memoryview:
-    """Fresh memory, in huge pages where the system has them: half the time of a load was page faults."""
-    if num_bytes == 0:
-        return memoryview(b"")
-    area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        area.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(area)
 
 
 def _loss(index: Index, file: StoredFile, state: str) -> DataLoss:

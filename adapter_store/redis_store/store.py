@@ -33,6 +33,7 @@ from adapter_store.summary import Summary, is_deleted, lines_of, parse_lines
 from adapter_store.watch import News, Watcher
 
 _CACHED_MANIFESTS = 1024
+_MEMORY_BYTES = 1 << 30  # weights up to this size are pushed from memory, larger ones from a temporary file
 _ALIAS_PAGE = 256
 
 
@@ -72,7 +73,14 @@ class RedisStore(Catalogue):
             check_identifier("alias", alias)
         with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
             pushed = Path(temporary) / "source"
-            adapter = take_adapter(source, pushed, spec, self._max_file_bytes, strict_base=strict_base)
+            adapter = take_adapter(
+                source,
+                pushed,
+                spec,
+                self._max_file_bytes,
+                strict_base=strict_base,
+                max_memory_bytes=_MEMORY_BYTES,
+            )
             manifest, files = prepare(adapter, pushed)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)

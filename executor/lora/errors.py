@@ -4,6 +4,7 @@ ExecutorError
 └── LoRAError
     ├── ModuleNotServed        the adapter has a module that no slot of this executor holds
     ├── RankTooLarge           a module's rank is above what a slot holds
+    ├── DoRANotServed          the adapter has magnitudes, and this executor applies none
     ├── ModuleShapeMismatch    a tensor does not have the base layer's shape
     ├── NonFiniteWeights       a tensor is not finite in the slots' dtype
     ├── ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
@@ -30,6 +31,12 @@ class RankTooLarge(LoRAError):
     def __init__(self, module: str, rank: int, max_rank: int) -> None:
         super().__init__(f"module {module} has rank {rank}, slots hold at most {max_rank} (--max-lora-rank)")
         self.module, self.rank, self.max_rank = module, rank, max_rank
+
+
+class DoRANotServed(LoRAError):
+    def __init__(self, module: str) -> None:
+        super().__init__(f"module {module} is DoRA (use_dora), which is served on the CPU, on one rank, only")
+        self.module = module
 
 
 class ModuleShapeMismatch(LoRAError):

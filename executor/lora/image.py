@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from adapter_store import LoRAModule
-from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, NonFiniteWeights, RankTooLarge
+from executor.lora.errors import (
+    DoRANotServed,
+    ModuleNotServed,
+    ModuleShapeMismatch,
+    NonFiniteWeights,
+    RankTooLarge,
+)
 from executor.lora.expert_modules import as_layout_has_them, rank_first
 from executor.lora.layout import Piece, SlotLayout, SlotSlice
 from executor.lora.quantize import Quantized, quantize_into
@@ -60,17 +66,24 @@ class SlotImage:
 
 
 def build_slot_image(
-    weights: Mapping[str, LoRAModule], layout: SlotLayout, allocate: Callable[[int], Buffer] = _allocate
+    weights: Mapping[str, LoRAModule],
+    layout: SlotLayout,
+    allocate: Callable[[int], Buffer] = _allocate,
+    *,
+    with_dora: bool = False,
 ) -> SlotImage:
     """Cut, cast and pack an adapter, in memory from `allocate`, which is called once and may hold anything.
     The image holds no reference to `weights`, which may be closed afterwards.
 
+    `with_dora`: the caller sees to the magnitudes (dora.py); otherwise one is refused as DoRANotServed.
     Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights: the
     last one on the ranks that hold the value, the others on all.
     """
     weights = as_layout_has_them(weights, layout)
     for module in weights.values():
         _check_fits(module, layout)
+        if module.magnitude is not None and not with_dora:
+            raise DoRANotServed(module.name)
     by_slice = [weights.get(part.module) for part in layout.slices]
     ranks = tuple(module.rank if module else 0 for module in by_slice)
     scales = [float(module.scale) if module else 0.0 for module in by_slice]

@@ -31,9 +31,11 @@ ADAPTERS: Mapping[str, dict[str, Any]] = {
     "head": {"rank": 4, "targets": ["lm_head"]},
     "embed": {"rank": 8, "targets": ["embed_tokens", "down_proj"]},
     "second-layer": {"rank": 3, "alpha": 6, "targets": DENSE, "layers": [1]},
+    "dora": {"rank": 4, "targets": DENSE, "use_dora": True},
+    "dora-tables": {"rank": 2, "targets": ["embed_tokens", "lm_head", "v_proj"], "use_dora": True},
 }
 # Chosen so that no answer comes near a tie.
-PROMPT_SEEDS = {"qwen2": 1, "qwen3": 3, "mistral": 20, "llama": 9}
+PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9}
 # 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
 PROMPT_TOKENS = 40
 

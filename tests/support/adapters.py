@@ -128,7 +128,9 @@ def make_adapter(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(peft_model.named_parameters()):
-            if "lora_" in name:
+            if "lora_magnitude" in name:  # PEFT starts it at the norm of the base's rows
+                weight.mul_(1 + torch.randn(weight.shape, generator=generator) * std)
+            elif "lora_" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * std)
     peft_model.save_pretrained(str(folder))
     peft_model.unload()

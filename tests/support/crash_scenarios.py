@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from safetensors.numpy import save_file
 
-from adapter_store import AdapterStore, ModelSpec, Ref
+from adapter_store import AdapterStore, DiskStore, ModelSpec, Ref
+from lorafleet.migration import migrate
 from tests.support.stores import Medium
 
 # One projection is so wide that an adapter takes more than a chunk, and everything else is small.
@@ -172,6 +173,49 @@ class Collect:
         return Found(problems, under_way, under_way and f"n{done}" not in there)
 
 
+class Migrate:
+    """Versions of a store in a folder are copied, and what is said about them."""
+
+    name, span_s = "migrate", 0.25
+    _count = 3
+
+    def __init__(self, folder: Path) -> None:
+        self._source = folder / "source"
+        store = DiskStore(self._source)
+        for number in range(self._count):
+            pushed = store.put(write_adapter(folder / "migrated", number + 1), TENANT, NAME, SPEC)
+        store.set_alias(TENANT, NAME, "prod", pushed.digest)
+        self._versions = [version.digest for version in store.list(TENANT)]
+        self._aliases = store.aliases(TENANT)
+
+    def prepare(self, medium: Medium) -> None:
+        medium.open()
+
+    def act(self, store: AdapterStore, tell: Tell) -> None:
+        def progress(done: int, total: int) -> None:
+            if done:
+                tell(Told(done - 1, done=True, digest=self._versions[done - 1]))
+            if done < total:
+                tell(Told(done, done=False))
+
+        migrate(DiskStore(self._source), store, SPEC, on_progress=progress)
+
+    def check(self, medium: Medium, told: Sequence[Told]) -> Found:
+        store = medium.open()
+        there = whole_versions(store)
+        copied = [each.digest for each in told if each.done]
+        under_way = bool(told) and not told[-1].done
+        problems = [f"{digest} was copied and is gone" for digest in copied if digest not in there]
+        if len(there) > len(copied) + under_way:
+            problems.append(f"{len(there)} versions are there after {len(copied)} were copied")
+        resumed = migrate(DiskStore(self._source), store, SPEC)
+        if resumed.failed or resumed.present != len(there):
+            problems.append(f"resumed at {len(there)} versions: {resumed}")
+        if sorted(whole_versions(store)) != self._versions or store.aliases(TENANT) != self._aliases:
+            problems.append("a resumed migration does not end with what the source has")
+        return Found(problems, under_way, len(there) > len(copied))
+
+
 def whole_versions(store: AdapterStore) -> set[str]:
     """The digests of all versions; each is read and hashed. Raises DataLoss."""
     found = set()
@@ -200,4 +244,4 @@ def _tensors(rank: int) -> Mapping[str, np.ndarray]:
     return {f"{_Q_PROJ}.lora_A.weight": a, f"{_Q_PROJ}.lora_B.weight": b}
 
 
-SCENARIOS: Sequence[Callable[[Path], Scenario]] = (Push, MoveAlias, Collect)
+SCENARIOS: Sequence[Callable[[Path], Scenario]] = (Push, MoveAlias, Collect, Migrate)

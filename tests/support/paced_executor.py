@@ -31,7 +31,7 @@ class PacedEngine:
 
     def step(self) -> StepEvents:
         if not self.sequences:
-            return StepEvents(self._steps, False, (), (), (), None, self._status())
+            return StepEvents(self._steps, False, False, (), (), (), None, self._status())
         self._wait()
         self._steps += 1
         tokens, finished = [], []
@@ -41,7 +41,7 @@ class PacedEngine:
             if index + 1 >= (dispatch.stop.max_new_tokens or 0):
                 del self.sequences[key]
                 finished.append(Finished(key, FinishReason.LENGTH, 0))
-        return StepEvents(self._steps, True, tuple(tokens), tuple(finished), (), None, self._status())
+        return StepEvents(self._steps, True, False, tuple(tokens), tuple(finished), (), None, self._status())
 
     def add(self, dispatch: Dispatch) -> None:
         self.sequences[dispatch.key] = dispatch, len(dispatch.output_token_ids)

@@ -122,11 +122,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.store_crashes", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--times", type=int, default=TIMES, help=f"rounds of each kind ({TIMES})")
+    parser.add_argument("--only", choices=[each.name for each in SCENARIOS], help="one kind of change (all)")
     parser.add_argument("--seed", type=int, default=time.time_ns(), help="of the moments (the clock's)")
     args = parser.parse_args()
     results = list[Result]()
     with tempfile.TemporaryDirectory(prefix="lorafleet-crash-") as temporary:
-        for make in SCENARIOS:
+        for make in (each for each in SCENARIOS if args.only in (None, each.name)):
             scenario = make(Path(temporary))
             for store in ("disk", "redis"):
                 folder = Path(tempfile.mkdtemp(dir=temporary))

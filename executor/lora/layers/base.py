@@ -16,8 +16,10 @@ from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
 from executor.lora.layout import SlotLayout, SlotSlice
+from executor.lora.output_factors import OutputFactors
 from executor.lora.quantize import FP8_DTYPES, quantize
 from executor.model_config import ModelConfig
+from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
 
 # One tensor for a layer of one part; one a part for a packed layer, None where the adapter has none.
@@ -58,6 +60,7 @@ class BaseLayerWithLoRA(nn.Module, ABC):
     group: ParallelGroup
     punica_wrapper: PunicaWrapperBase
     stacked: StackedWeights
+    output_factors: OutputFactors | None = None  # set from outside where DoRA is served
 
     def __init__(self, base_layer: nn.Module, module_names: Sequence[str]) -> None:
         super().__init__()
@@ -170,6 +173,11 @@ class BaseLayerWithLoRA(nn.Module, ABC):
         stacked.scales[number, index] = scale
         stacked.ranks[number, index] = rank
         stacked.shrink_ranks[number, index] = len(a)
+
+    def scale_outputs(self, y: Tensor, meta: LoRAKernelMeta, bias: Tensor | None = None) -> None:
+        """DoRA's last part, on the sum of base and delta; `bias` is in it, and stays as it is."""
+        if self.output_factors is not None:
+            self.output_factors.apply(y, meta, bias)
 
     def reset_lora(self, index: int) -> None:
         """Empty slot `index` for this layer: rank 0 hides its weights. ValueError when it is out of range."""

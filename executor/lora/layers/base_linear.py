@@ -47,6 +47,7 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
         """x [rows, in] -> y [rows, out], as in the base layer; the rows are the step's."""
         y: Tensor = self.base_layer(x)
         self.add_delta(y, x)
+        self.scale_outputs(y, self.punica_wrapper.token_mapping_meta, self.base_layer.bias)
         return y
 
     def followed_by(self, x: Tensor, follower: Follower) -> Tensor:

@@ -38,4 +38,6 @@ class LogitsProcessorWithLoRA(BaseLayerWithLoRA):
         self.punica_wrapper.add_lora_logits(
             logits, hidden, stacked.lora_a[0], stacked.lora_b[0], stacked.ranks, stacked.scales
         )
-        return self.base_layer.gather(logits)
+        logits = self.base_layer.gather(logits)
+        self.scale_outputs(logits, self.punica_wrapper.prompt_mapping_meta)
+        return logits

@@ -25,7 +25,9 @@ class RowParallelLinearWithLoRA(BaseLinearLayerWithLoRA):
         """x [rows, this rank's inputs] -> y [rows, out], on every rank the same; the rows are the step's."""
         y = self.base_layer.partial(x)
         self.add_delta(y, x)
-        return self.group.all_reduce(y)
+        y = self.group.all_reduce(y)
+        self.scale_outputs(y, self.punica_wrapper.token_mapping_meta, self.base_layer.bias)
+        return y
 
 
 class RowParallelLinearWithShardedLoRA(ShardedLinearLayerWithLoRA, RowParallelLinearWithLoRA):

@@ -38,4 +38,6 @@ class VocabParallelEmbeddingWithLoRA(BaseLayerWithLoRA):
         self.punica_wrapper.add_lora_embedding(
             y, local_ids, stacked.lora_a[0], stacked.lora_b[0], stacked.ranks, stacked.scales
         )
-        return self.base_layer.reduce(y, foreign)
+        y = self.base_layer.reduce(y, foreign)
+        self.scale_outputs(y, self.punica_wrapper.token_mapping_meta)
+        return y

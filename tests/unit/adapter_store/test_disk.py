@@ -1,11 +1,12 @@
 """What only the store in a folder does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
 
-from adapter_store import DiskStore, InvalidRef, ModelSpec, Ref, StoreUnavailable, open_store
+from adapter_store import DiskStore, InvalidRef, ModelSpec, News, Ref, StoreUnavailable, open_store
 
 
 def test_the_packed_file_is_plain_safetensors(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
@@ -33,3 +34,54 @@ def test_a_store_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable):
         DiskStore(tmp_path / "file" / "store")
+
+
+def test_a_change_that_is_under_way_is_no_news_and_one_whose_process_died_is(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    root = tmp_path / "store"
+    store, reader = DiskStore(root), DiskStore(root)
+    version = store.put(adapters[0], "acme", "x", spec)
+    before = reader.news(-1).number
+    write = store._records.write
+    seen = []
+
+    def look(*arguments: Any) -> None:
+        write(*arguments)
+        seen.append(reader.news(before))
+
+    store._records.write = look  # type: ignore[method-assign]
+    store.set_alias("acme", "x", "prod", version.digest)
+    assert seen == [News(before, frozenset())]
+    assert reader.news(before) == News(before + 1, frozenset({("acme", "x")}))
+
+    def die(*arguments: Any) -> None:
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    store._records.write = die  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        store.delete_alias("acme", "x", "prod")
+    assert reader.news(before + 1) == News(before + 2, frozenset({("acme", "x")}))
+
+
+def test_a_store_without_its_counter_tells_nobody_that_nothing_changed(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    store = DiskStore(tmp_path / "store")
+    store.put(adapters[0], "acme", "x", spec)
+    (tmp_path / "store" / "changes").unlink()
+    assert store.news(-1).names is None and store.news(1).names is None
+    assert [s.name for s in DiskStore(tmp_path / "store").summaries("acme")] == ["x"]
+
+
+def test_more_changes_than_are_remembered_are_all_that_is_told(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    store = DiskStore(tmp_path / "store")
+    digest = store.put(adapters[0], "acme", "x", spec).digest
+    before = store.news(-1).number
+    for number in range(300):
+        store.set_protected("acme", "x", digest, number % 2 == 0)
+    assert store.news(before).names is None
+    assert store.news(store.news(-1).number - 256).names == {("acme", "x")}

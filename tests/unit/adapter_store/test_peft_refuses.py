@@ -42,7 +42,6 @@ def refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_dora", True),
         ("lora_bias", True),
         ("bias", "all"),
         ("bias", "lora_only"),

@@ -69,3 +69,29 @@ def test_exceptions_are_logged_whole() -> None:
     lines = TextFormatter().format(failed).splitlines()
     assert lines[0].endswith("failed request_id='r1'")
     assert lines[-1] == "ValueError: inner"
+
+
+def test_versions_that_come_and_go_leave_no_series() -> None:
+    """Two thousand of them, and names that no client should choose."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, max_label_values=10)
+
+    def series() -> list[tuple[str, str]]:
+        return [
+            (sample.labels["adapter"], sample.labels["version"])
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "lorafleet_scheduler_version_requests_total"
+        ]
+
+    for number in range(2000):
+        metrics.version_served("acme/x", f"sha256:{number}")
+        assert series() == [("acme/x", f"sha256:{number}")]
+        metrics.version_gone("acme/x", f"sha256:{number}")
+        metrics.version_gone("acme/never", "sha256:seen")
+    assert series() == []
+    for number in range(30):
+        metrics.version_served("acme/x", f"sha256:{number}")
+        metrics.version_served('we"ird\n' * 100, f"sha256:{number}")
+    assert len(series()) == 11 and ("other", "other") in series()
+    assert list(text_string_to_metric_families(generate_latest(registry).decode()))

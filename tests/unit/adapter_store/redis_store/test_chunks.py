@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from adapter_store import AdapterNotFound, ModelSpec, Ref
+from adapter_store.memory import memory
 from adapter_store.redis_store.index import CHUNK_BYTES
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
-from adapter_store.redis_store.read import Reader, memory
+from adapter_store.redis_store.read import Reader
 from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.redis_store.url import RedisUrl
 from tests.support.adapters import lora_pair, raw_adapter

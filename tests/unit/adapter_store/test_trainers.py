@@ -1,0 +1,119 @@
+"""Folders as common trainers leave them: whatever lies beside the adapter, it is the version PEFT writes.
+
+What is written here are file layouts and config fields that each of them was seen to write.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Ref
+from tests.support.adapters import edit_config, rewrite
+
+JSON, PICKLE = b"{}\n", pickle.dumps({"never": "loaded"})
+# What the Trainer of transformers leaves in a checkpoint.
+CHECKPOINT: Mapping[str, bytes] = {
+    "README.md": b"---\nlibrary_name: peft\n---\n",
+    "optimizer.pt": PICKLE,
+    "rng_state.pth": PICKLE,
+    "scheduler.pt": PICKLE,
+    "trainer_state.json": JSON,
+    "training_args.bin": PICKLE,
+}
+TOKENIZER: Mapping[str, bytes] = {
+    "special_tokens_map.json": JSON,
+    "tokenizer_config.json": json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}).encode(),
+}
+
+
+def peft(folder: Path) -> Mapping[str, bytes]:
+    return {"README.md": b""}
+
+
+def unsloth(folder: Path) -> Mapping[str, bytes]:
+    """Its configs name a 4-bit copy of the base, a pattern of modules, and a mark of its own."""
+    mapping = {"base_model_class": "LlamaForCausalLM", "parent_library": "x", "unsloth_fixed": True}
+    edit_config(
+        folder,
+        auto_mapping=mapping,
+        base_model_name_or_path="unsloth/d0-bnb-4bit",
+        target_modules=r"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|k_proj|v_proj).*?)|(?:\bmodel)",
+    )
+    return TOKENIZER
+
+
+def axolotl(folder: Path) -> Mapping[str, bytes]:
+    """It saves the base's config and its own settings beside the adapter."""
+    edit_config(folder, lora_dropout=0.05, fan_in_fan_out=None, loftq_config={})
+    return {**CHECKPOINT, **TOKENIZER, "config.json": JSON, "debug.log": b"", "tokens_per_second": b""}
+
+
+def ms_swift(folder: Path) -> Mapping[str, bytes]:
+    """Its configs have two fields of its own, and empty lists where PEFT writes null."""
+    edit_config(folder, modules_to_save=[], lora_dtype=None, lorap_lr_ratio=None, revision=None)
+    additional = json.dumps({"lora_dtype": None, "lorap_lr_ratio": None, "lorap_emb_lr": 1e-6}).encode()
+    return {**CHECKPOINT, "additional_config.json": additional, "args.json": JSON}
+
+
+def llama_factory(folder: Path) -> Mapping[str, bytes]:
+    """The final adapter, its last checkpoint as a folder within, logs and a picture."""
+    (folder / "checkpoint-300").mkdir()
+    (folder / "checkpoint-300" / "adapter_model.safetensors").write_bytes(b"another one")
+    edit_config(folder, base_model_name_or_path="/root/models/d0/")
+    names = ("all_results.json", "train_results.json", "trainer_log.jsonl", "training_loss.png")
+    return {**CHECKPOINT, **TOKENIZER, **dict.fromkeys(names, JSON)}
+
+
+@pytest.mark.parametrize(
+    "trainer", [peft, unsloth, axolotl, ms_swift, llama_factory], ids=lambda t: t.__name__
+)
+def test_their_folders(
+    adapter: Path,
+    store: DiskStore,
+    spec: ModelSpec,
+    trainer: Callable[[Path], Mapping[str, bytes]],
+    tmp_path: Path,
+) -> None:
+    plain = store.put(adapter, "acme", "plain", spec)
+    for name, content in trainer(adapter).items():
+        (adapter / name).write_bytes(content)
+    version = store.put(adapter, "acme", trainer.__name__.replace("_", "-"), spec)
+    assert version.digest == plain.digest
+    store.export(Ref("acme", version.name, digest=version.digest), tmp_path / "out")
+    kept = {file.name for file in (tmp_path / "out").iterdir()}
+    assert kept <= {"adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"}
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: name.removeprefix("base_model.model."),
+        lambda name: name.removeprefix("base_model.model.model."),
+        lambda name: name.replace(".weight", ".default.weight"),
+        lambda name: name.replace("base_model.model.model.", "base_model.model.model.language_model."),
+    ],
+    ids=["without PEFT's prefix", "without any", "with the adapter's name", "text part of a larger model"],
+)
+def test_their_key_names(
+    adapter: Path, store: DiskStore, spec: ModelSpec, rename: Callable[[str], str]
+) -> None:
+    plain = store.put(adapter, "acme", "plain", spec)
+    rewrite(adapter, lambda tensors: {rename(name): tensor for name, tensor in tensors.items()})
+    assert store.put(adapter, "acme", "other", spec).digest == plain.digest
+
+
+def test_what_sharded_training_forgot_to_gather(adapter: Path, store: DiskStore, spec: ModelSpec) -> None:
+    """Axolotl and others with DeepSpeed or FSDP, saved from one rank: tensors of no elements."""
+    rewrite(adapter, lambda tensors: {name: tensor[:0] for name, tensor in tensors.items()})
+    with pytest.raises(InvalidAdapter, match="gather shards before saving"):
+        store.put(adapter, "acme", "x", spec)
+
+
+def test_trained_heads_are_refused_by_name(adapter: Path, store: DiskStore, spec: ModelSpec) -> None:
+    """Unsloth turns embed_tokens and lm_head among the targets into fully trained modules."""
+    edit_config(adapter, modules_to_save=["lm_head", "embed_tokens"])
+    with pytest.raises(InvalidAdapter, match="modules_to_save"):
+        store.put(adapter, "acme", "x", spec)
