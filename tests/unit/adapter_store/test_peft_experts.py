@@ -228,7 +228,7 @@ def _with(name: str, *shape: int) -> Callable[[Path], object]:
         ("qwen3-moe", _with(f"{PATH}.1.mid_proj.lora_A.weight", 2, 64), InvalidAdapter, "matches no module"),
         ("qwen3-moe", _with(f"{INNER}.base_layer.lora_A.weight", 2, 64), InvalidAdapter, "matches no"),
         ("qwen3-moe", _with(f"{NO_LAYER}.lora_A.weight", 2, 8), IncompatibleAdapter, "layer 2"),
-        ("qwen3-moe", lambda f: edit_config(f, use_dora=True), InvalidAdapter, "use_dora is true, which is not"),
+        ("qwen3-moe", lambda f: edit_config(f, use_dora=True), InvalidAdapter, "use_dora is true"),
         ("dense-first", lambda folder: None, IncompatibleAdapter, "layer 0 of the base has no experts"),
         ("gpt-oss", _with(f"{PATH}.1.up_proj.lora_A.weight", 2, 64), InvalidAdapter, "matches no module"),
         (
