@@ -55,6 +55,9 @@ class PooledAdapters:
     def clear(self, slot: int) -> None:
         self._writer.clear(slot)
 
+    def load_seconds(self) -> list[float]:
+        return self._writer.load_seconds()
+
     def forget(self, image: PooledImage) -> None:
         """The host tier has given it up."""
         self._pool.release(image.region)
