@@ -360,7 +360,7 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         release = threading.Event()
 
         def hang(engine: Engine) -> None:
-            engine._runner.forward = lambda step: release.wait(30)  # type: ignore
+            engine._runner.launch = lambda plan: release.wait(30)  # type: ignore
 
         app._engine.submit(hang)
         await scheduler.dispatch(dispatch("x"))
@@ -378,11 +378,11 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
 async def test_an_engine_that_keeps_failing_rejects_then_ends(tiny_base: Path, tiny_store: DiskStore) -> None:
     async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
 
-        def fail(step: object) -> None:
+        def fail(plan: object) -> None:
             raise ZeroDivisionError("secret")
 
         def break_it(engine: Engine) -> None:
-            engine._runner.forward = fail  # type: ignore
+            engine._runner.launch = fail  # type: ignore
 
         app._engine.submit(break_it)
         for name in ("a", "b"):
