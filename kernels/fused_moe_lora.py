@@ -102,7 +102,8 @@ def fused_moe_lora(
     work = BlockWork.of_choices(blocks)
     config = config or _chosen(layer, work, blocks.block_rank)
     pair_rows = x.shape[0] == blocks.num_pairs
-    choices = row_signature(blocks.topk_ids), blocks.expert_map is None, blocks.num_experts, pair_rows
+    expert_map = None if blocks.expert_map is None else row_signature(blocks.expert_map)
+    choices = row_signature(blocks.topk_ids), expert_map, blocks.num_experts, pair_rows
     key = ("fused_moe_lora", config, work.rows, work.kind, choices, layer.form())
     prepared: _Prepared | None = blocks.launches.get(key)
     if prepared is None or x.shape[0] not in (len(blocks.topk_ids), blocks.num_pairs):

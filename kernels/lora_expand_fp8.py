@@ -51,7 +51,8 @@ def lora_expand_fp8(
     work = BlockWork.of_rows(meta, config.rows)
     if work.entries == 0:
         return
-    tensors = signature(*lora_b, *b_scales, ranks), row_signature(y), h.dtype
+    rows = [None if t is None else row_signature(t) for t in (y, h, h_scales)]
+    tensors = signature(*lora_b, *b_scales, ranks), tuple(rows)
     key = ("expand_fp8", config, work.rows, group_n, group_k, add_inputs, tuple(column_starts), tensors)
     launch: Launch | None = meta.launches.get(key)
     if launch is None:

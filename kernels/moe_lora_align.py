@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.checks import check, check_rows
 from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.launch import Launch, signature
+from kernels.launch import Launch, row_signature
 from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks, check_choices
 
@@ -282,7 +282,7 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     }  # fmt: skip
     mapping = topk_ids if expert_map is None else expert_map
     constants = {**common, "BLOCK": request.block_size, "PADDED": request.padded, "COUNTED": counted}
-    key = ("align", tuple(constants.items()), signature(topk_ids, mapping))
+    key = ("align", tuple(constants.items()), row_signature(topk_ids), row_signature(mapping))
     kernels = out.launches.get(key)
     if kernels is None:
         options = {"num_warps": 8, "launch_pdl": pdl}
