@@ -209,6 +209,7 @@ def _pager(
         wake=wake,
         load_ended=metrics.load_ended,
         paged_in=metrics.paged_in,
+        page_in_took=metrics.page_in_took,
     )
 
 

@@ -80,6 +80,7 @@ class EngineThread:
                 self._loop(engine)
             finally:
                 engine.close()
+                gc.unfreeze()  # or the interpreter, at its end, calls it all leaked
         except Exception as error:
             self._on_end(error)
         else:

@@ -31,7 +31,6 @@ class SequenceRows:
 class ForwardContext:
     """What every layer of a step may look at. Rows are the sequences' tokens, one sequence after another."""
 
-    sequences: tuple[SequenceRows, ...]
     positions: Tensor  # [rows] int64
     logits_rows: Tensor  # [n] int64: the rows that reach the head, in row order of the sequences
     kv_cache: KVCache
@@ -70,7 +69,6 @@ def build_step(
             )
         )
     context = ForwardContext(
-        sequences=tuple(sequences),
         positions=torch.tensor(positions, dtype=torch.int64, device=device),
         logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=device),
         kv_cache=kv_cache,

@@ -24,6 +24,7 @@ from executor.layers.triton_followers import TritonFollowers
 from executor.models import CausalLM, load_model
 from executor.shard import Shard, attach_slots, dtype_of
 from executor.warm_up import StepLimits, warm_up_steps
+from kernels import paged_decode
 from kernels.punica_gpu import PunicaWrapperGPU
 
 logger = logging.getLogger(__name__)
@@ -79,12 +80,13 @@ class _Builder:
             max_rank=config.max_lora_rank,
         )
         self._attention: FlashInfer | None = None
-        if serves(model.config, self._dtype, device):
-            heads = model.config.num_heads // group.size
-            kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
+        heads = model.config.num_heads // group.size
+        kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
+        decodes = paged_decode.serves(heads, kv_heads, model.config.head_dim)
+        if decodes and serves(model.config, self._dtype, device):
             self._attention = FlashInfer(model.config, heads, kv_heads, self._dtype, device)
         else:
-            logger.warning("FlashInfer does not serve this model or is not installed: attention is torch's")
+            logger.warning("FlashInfer is not installed or does not serve this model: attention is torch's")
 
     def build(self) -> tuple[KVCache, ForwardPass]:
         spare = self._cache(0)

@@ -139,7 +139,6 @@ class GraphedForwardPass:
         self, buffers: StepBuffers, rows: int, attention: StepAttention
     ) -> tuple[Tensor, ForwardContext]:
         context = ForwardContext(
-            sequences=(),
             positions=buffers.positions[:rows],
             logits_rows=buffers.logits_rows[:0],
             kv_cache=self._kv_cache,

@@ -14,6 +14,7 @@ from executor.residency import Copy, Tier
 
 PREFIX = "lorafleet_executor_"
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+PAGE_IN_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 LOAD_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60)
 
 
@@ -35,6 +36,12 @@ class Metrics:
             PREFIX + "prefix_cache_hit_tokens", "Tokens found in the prefix cache.", registry=registry
         )
         self._page_ins = Counter(PREFIX + "page_ins", "Adapters copied into a slot.", registry=registry)
+        self._page_in_seconds = Histogram(
+            PREFIX + "page_in_seconds",
+            "Time to copy an adapter from host memory into a slot.",
+            buckets=PAGE_IN_BUCKETS,
+            registry=registry,
+        )
         self._slot_hits = Counter(
             PREFIX + "slot_hits", "Sequences that started on an adapter in a slot.", registry=registry
         )
@@ -75,6 +82,9 @@ class Metrics:
     def paged_in(self, digest: str) -> None:
         self._page_ins.inc()
         self._page_ins_of.labels(digest).inc()
+
+    def page_in_took(self, seconds: float) -> None:
+        self._page_in_seconds.observe(seconds)
 
     def adapter_gone(self, digest: str) -> None:
         """No tier has a copy any more: its series end."""

@@ -28,7 +28,8 @@ class Adapters(Protocol[ImageT]):
     for `max_images` of that size.
 
     load_image  reads and lays out an adapter, on a loader thread
-    load        puts an image into a slot: the next step finds it there, and needs the image no more
+    load        puts an image into a slot: the next step finds it there, and needs the image no more;
+                `load_seconds` says what each load took that has ended since the last call
     forget      is told every loaded image that is given up
     make_room   gives room to running loads; `evict` lets go of one image that is not in `keep`, and says
                 whether there was one
@@ -41,6 +42,7 @@ class Adapters(Protocol[ImageT]):
     def load_image(self, digest: str) -> ImageT: ...
     def load(self, slot: int, image: ImageT) -> None: ...
     def clear(self, slot: int) -> None: ...
+    def load_seconds(self) -> list[float]: ...
     def forget(self, image: ImageT) -> None: ...
     def make_room(self, keep: Container[str], evict: Callable[[], bool]) -> None: ...
     def close(self) -> None: ...
@@ -69,6 +71,7 @@ class Pager(Generic[ImageT]):
         wake: Callable[[], None],
         load_ended: Callable[[str, float], None],
         paged_in: Callable[[str], None],
+        page_in_took: Callable[[float], None],
     ) -> None:
         if host_bytes < adapters.nbytes_per_slot:
             raise ValueError(
@@ -81,6 +84,7 @@ class Pager(Generic[ImageT]):
         self._load_timeout_s = load_timeout_s
         self._load_ended = load_ended  # told "ok" or a rejection's reason, and seconds
         self._paged_in = paged_in  # told the digest
+        self._page_in_took = page_in_took  # told seconds
         self._residency = Residency()
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
@@ -140,6 +144,8 @@ class Pager(Generic[ImageT]):
 
         Returns the failures that concern waiting sequences or pins.
         """
+        for seconds in self._adapters.load_seconds():
+            self._page_in_took(seconds)
         failures = [failure for outcome in self._loader.finished() for failure in self._land(outcome, now)]
         # Who waited for a failed one is about to be rejected: it is not asked for again.
         failed = {failure.digest for failure in failures}

@@ -78,6 +78,9 @@ class PooledAdapters:
         if self._dora:
             self._dora.clear(slot)
 
+    def load_seconds(self) -> list[float]:
+        return self._writer.load_seconds()
+
     def forget(self, image: PooledImage) -> None:
         """The host tier has given it up."""
         self._pool.release(image.region)

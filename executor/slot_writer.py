@@ -1,5 +1,6 @@
 """Adapters into slots: on the CPU between two steps, on a GPU beside the steps that run."""
 
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -20,6 +21,9 @@ class SlotWriter(Protocol):
         (None: at once). ValueError, with the slot unchanged, for a foreign image or a slot out of range."""
 
     def clear(self, slot: int) -> None: ...
+    def load_seconds(self) -> list[float]:
+        """What each load took that has ended since the last call."""
+
     def before_step(self, slots: Collection[int]) -> None: ...
     def after_step(self, slots: Collection[int]) -> None: ...
 
@@ -30,10 +34,17 @@ class WriterInTurn:
     def __init__(self, arena: SlotArena, punica: PunicaWrapperBase) -> None:
         self._arena = arena
         self._punica = punica
+        self._seconds: list[float] = []
 
     def load(self, slot: int, image: SlotImage) -> None:
+        started = time.perf_counter()
         self._arena.load(slot, image)
         self._punica.set_slot_rank(slot, image.max_rank)
+        self._seconds.append(time.perf_counter() - started)
+
+    def load_seconds(self) -> list[float]:
+        seconds, self._seconds = self._seconds, []
+        return seconds
 
     def clear(self, slot: int) -> None:
         self._arena.clear(slot)
@@ -63,6 +74,7 @@ class SideStreamWriter:
         self._staged = torch.empty(arena.layout.max_block_bytes, dtype=torch.uint8, device=device)
         self._read: dict[int, torch.cuda.Event] = {}  # slot -> behind the last step that reads it
         self._written: dict[int, torch.cuda.Event] = {}  # slot -> behind a write that no step has waited for
+        self._loads: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # begins and ends, in their order
         # Compiled before the first adapter comes: a block without weights, whose ranks are 0, clears a slot.
         nothing = torch.zeros(arena.layout.block_bytes(0), dtype=torch.uint8, device=device)
         arena.enter(0, nothing)
@@ -70,16 +82,25 @@ class SideStreamWriter:
     def load(self, slot: int, image: SlotImage) -> torch.cuda.Event:
         self._arena.check(slot, image)
         with self._writing(slot):
+            begin = self._mark()
             block = self._staged[: image.nbytes]
             block.copy_(image.block, non_blocking=True)
             copied: torch.cuda.Event = self.stream.record_event()
             self._arena.enter(slot, block)
+            self._loads.append((begin, self._mark()))
         self._punica.set_slot_rank(slot, image.max_rank)
         return copied
 
     def clear(self, slot: int) -> None:
         with self._writing(slot):
             self._arena.clear(slot)
+
+    def load_seconds(self) -> list[float]:
+        seconds = []
+        while self._loads and self._loads[0][1].query():  # type: ignore[no-untyped-call]
+            begin, end = self._loads.pop(0)
+            seconds.append(begin.elapsed_time(end) / 1e3)
+        return seconds
 
     def before_step(self, slots: Collection[int]) -> None:
         for slot in self._written.keys() & set(slots):
@@ -89,6 +110,11 @@ class SideStreamWriter:
         if slots:
             over = torch.cuda.current_stream(self.stream.device).record_event()
             self._read.update(dict.fromkeys(slots, over))
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return event
 
     @contextmanager
     def _writing(self, slot: int) -> Iterator[None]:

@@ -93,7 +93,7 @@ def _store(
     SLICES: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, FUSED: tl.constexpr,
     BLOCK_RANK: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """One tile of h; with LARGEST as FP8, every BLOCK_RANK ranks of a row and slice with a scale of their own.
+    """One tile of h; with LARGEST as FP8, every BLOCK_RANK ranks of a row and slice with their own scale.
 
     h_scales is [slices, places, groups].
     """

@@ -79,9 +79,8 @@ def load_ids(ids, first, count, ROWS: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def table_entry(table, s, slot, expert, slice_stride, slot_stride, expert_stride, mask, other):
     """Of a [slices, max_loras, experts] table with any strides."""
-    return tl.load(
-        table + s * slice_stride + slot * slot_stride + expert * expert_stride, mask=mask, other=other
-    )
+    place = s * slice_stride + slot.to(tl.int64) * slot_stride + expert * expert_stride
+    return tl.load(table + place, mask=mask, other=other)
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def unaligned_blocks(
     check_choices(topk_ids, num_experts, expert_map)
     return MoEBlocks(
         topk_ids, meta.token_lora_mapping, num_experts, expert_map, 1, topk_ids, topk_ids, meta.max_loras,
-        aligned=False, launches=meta.launches,
+        aligned=False, block_rank=meta.plan.block_rank, launches=meta.launches,
     )  # fmt: skip
 
 
@@ -100,8 +100,10 @@ def fused_moe_lora(
     """
     layer = _Layer(y, x, lora_a, lora_b, ranks, scales, column_starts, routed_weights, add_inputs)
     work = BlockWork.of_choices(blocks)
+    config = config or _chosen(layer, work, blocks.block_rank)
     pair_rows = x.shape[0] == blocks.num_pairs
-    choices = row_signature(blocks.topk_ids), blocks.expert_map is None, blocks.num_experts, pair_rows
+    expert_map = None if blocks.expert_map is None else row_signature(blocks.expert_map)
+    choices = row_signature(blocks.topk_ids), expert_map, blocks.num_experts, pair_rows
     key = ("fused_moe_lora", config, work.rows, work.kind, choices, layer.form())
     prepared: _Prepared | None = blocks.launches.get(key)
     if prepared is None or x.shape[0] not in (len(blocks.topk_ids), blocks.num_pairs):
@@ -109,15 +111,19 @@ def fused_moe_lora(
             y, x, tuple(lora_a), tuple(lora_b), ranks, scales, tuple(column_starts), blocks, routed_weights
         )
         _check(layer)
-        columns = max(weight.shape[3] for weight in lora_b)
-        config = config or choose(
-            work.rows, work.entries, len(lora_a), x.shape[1], columns, layer.max_rank, x.element_size()
-        )
         prepared = _prepare(layer, work, config, 1 if pair_rows else blocks.topk)
         blocks.launches[key] = prepared
     check(y.shape[0] == blocks.num_pairs, "y", f"must have {blocks.num_pairs} rows, one a pair")
     if work.entries > 0:
         prepared(layer, work)
+
+
+def _chosen(layer: _Layer, work: BlockWork, block_rank: int) -> PairConfig:
+    fits = len(layer.lora_a) > 0 and layer.lora_a[0].dim() == 4
+    check(fits, "lora_a", "must hold slices [max_loras, experts, max_rank, in]")
+    block_rank = min(block_rank, triton.next_power_of_2(max(8, layer.max_rank)))
+    x = layer.x
+    return choose(work.rows, work.entries, len(layer.lora_a), x.shape[-1], block_rank, x.element_size())
 
 
 def _check(layer: _Layer) -> None:

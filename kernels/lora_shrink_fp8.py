@@ -49,8 +49,10 @@ def lora_shrink_fp8(
     work = BlockWork.of_rows(meta, config.rows)
     if work.entries == 0:
         return
-    tensors = signature(*lora_a, *a_scales, ranks, scales), row_signature(x), h.dtype
-    key = ("shrink_fp8", config, work.rows, group_n, group_k, tensors, x_scales is None or x_scales.stride())
+    rows = [None if t is None else row_signature(t) for t in (x, h, x_scales, h_scales)]
+    strides = *offsets(lora_a), *offsets(a_scales)
+    tensors = signature(*lora_a, *a_scales, ranks, scales), strides, tuple(rows)
+    key = ("shrink_fp8", config, work.rows, group_n, group_k, tensors)
     launch: Launch | None = meta.launches.get(key)
     if launch is None:
         check_arena(lora_a, "lora_a")

@@ -28,6 +28,7 @@ class MoEBlocks:
     blocks       int32 [n, 4]: slot, expert here, first place, pairs; slot -1: no block, anywhere in the table
     num_slots    slots that may occur
     aligned      False: there is no table, pair i is a block by itself (the GPU's form for small batches)
+    block_rank   most adapters' ranks are at most this; steers speed only
     launches     what the launchers have compiled, by what it was compiled for
 
     On a GPU all of it is filled by the device, so that a captured graph replays with other choices.
@@ -42,6 +43,7 @@ class MoEBlocks:
     blocks: Tensor
     num_slots: int
     aligned: bool = True
+    block_rank: int = 16
     launches: dict[Hashable, Any] = field(default_factory=dict)
 
     @property

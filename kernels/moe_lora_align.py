@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.checks import check, check_rows
 from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.launch import Launch, signature
+from kernels.launch import Launch, row_signature
 from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks, check_choices
 
@@ -192,7 +192,16 @@ def moe_lora_align_block_size(
     check_rows(topk_ids, "topk_ids", meta)
     slots = num_slots(meta)
     tables = meta.token_indices_sorted_by_lora_ids, meta.num_tokens_per_lora, meta.lora_ids
-    request = _Request(topk_ids, num_experts, block_size, expert_map, pad_sorted_ids, slots, meta.max_loras)
+    request = _Request(
+        topk_ids,
+        num_experts,
+        block_size,
+        expert_map,
+        pad_sorted_ids,
+        slots,
+        meta.max_loras,
+        meta.plan.block_rank,
+    )
     return _align(request, meta.token_lora_mapping, tables, meta.launches)
 
 
@@ -223,6 +232,7 @@ class _Request:
     padded: bool
     slots: int
     max_loras: int
+    block_rank: int = 16
 
     @property
     def entries(self) -> int:
@@ -248,7 +258,7 @@ def _align(
         sorted_ids = torch.empty(pairs, dtype=torch.int32, device=device)
     out = MoEBlocks(
         topk_ids, row_slots, num_experts, request.expert_map, block_size, sorted_ids, blocks,
-        request.max_loras, launches=launches,
+        request.max_loras, block_rank=request.block_rank, launches=launches,
     )  # fmt: skip
     if entries > 0:
         _launch(request, out, tables)
@@ -272,7 +282,7 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     }  # fmt: skip
     mapping = topk_ids if expert_map is None else expert_map
     constants = {**common, "BLOCK": request.block_size, "PADDED": request.padded, "COUNTED": counted}
-    key = ("align", tuple(constants.items()), signature(topk_ids, mapping))
+    key = ("align", tuple(constants.items()), row_signature(topk_ids), row_signature(mapping))
     kernels = out.launches.get(key)
     if kernels is None:
         options = {"num_warps": 8, "launch_pdl": pdl}

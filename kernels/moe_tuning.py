@@ -1,9 +1,28 @@
-"""Forms and block sizes of the expert kernels."""
+"""Forms and block sizes of the expert kernels, by the step and the layer's sizes.
+
+Measured on one H100 80GB HBM3 (triton 3.6, bfloat16, CUDA graphs) with Mixtral-8x7B's expert layers, rank 16,
+8 slots (kernels/bench/results/moe_tune.json). (tokens, adapters) names a point, w13 the product of gate and
+up, w2 that of down; figures are us of one call.
+"""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import expm1
 
 from kernels.meta import LoRAKernelMeta
+
+# Pairs of an aligned block. 32 are as fast or slower at every point, 64 slower: (2048, 1) w13 194, 193, 213.
+ALIGNED = 16
+# Pairs that an adapter's expert must get on average before sharing its weights pays for alignment and for
+# half empty blocks. 2.3 at (64, 8): 60.0 unaligned, 66.3 aligned. 16 at (64, 1): 43.3 and 31.8.
+_SHARING = 3
+# From here on blocks alone fill the card's 132 multiprocessors.
+_MANY_BLOCKS = 200
+_FEW_BLOCKS = 32
+# Bytes that one program can have on an H100.
+_SHARED_MEMORY = 227 * 1024
+# The highest rank that the form of one launch serves: all ranks are in registers.
+MOST_ONCE_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +46,9 @@ class PairConfig:
 class OnceConfig:
     """One launch: each of `chunks` programs a block and slice shrinks all and expands its share.
 
-    Loads are pipelined num_stages deep along the inputs, column_stages along the columns.
+    Loads are pipelined num_stages deep along the inputs, column_stages along the columns. Never chosen: at no
+    point of Mixtral's wide layers is it faster than the pair (w13 50.2 and 39.8 at (64, 8), 193.9 and 192.7
+    at (2048, 1)). Narrow layers, for which it is meant, are not measured yet.
     """
 
     block_k: int
@@ -38,35 +59,51 @@ class OnceConfig:
     column_stages: int
 
 
-# The highest rank that one launch serves: all ranks are in registers.
-MOST_ONCE_RANKS = 64
-
-
 def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:
     """Pairs of a block, by how many an adapter's expert is likely to get; 1: no alignment."""
     pairs = meta.num_rows * topk
     groups = max(1, meta.num_active_loras) * num_experts
     # Groups that so many random choices reach.
     reached = -groups * expm1(-pairs / groups)
-    mean = pairs / max(1.0, reached)
-    if mean < 1.5:
-        return 1
-    return 16 if mean < 24 else 32
+    return 1 if pairs < _SHARING * reached else ALIGNED
 
 
-def choose(
-    rows: int, blocks: int, slices: int, width: int, columns: int, max_rank: int, element_size: int
-) -> PairConfig | OnceConfig:
-    """For blocks of `rows` rows over `width` inputs, with `columns` outputs a slice."""
-    programs = blocks * slices
-    if max_rank <= MOST_ONCE_RANKS and width <= 2048 and programs >= 64:
-        return OnceConfig(256 if rows == 1 else 128, 256, 1, 4, 3, 1)
-    block_rank = min(64, max(16, 1 << (max_rank - 1).bit_length()))
-    block_k = 1024 if rows == 1 else 128 if rows > 16 or element_size > 2 else 256
-    split = max(1, min(8, -(-width // block_k), -(-512 // max(1, programs))))
-    return PairConfig(
-        block_rank, block_k, split, rows > 16, 4, 3, 512 if rows == 1 else 256, 2 if rows == 1 else 4
-    )
+@lru_cache(maxsize=1024)
+def choose(rows: int, blocks: int, slices: int, width: int, block_rank: int, element_size: int) -> PairConfig:
+    """For blocks of `rows` rows over `width` inputs, with most ranks up to block_rank."""
+    if rows == 1:
+        return _single(blocks, width, block_rank, element_size)
+    return _shared(rows, blocks, slices, width, max(16, block_rank), element_size)
+
+
+def _single(blocks: int, width: int, block_rank: int, element_size: int) -> PairConfig:
+    # w13 39.8 at (64, 8) with 2048 inputs and 8 warps, 43.8 with 1024 and 4; 6.0 and 5.5 at (1, 1).
+    inputs, warps = (1024, 4) if blocks < 8 else (2048, 8)
+    # A program holds its tile of A in registers.
+    inputs = min(inputs * 16 * 2 // (max(16, block_rank) * element_size), 1 << (width - 1).bit_length())
+    split = -(-width // inputs)
+    # w2 at (1, 1), 14 splits: 4.4 with 256 columns, 5.4 with 512. w13, 4 splits: 6.0 and 5.5.
+    return PairConfig(block_rank, inputs, split, False, warps, 2, 256 if split > 8 else 512, 2)
+
+
+def _shared(
+    rows: int, blocks: int, slices: int, width: int, block_rank: int, element_size: int
+) -> PairConfig:
+    # w13: 78.6 at (512, 8) in one program for both slices, 82.3 apart; 15.1 and 14.6 at (64, 1).
+    fused = slices > 1 and blocks >= _FEW_BLOCKS
+    lines = rows + block_rank * (slices if fused else 1)
+    # w13 at (2048, 1): 194 with 128 inputs a step and no split, 201 with 256 and 2 splits.
+    block_k = 128 if fused and blocks >= _MANY_BLOCKS else 256
+    stages = 3
+    while block_k * lines * element_size * (stages + 1) > _SHARED_MEMORY:
+        block_k //= 2
+    # w2: 13.4 to 14.0 at (64, 1) with 4 or 8 splits, 22.3 at (64, 8) with 8, 80 at (2048, 1) with 2.
+    wanted = (1 if blocks >= _MANY_BLOCKS else 2) if fused else (2 if blocks >= _MANY_BLOCKS else 8)
+    split = max(1, min(wanted, width // 1024))
+    # w2 at (2048, 1): 80.2 with 128 columns, 84.3 with 256.
+    narrow = slices == 1 and blocks >= _MANY_BLOCKS
+    block_n = 128 if narrow or element_size > 2 or block_rank > 16 else 256
+    return PairConfig(block_rank, block_k, split, fused, 4, stages, block_n, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +120,23 @@ class GemmConfig:
 def gemm_block_size(pairs: int, num_experts: int) -> int:
     """Pairs of a block of the base product: about what an expert gets."""
     mean = pairs / num_experts
-    return 16 if mean <= 16 else 64 if mean <= 96 else 128
+    for most, size in ((8, 16), (24, 32), (96, 64)):
+        if mean <= most:
+            return size
+    return 128
 
 
-def gemm_config(block_size: int, element_size: int) -> GemmConfig:
+def gemm_config(size: int, element_size: int) -> GemmConfig:
+    """For blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm.json)."""
     if element_size > 2:
-        return GemmConfig(max(16, block_size), 64, 32, 4, 2)
-    if block_size <= 16:
-        return GemmConfig(16, 128, 128, 4, 4)
-    if block_size <= 64:
+        return GemmConfig(max(16, size), 64, 32, 4, 2)
+    if size <= 16:
+        # 8 tokens: 521; 128 inputs a step 524, 64 557.
+        return GemmConfig(16, 64, 256, 4, 3)
+    if size <= 32:
+        # 64 tokens: 626; blocks of 16 633.
+        return GemmConfig(32, 128, 128, 4, 3)
+    if size <= 64:
         return GemmConfig(64, 128, 64, 4, 4)
-    return GemmConfig(128, 256, 64, 8, 3)
+    # 2048 tokens: 1667; 3 stages 1864, 128 columns 2300.
+    return GemmConfig(128, 256, 64, 8, 4)

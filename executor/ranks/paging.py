@@ -87,6 +87,9 @@ class SpreadAdapters:
         self._writer.clear(slot)
         self._ranks.tell(ClearSlot(slot))
 
+    def load_seconds(self) -> list[float]:
+        return self._writer.load_seconds()
+
     def forget(self, image: SpreadImage) -> None:
         """The host tier has given it up."""
         self._ranks.tell(ForgetImage(image.ticket))

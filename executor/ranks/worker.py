@@ -10,13 +10,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from adapter_store import AdapterStoreError, WeightsSource
 from executor.config import ExecutorConfig
 from executor.distributed import connect, disconnect
 from executor.errors import ExecutorError
-from executor.forward import build_step
 from executor.logs import setup_logging
 from executor.lora.image import SlotImage, build_slot_image
 from executor.ranks.messages import (
@@ -102,11 +99,8 @@ class Worker:
                 case ForgetImage(ticket):
                     self._images.pop(ticket, None)
 
-    @torch.inference_mode()
     def _step(self, sequences: tuple[Any, ...]) -> None:
-        shard = self._shard
-        token_ids, context = build_step(sequences, shard.kv_cache, shard.punica)
-        shard.model.compute_logits(shard.model(token_ids, context), context)
+        self._shard.forward_pass.run(sequences)
 
     def _load(self, message: LoadAdapter) -> Answer:
         try:

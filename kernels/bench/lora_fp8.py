@@ -25,7 +25,7 @@ RANK = 16
 POINTS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 64), (2048, 1), (2048, 8), (2048, 64))
 LAYER = LAYERS[2]
 FP8 = torch.float8_e4m3fn
-# Expand's columns and warps, beside the bfloat16 kernel's choice.
+# Columns and warps of FP8 expand, beside the chosen ones.
 _EXPAND = {
     1: ((512, 1), (1024, 2), (2048, 4), (512, 2)),
     16: ((128, 4), (256, 4), (128, 2), (256, 8), (512, 4), (512, 8)),
@@ -36,14 +36,15 @@ _EXPAND = {
 class Row:
     """us of one call. fp8: e4m3 weights and float32 h; w8a8: e4m3 h too, which shrink quantizes.
 
-    The pairs are shrink and expand; the floors are expand's: B, y read and written, h.
+    The pairs are shrink and expand; the floors are expand's: B, y read and written, h. block_n and num_warps
+    are a candidate's for FP8 expand, none for the chosen ones.
     """
 
     op: str
     tokens: int
     adapters: int
-    block_n: int
-    num_warps: int
+    block_n: int | None
+    num_warps: int | None
     bf16_us: float
     fp8_us: float
     w8a8_us: float
@@ -87,10 +88,13 @@ def _rows(point: tuple[int, int], peer_folder: Path | None, tune: bool) -> Itera
         (peer_us,) = time_calls([(_peer(case, weights, peer_folder), calls)], rounds=7)
     for config in _configs(case, tune):
         times = time_calls([(call, calls) for call in _calls(case, weights, config)], rounds=9)
-        size = config.block_n, config.num_warps
         alone, pairs = times[:3], times[3:]
         floors = _floor(case, 2), _floor(case, 1)
-        yield Row("lora_fp8", *point, *size, *_three(alone), *_three(pairs), *floors, peer_us)
+        yield Row("lora_fp8", *point, *_size(config), *_three(alone), *_three(pairs), *floors, peer_us)
+
+
+def _size(config: ExpandConfig | None) -> tuple[int | None, int | None]:
+    return (config.block_n, config.num_warps) if config else (None, None)
 
 
 def _three(times: list[float]) -> tuple[float, float, float]:
@@ -115,13 +119,13 @@ def _case(tokens: int, adapters: int, sets: int) -> tuple[Case, list[Fp8Weights]
     return case, weights
 
 
-def _configs(case: Case, tune: bool) -> list[ExpandConfig]:
+def _configs(case: Case, tune: bool) -> list[ExpandConfig | None]:
     chosen = expand_config(case.metas[0].plan, 2)
     others = _EXPAND[chosen.rows] if tune else ()
-    return [chosen, *(ExpandConfig(chosen.rows, chosen.block_rank, n, warps) for n, warps in others)]
+    return [None, *(ExpandConfig(chosen.rows, chosen.block_rank, n, warps) for n, warps in others)]
 
 
-def _calls(case: Case, weights: list[Fp8Weights], config: ExpandConfig) -> list[Call]:
+def _calls(case: Case, weights: list[Fp8Weights], config: ExpandConfig | None) -> list[Call]:
     """Expand of bfloat16, FP8 and FP8 x FP8, then the pairs."""
     shape = (len(LAYER.slices), case.tokens, RANK)
     h = torch.randn(shape, device="cuda")
@@ -134,10 +138,10 @@ def _calls(case: Case, weights: list[Fp8Weights], config: ExpandConfig) -> list[
     plan = case.metas[0].plan
     shrink = shrink_config(plan, len(LAYER.slices), LAYER.width, 2, final=True)
     return [
-        partial(_bf16, case, h, config=config, shrink=None),
+        partial(_bf16, case, h, shrink=None),
         partial(_fp8, case, weights, h, None, config, None),
         partial(_fp8, case, weights, h8, h_scales, config, None),
-        partial(_bf16, case, h, config=expand_config(plan, 2), shrink=shrink),
+        partial(_bf16, case, h, shrink=shrink),
         partial(_fp8, case, weights, h, None, config, shrink),
         partial(_fp8, case, weights, h8, h_scales, config, shrink),
     ]
@@ -148,12 +152,12 @@ def _turn(case: Case, sets: int, index: int) -> tuple[int, int, int]:
     return index % metas, (index // metas) % sets, index % len(case.xs)
 
 
-def _bf16(case: Case, h: Tensor, index: int, *, config: ExpandConfig, shrink: ShrinkConfig | None) -> None:
+def _bf16(case: Case, h: Tensor, index: int, *, shrink: ShrinkConfig | None) -> None:
     step, number, turn = _turn(case, len(case.weights), index)
     own, meta = case.weights[number], case.metas[step]
     if shrink:
         lora_shrink(h, case.xs[turn], own.lora_a, case.ranks, case.scales, meta, shrink)
-    lora_expand(case.ys[turn], h, own.lora_b, case.ranks, case.column_starts, meta, config=config)
+    lora_expand(case.ys[turn], h, own.lora_b, case.ranks, case.column_starts, meta)
 
 
 def _fp8(
@@ -161,7 +165,7 @@ def _fp8(
     weights: list[Fp8Weights],
     h: Tensor,
     h_scales: Tensor | None,
-    config: ExpandConfig,
+    config: ExpandConfig | None,
     shrink: ShrinkConfig | None,
     index: int,
 ) -> None:

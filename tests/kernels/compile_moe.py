@@ -27,7 +27,7 @@ ARGUMENTS = {
 }  # fmt: skip
 COUNTS = ("num_places", "known", "num_pairs", "num_entries")
 ALIGN = {
-    "TOPK": 8, "MAX_LORAS": 8, "SLOTS": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "CHUNK": 128, "HAS_LORA": True,
+    "TOPK": 8, "MAX_LORAS": 8, "SLOTS": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "CHUNK": 64, "HAS_LORA": True,
     "HAS_MAP": True,
 }  # fmt: skip
 COMMON = {"SLICES": 2, "MAX_LORAS": 8, "NUM_EXPERTS": 128, "MAX_RANK": 16, "TOPK": 8, "HAS_MAP": False}
@@ -45,7 +45,6 @@ EXPAND = {
 }  # fmt: skip
 PAIRS = {"KIND": 2, "ROWS": 1}
 BLOCKS = {"KIND": 1, "ROWS": 16}
-TALL = {"KIND": 1, "ROWS": 64}
 
 
 def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
@@ -53,8 +52,8 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield "count", count_kernel, ALIGN, 8
     for counted in (False, True):
         yield "align", align_kernel, {**ALIGN, "BLOCK": 16, "PADDED": False, "COUNTED": counted}, 8
-    for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS), ("tall blocks", TALL)):
-        shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is TALL else 1}
+    for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS)):
+        shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is BLOCKS else 1}
         yield f"expert shrink {name}", block_shrink_kernel, {**SHRINK, **rows, **shape}, 4
         shape = {"BLOCK_N": 512 if rows is PAIRS else 256}
         yield f"expert expand {name}", block_expand_kernel, {**EXPAND, **rows, **shape}, 4
@@ -68,7 +67,7 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
             "COLUMN_STAGES": 1,
         }
         yield f"experts at once {name}", fused_moe_lora_once_kernel, {**COMMON, **COLUMNS, **rows, **shape}, 4
-    for size in (16, 64, 128):
+    for size in (16, 128):
         tuned = gemm_config(size, 2)
         shape = {"ROWS": tuned.rows, "BLOCK_N": tuned.block_n, "BLOCK_K": tuned.block_k}
         flags = {"K": 2048, "N": 1536, "DIVIDE": 8, "HAS_BIAS": True, "ROUTED": True}
@@ -79,15 +78,15 @@ def fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, 
     """As moe_cases, with the types of pointers. e4m3 conversions came with sm_89."""
     rows = {"KIND": 0, "ROWS": 16, "EARLY": True, "SCALED": True, "GROUP_N": 128, "GROUP_K": 128}
     rows |= {"TOPK": 1, "NUM_EXPERTS": 1, "SPLIT": 4}
-    for fp8 in ("fp8e4nv", "fp8e5") if arch >= 90 else ("fp8e5",):
-        for w8a8 in (False, True):
-            quantized = {"LARGEST": 448.0, "BLOCK_RANK": 32} if w8a8 else {}
-            types = {"a": f"*{fp8}", "x": f"*{fp8}" if w8a8 else "*bf16", "h": f"*{fp8}" if w8a8 else "*fp32"}
-            flags = {"K_SCALED": True, "X_SCALED": w8a8, "FUSED": 1, "BLOCK_K": 128, "FINALISE": True}
-            name = f"{fp8} x {fp8}" if w8a8 else fp8
-            shrink = {**SHRINK, **rows, **flags, **quantized, "DIVIDE": 1}
-            yield f"shrink {name}", block_shrink_kernel, shrink, 4, types
-            types |= {f"b{s}": f"*{fp8}" for s in range(3)} | {"y": "*bf16"}
-            rank = {"BLOCK_RANK": 32} if w8a8 else {}
-            expand = {**EXPAND, **rows, **rank, "SPLIT": 1, "W8A8": w8a8, "BLOCK_N": 256, "ROUTED": False}
-            yield f"expand {name}", block_expand_kernel, expand, 4, types
+    fp8 = "fp8e4nv" if arch >= 90 else "fp8e5"
+    for w8a8 in (False, True):
+        quantized = {"LARGEST": 448.0, "BLOCK_RANK": 32} if w8a8 else {}
+        types = {"a": f"*{fp8}", "x": f"*{fp8}" if w8a8 else "*bf16", "h": f"*{fp8}" if w8a8 else "*fp32"}
+        flags = {"K_SCALED": True, "X_SCALED": w8a8, "FUSED": 1, "BLOCK_K": 128, "FINALISE": True}
+        name = f"{fp8} x {fp8}" if w8a8 else fp8
+        shrink = {**SHRINK, **rows, **flags, **quantized, "DIVIDE": 1}
+        yield f"shrink {name}", block_shrink_kernel, shrink, 4, types
+        types |= {f"b{s}": f"*{fp8}" for s in range(3)} | {"y": "*bf16"}
+        rank = {"BLOCK_RANK": 32} if w8a8 else {}
+        expand = {**EXPAND, **rows, **rank, "SPLIT": 1, "W8A8": w8a8, "BLOCK_N": 256, "ROUTED": False}
+        yield f"expand {name}", block_expand_kernel, expand, 4, types

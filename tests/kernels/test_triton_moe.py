@@ -16,8 +16,8 @@ from kernels.work_list import Run
 from tests.kernels.moe_stack import ExpertStack, make_expert_stack, random_choices
 from tests.kernels.stack import DEVICE, DTYPES
 
-EXPERTS, TOPK, ROWS = 3, 2, 24
-RUNS: list[Run] = [(2, 5), (-1, 2), (0, 13), (2, 1), (3, 3)]
+EXPERTS, TOPK, ROWS = 3, 2, 16
+RUNS: list[Run] = [(2, 5), (-1, 2), (0, 5), (2, 1), (3, 3)]
 CONFIGS = {
     "pair": PairConfig(16, 32, 2, False, 4, 2, 32, 4),
     "pair, slices fused": PairConfig(16, 64, 1, True, 4, 2, 32, 4),
@@ -54,8 +54,11 @@ def blocks_of(size: int, choices: Tensor, meta: LoRAKernelMeta) -> MoEBlocks:
     return moe_lora_align_block_size(choices.to(DEVICE), EXPERTS, size, meta)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [0, 4, 32], ids=["unaligned", "4 pairs", "32 pairs"])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(0, DTYPES[-1]), *((4, dtype) for dtype in DTYPES), (32, DTYPES[-1])],
+    ids=lambda value: str(value),
+)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_forms(config: PairConfig | OnceConfig, size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -146,3 +149,44 @@ def test_what_the_kernels_cannot_follow_is_named(argument: str) -> None:
             blocks_of(16, choices, meta), config=config,
         )  # fmt: skip
     assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("config", ["pair", "once"])
+def test_slot_and_pair_products_beyond_32_bits(config: str) -> None:
+    """Every stride is below 2^31, slot x stride and pair x stride are not. Untouched pages cost no memory."""
+    torch.manual_seed(0)
+    slots, stride, width = 4, 2**31 // 3 + 8, 32
+    assert stride < 2**31 < (slots - 1) * stride
+    arena = torch.empty(slots * stride, dtype=torch.float16, device=DEVICE)
+    strides = stride, 4 * width, width, 1
+    a, b = (arena.as_strided((slots, 2, 4, width), strides, offset) for offset in (0, 8 * width))
+    table = torch.empty(slots * stride, dtype=torch.int32, device=DEVICE)
+    ranks = table.as_strided((1, slots, 2), (1, stride, 1))
+    y = torch.empty(4 * stride, dtype=torch.float16, device=DEVICE).as_strided((4, width), (stride, 1))
+    for tensor in (a[3], b[3], y[3]):
+        tensor.copy_(torch.randn(tensor.shape))
+    ranks[0] = torch.tensor([[0, 0], [0, 0], [0, 0], [0, 4]])
+    x, before = torch.randn(4, width, device=DEVICE).half(), y[3].double()
+    meta, choices = meta_of([(0, 2), (-1, 1), (3, 1)]), torch.ones(4, 1, dtype=torch.int32, device=DEVICE)
+    for blocks in (unaligned_blocks(choices, 2, meta), moe_lora_align_block_size(choices, 2, 16, meta)):
+        y[3] = before.half()
+        scales = torch.ones(1, slots, 2, device=DEVICE)
+        fused_moe_lora(y, x, [a], [b], ranks, scales, [0], blocks, config=CONFIGS[config])
+        wanted = before + (a[3, 1].double() @ x[3].double()) @ b[3, 1].double()
+        torch.testing.assert_close(y[3].double(), wanted, rtol=2e-3, atol=2e-2)
+
+
+def test_impossible_choices_and_entries_are_ignored() -> None:
+    stack = make_expert_stack(ranks_up_to(8), 24, [16, 9], 8).to(DEVICE)
+    meta, choices = meta_of(), random_choices(ROWS, TOPK, EXPERTS).to(DEVICE)
+    choices[:3] = torch.tensor([[-5, 10**6], [EXPERTS, 2**31 - 1], [-(2**31), -1]], device=DEVICE)
+    x, tables = torch.ones(ROWS, 24, device=DEVICE), (stack.ranks, stack.scales, stack.column_starts)
+    for blocks in (
+        unaligned_blocks(choices, EXPERTS, meta),
+        moe_lora_align_block_size(choices, EXPERTS, 4, meta),
+    ):
+        y = torch.ones(ROWS * TOPK, stack.columns, device=DEVICE)
+        if blocks.aligned:
+            blocks.blocks[0, 0], blocks.blocks[1, 1], blocks.blocks[2, 2] = 10**6, -7, 10**6
+        fused_moe_lora(y, x, stack.lora_a, stack.lora_b, *tables, blocks, config=CONFIGS["pair"])
+        assert (y[: 3 * TOPK] == 1).all()

@@ -505,6 +505,7 @@ def test_slot_hits_and_page_ins_are_counted_by_adapter_as_long_as_it_is_there(
     driver.run(greedy("again", PROMPTS[1], digest=first))
     assert (counts(first), counts(second)) == ((2, 2), (1, None))
     assert (driver.metric("page_ins_total"), driver.metric("slot_hits_total")) == (3, 2)
+    assert driver.metric("page_in_seconds_count") == 3
     driver.engine.drop(first)
     driver.step()
     assert (counts(first), counts(second)) == ((None, None), (1, None))

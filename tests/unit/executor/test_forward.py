@@ -27,7 +27,6 @@ def test_rows_positions_and_kv_slots(cache: KVCache) -> None:
     assert ctx.positions.tolist() == [3, 4, 5, 0, 0, 1]
     assert ctx.attention.kv_slots.tolist() == [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 4, 12, 13]
     assert ctx.logits_rows.tolist() == [0, 2, 5]
-    assert ctx.sequences == (first, second, third)
     assert ctx.punica is None
 
 

@@ -40,6 +40,9 @@ class Store:
     def clear(self, slot: int) -> None:
         del self.in_slots[slot]
 
+    def load_seconds(self) -> list[float]:
+        return []
+
     def forget(self, image: Block) -> None:
         self.forgotten.append(image)
 
@@ -102,6 +105,7 @@ def make() -> Iterator[Make]:
             wake=lambda: None,
             load_ended=lambda result, seconds: None,
             paged_in=paged_in.append,
+            page_in_took=lambda seconds: None,
         )
         worlds.append(World(store, pager, table, paged_in))
         return worlds[-1]

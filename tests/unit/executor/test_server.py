@@ -378,7 +378,7 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
 async def test_an_engine_that_keeps_failing_rejects_then_ends(tiny_base: Path, tiny_store: DiskStore) -> None:
     async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
 
-        def fail(step: object) -> None:
+        def fail(plan: object) -> None:
             raise ZeroDivisionError("secret")
 
         def break_it(engine: Engine) -> None:

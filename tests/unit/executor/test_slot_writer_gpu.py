@@ -88,6 +88,9 @@ def test_images_are_pinned_and_enter_whole(world: World) -> None:
         world.writer.load(slot, image)
     for image, read in zip(images, world.step(0, 1, 2), strict=True):
         world.expected(image, read)
+    took = world.writer.load_seconds()
+    assert len(took) == 3 and all(0 < seconds < 1 for seconds in took)
+    assert world.writer.load_seconds() == []
     world.writer.clear(1)
     [read] = world.step(1)
     assert not read["ranks"].any() and not read["scales"].any()

@@ -1,9 +1,11 @@
 """A killed uploader leaves nothing that shows and nothing that stays; a killed server keeps its word."""
 
+import contextlib
 import itertools
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,40 @@ def test_a_server_that_is_away_is_unavailable_and_comes_back(
     assert store.resolve(LATEST) == version
     with store.open(version.digest) as weights:
         assert len(weights) == 1
+
+
+def test_a_flush_among_changes_leaves_what_is_whole_or_not_found(
+    own_server: RedisServer, adapters: list[Path], spec: ModelSpec
+) -> None:
+    medium = RedisMedium(own_server, "flushes")
+    stop, pushed = threading.Event(), threading.Semaphore(0)
+
+    def push(number: int) -> None:
+        store = medium.open()
+        while not stop.is_set():
+            with contextlib.suppress(StoreUnavailable, AdapterNotFound):  # it went with the flush
+                store.put(adapters[number], "acme", f"n{number}", spec)
+                store.delete(Ref("acme", f"n{number}", alias="latest"))
+                store.put(adapters[number], "acme", f"n{number}", spec)
+                pushed.release()
+
+    reader = medium.open()
+    with ThreadPoolExecutor(3) as pool, own_server.client() as client:
+        pushers = [pool.submit(push, number) for number in range(3)]
+        try:
+            for _ in range(20):
+                assert pushed.acquire(timeout=60)
+                client.flushall()
+                for number in range(3):
+                    with contextlib.suppress(AdapterNotFound):
+                        version = reader.resolve(Ref("acme", f"n{number}", alias="latest"))
+                        with reader.open(version.digest) as weights:
+                            assert weights.manifest == version.manifest
+        finally:
+            stop.set()
+        for each in pushers:
+            each.result()
+        client.flushall()
+    version = reader.put(adapters[0], "acme", "x", spec)
+    assert reader.verify(LATEST).digest == version.digest
+    assert garbage(medium) == []

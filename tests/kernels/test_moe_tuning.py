@@ -1,0 +1,35 @@
+"""Every configuration fits a multiprocessor and covers its layer."""
+
+from itertools import product
+
+import pytest
+
+from kernels.moe_tuning import choose, gemm_block_size, gemm_config
+
+
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_pairs_fit(element_size: int) -> None:
+    for rows, blocks, slices, width, rank in product(
+        (1, 16), (1, 16, 72, 128, 320, 5000), (1, 2, 3), (16, 768, 2048, 14336), (8, 16, 32, 64)
+    ):
+        config = choose(rows, blocks, slices, width, rank, element_size)
+        assert config.block_k & (config.block_k - 1) == 0
+        assert config.block_k >= 16
+        if rows == 1:
+            assert config.block_k * config.split >= width
+            # float32 products of a tile in registers
+            assert config.block_rank * config.block_k <= 32 * 1024
+        else:
+            columns = config.block_rank * (slices if config.fused else 1)
+            assert config.block_k * (rows + columns) * element_size * config.shrink_stages <= 227 * 1024
+            assert 1 <= config.split <= max(1, width // config.block_k)
+
+
+@pytest.mark.parametrize("pairs", [1, 16, 500, 4000, 100_000])
+def test_products_fit(pairs: int) -> None:
+    for element_size in (2, 4):
+        size = gemm_block_size(pairs, 8)
+        config = gemm_config(size, element_size)
+        assert config.rows >= size
+        tile = config.block_k * (config.rows + config.block_n) * element_size
+        assert tile * config.num_stages <= 227 * 1024
