@@ -31,7 +31,7 @@ def test_family_with_experts_equals_peft(
         lora_modules=(*ATTENTION, *KINDS[family]),
         torch_threads=1,
         block_size=4,
-        num_kv_blocks=40,
+        num_kv_blocks=26,
     )
     with closing(driver.engine):
         answers = driver.run(
