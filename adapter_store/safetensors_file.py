@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-# Parsed in two seconds. A pair for each of 128 experts in 48 layers takes 5 MiB, seven projections of 126 0.3.
+# Parsed in two seconds. Pairs for each of 128 experts in 48 layers take 5 MiB, seven projections of 126 0.3.
 MAX_HEADER_BYTES = 8 << 20
 MAX_DIMENSIONS = 8
 _LFS_POINTER = b"version https://git-lfs"
