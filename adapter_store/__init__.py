@@ -17,6 +17,7 @@ from adapter_store.errors import (
 )
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
+from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
@@ -52,5 +53,8 @@ __all__ = [
     "VersionState",
     "Weights",
     "WeightsSource",
+    "is_expert",
+    "kind_of",
     "open_store",
+    "place_of",
 ]

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from adapter_store.errors import DataLoss
+from adapter_store.module_names import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,24 @@ class ModuleInfo:
     in_features: int
     out_features: int
     dora: bool = False  # has a magnitude for each output
+    num_experts: int = 0  # above 0: there are so many pairs of A and B, stacked
 
     @property
     def kind(self) -> str:
-        return self.name.rpartition(".")[2]
+        return kind_of(self.name)
+
+    @property
+    def a_shape(self) -> tuple[int, ...]:
+        """Of A in the packed form: [rank, in], or [experts, rank, in]."""
+        return self._stacked(self.rank, self.in_features)
+
+    @property
+    def b_shape(self) -> tuple[int, ...]:
+        """Of B in the packed form: [rank, out], or [experts, rank, out]."""
+        return self._stacked(self.rank, self.out_features)
+
+    def _stacked(self, *shape: int) -> tuple[int, ...]:
+        return (self.num_experts, *shape) if self.num_experts else shape
 
 
 @dataclass(frozen=True, slots=True)

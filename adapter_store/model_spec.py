@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from adapter_store.errors import InvalidModel
+from adapter_store.module_names import PATHS_IN_LAYER, layer_of, place_of
+from adapter_store.moe_checkpoint import check_experts
+from adapter_store.moe_spec import MOE_ARCHITECTURES, MoESpec, read_moe
 from adapter_store.safetensors_file import DamagedFile, Header, TensorFile, read_header
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_SERVED = (*ARCHITECTURES, *MOE_ARCHITECTURES)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 # Where each dense projection sits inside "model.layers.{i}.".
@@ -31,9 +35,11 @@ class ModelSpec:
     vocab_size: int
     tied_head: bool
     hidden_size: int
-    modules: Mapping[str, tuple[int, int]] = field(hash=False)  # kind -> (in_features, out_features)
+    # Name without its layer ("q_proj", "experts.w2") -> (in_features, out_features).
+    modules: Mapping[str, tuple[int, int]] = field(hash=False)
     max_model_len: int
     name: str
+    moe: MoESpec | None = field(default=None, hash=False)
     # Where it was read from: ingest compares an adapter's copies of base layers and its tokenizer with it.
     folder: Path | None = field(default=None, compare=False)
 
@@ -44,7 +50,8 @@ class ModelSpec:
         architecture = _architecture(config)
         weights = _checkpoint_shapes(path)
         tied = config.get("tie_word_embeddings") is True
-        modules = _modules(config)
+        moe = read_moe(architecture, config)
+        modules = _modules(config, moe)
         spec = cls(
             fingerprint=_fingerprint(path, config, weights),
             architecture=architecture,
@@ -55,10 +62,26 @@ class ModelSpec:
             modules=modules,
             max_model_len=_positive(config, "max_position_embeddings"),
             name=path.resolve().name,
+            moe=moe,
             folder=path.resolve(),
         )
         _check_shapes(spec, weights)
         return spec
+
+    def has_place_for(self, module: str) -> bool:
+        """Whether a layer of this number and kind, or one outside of the layers, has such a module."""
+        layer, place = layer_of(module), place_of(module)
+        if place not in self.modules or (layer is not None and layer >= self.num_layers):
+            return False
+        if self.moe is None or PATHS_IN_LAYER.get(place, "").startswith("self_attn") or layer is None:
+            return True
+        return (place in self.moe.places) == (layer in self.moe.layers)
+
+    def path_of(self, module: str) -> str:
+        """Where transformers keeps a packed module of this base: "model.layers.0.mlp.router"."""
+        if self.moe is not None and place_of(module) == "router":
+            return f"model.layers.{layer_of(module)}.{self.moe.router_path}"
+        return module_path(module)
 
     def open_base_tensor(self, module: str) -> tuple[TensorFile, str]:
         """The checkpoint file with the weight of embed_tokens or lm_head, and the tensor's name in it.
@@ -86,8 +109,8 @@ def module_path(module: str) -> str:
     """Where transformers keeps a packed module: "layers.0.q_proj" -> "model.layers.0.self_attn.q_proj"."""
     if module == "lm_head":
         return module
-    parent, dot, kind = module.rpartition(".")
-    return f"model.{parent}.{PROJECTION_PARENT[kind]}.{kind}" if dot else f"model.{module}"
+    layer = layer_of(module)
+    return f"model.{module}" if layer is None else f"model.layers.{layer}.{PATHS_IN_LAYER[place_of(module)]}"
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -102,12 +125,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _architecture(config: Mapping[str, Any]) -> str:
     match config.get("architectures"):
-        case [str(architecture)] if architecture in ARCHITECTURES:
+        case [str(architecture)] if architecture in _SERVED:
             return architecture
         case other:
-            raise InvalidModel(
-                f"config.json: architectures {other!r} is not served; use one of {ARCHITECTURES}"
-            )
+            raise InvalidModel(f"config.json: architectures {other!r} is not served; use one of {_SERVED}")
 
 
 def _positive(config: Mapping[str, Any], key: str) -> int:
@@ -117,7 +138,7 @@ def _positive(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _modules(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def _modules(config: Mapping[str, Any], moe: MoESpec | None) -> dict[str, tuple[int, int]]:
     hidden, vocab = _positive(config, "hidden_size"), _positive(config, "vocab_size")
     inner, heads = _positive(config, "intermediate_size"), _positive(config, "num_attention_heads")
     kv_heads = (
@@ -125,17 +146,17 @@ def _modules(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     )
     head_dim = hidden // heads if config.get("head_dim") is None else _positive(config, "head_dim")
     query, key_value = heads * head_dim, kv_heads * head_dim
-    return {
+    modules = {
         "q_proj": (hidden, query),
         "k_proj": (hidden, key_value),
         "v_proj": (hidden, key_value),
         "o_proj": (query, hidden),
-        "gate_proj": (hidden, inner),
-        "up_proj": (hidden, inner),
-        "down_proj": (inner, hidden),
         "embed_tokens": (vocab, hidden),
         "lm_head": (hidden, vocab),
     }
+    if moe is None or len(moe.layers) < _positive(config, "num_hidden_layers"):
+        modules |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    return modules | (dict(moe.places) if moe else {})
 
 
 def _checkpoint_files(path: Path) -> list[Path]:
@@ -181,11 +202,16 @@ def _fingerprint(path: Path, config: object, weights: Mapping[str, tuple[str, tu
 
 def _check_shapes(spec: ModelSpec, weights: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """The config's arithmetic against the checkpoint's word, for each weight that an adapter may change."""
-    modules = [f"layers.{i}.{kind}" for i in range(spec.num_layers) for kind in PROJECTION_PARENT]
+    every = (f"layers.{i}.{place}" for i in range(spec.num_layers) for place in PATHS_IN_LAYER)
+    modules = [module for module in every if spec.has_place_for(module) and ".experts." not in module]
+    if spec.moe is not None:
+        check_experts(spec.moe, weights)
+        weights = {name.replace(".block_sparse_moe.", ".mlp."): found for name, found in weights.items()}
     for module in [*modules, "embed_tokens", *([] if spec.tied_head else ["lm_head"])]:
-        in_features, out_features = spec.modules[module.rpartition(".")[2]]
+        in_features, out_features = spec.modules[place_of(module)]
         # An embedding's weight is [vocab, hidden], a linear layer's [out, in].
         wanted = (in_features, out_features) if module == "embed_tokens" else (out_features, in_features)
-        _, found = weights.get(weight_name(module), ("", None))
+        name = f"{spec.path_of(module)}.weight"
+        _, found = weights.get(name, ("", None))
         if found != wanted:
-            raise InvalidModel(f"{weight_name(module)} has shape {found}, config.json says {list(wanted)}")
+            raise InvalidModel(f"{name} has shape {found}, config.json says {list(wanted)}")

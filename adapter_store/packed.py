@@ -66,8 +66,8 @@ class LoRAModule:
     name: str
     rank: int
     scale: float
-    lora_a: NDArray[Any]  # [r, in]
-    lora_b: NDArray[Any]  # [r, out]
+    lora_a: NDArray[Any]  # [r, in], or [experts, r, in]
+    lora_b: NDArray[Any]  # [r, out], or [experts, r, out]
     magnitude: NDArray[Any] | None = None  # DoRA's, [out]
 
 
@@ -135,8 +135,8 @@ class Weights(Mapping[str, LoRAModule]):
 
     def _check_header(self, file: TensorFile) -> None:
         modules = self.manifest.modules
-        shapes: dict[str, tuple[int, ...]] = {f"{m.name}.lora_a": (m.rank, m.in_features) for m in modules}
-        shapes |= {f"{m.name}.lora_b": (m.rank, m.out_features) for m in modules}
+        shapes = {f"{m.name}.lora_a": m.a_shape for m in modules}
+        shapes |= {f"{m.name}.lora_b": m.b_shape for m in modules}
         shapes |= {f"{m.name}.magnitude": (m.out_features,) for m in modules if m.dora}
         tensors = in_file_order(file)
         if shapes != {tensor.name: tensor.shape for tensor in tensors}:

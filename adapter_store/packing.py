@@ -1,5 +1,6 @@
 """The way into the packed form (packed.py says what that is)."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -11,6 +12,7 @@ from adapter_store.manifest import Manifest
 from adapter_store.packed import content_digest, packed_header
 from adapter_store.peft import PeftAdapter
 from adapter_store.safetensors_file import NUMPY_DTYPES, TensorInfo
+from adapter_store.stacked import StackedHalf
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,8 @@ class _Part:
 
     name: str
     shape: tuple[int, ...]
-    source: TensorInfo
-    transposed: bool
+    source: TensorInfo | StackedHalf
+    transposed: bool = False
 
     @property
     def dtype(self) -> str:
@@ -28,7 +30,7 @@ class _Part:
 
     @property
     def num_bytes(self) -> int:
-        return self.source.end - self.source.begin
+        return math.prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
 
 
 class Packing:
@@ -67,6 +69,8 @@ class Packing:
 
     def _data(self, part: _Part) -> memoryview:
         file = self._adapter.file
+        if isinstance(part.source, StackedHalf):
+            return part.source.packed(file)
         if not part.transposed:
             return file.raw(part.source.name)
         bits = file.array(part.source.name).view(f"u{NUMPY_DTYPES[part.dtype].itemsize}")
@@ -90,6 +94,10 @@ class Packing:
 def _parts(adapter: PeftAdapter) -> list[_Part]:
     parts = []
     for module in adapter.modules:
+        if (stack := adapter.experts.get(module.name)) is not None:
+            parts.append(_Part(f"{module.name}.lora_a", module.a_shape, stack.a))
+            parts.append(_Part(f"{module.name}.lora_b", module.b_shape, stack.b))
+            continue
         halves = adapter.halves[module.name]
         a, b = (module.rank, module.in_features), (module.rank, module.out_features)
         parts.append(_Part(f"{module.name}.lora_a", a, halves.a, transposed=False))

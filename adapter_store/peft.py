@@ -1,7 +1,7 @@
 """Reads a PEFT folder and checks all of it against the base model. What comes out can be served as it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from adapter_store.base_copy import check_base_copy
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.manifest import ModuleInfo
-from adapter_store.model_spec import MODULE_KINDS, ModelSpec
+from adapter_store.model_spec import ModelSpec
+from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft_config import CONFIG_FILE, LoraSettings, read_config
+from adapter_store.peft_experts import read_experts
 from adapter_store.peft_keys import KeyMeaning, parse_key
 from adapter_store.peft_tokenizer import check_token_ids, read_chat_template
 from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
+from adapter_store.stacked import StackedPair
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _CHUNK = 1 << 17  # elements looked at in one go: they stay in a core's cache
@@ -44,6 +47,7 @@ class PeftAdapter:
     peft_version: str | None
     chat_template: str | None
     warnings: tuple[str, ...]
+    experts: Mapping[str, StackedPair] = field(default_factory=dict)  # as halves, of the experts' modules
 
     def lora_a(self, module: str) -> NDArray[Any]:
         return self.file.array(self.halves[module].a.name)
@@ -63,18 +67,26 @@ def read_adapter(
     settings = read_config(folder)
     warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
     file = file or open_weights(folder)
-    pairs, copies = _sort_tensors(file)
-    modules = tuple(_check_module(name, pairs[name], settings, spec) for name in _in_model_order(pairs))
+    if settings.target_parameters and spec.moe is None:
+        raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
+    _check_tensors(file)
+    experts = read_experts(file, settings, spec.moe)
+    pairs, copies = _sort_tensors(file, experts.tensors, spec)
+    plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
+    modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
     for tensor in (tensor for half in halves.values() for tensor in half.tensors):
         _check_finite(file, tensor)
+    for name in sorted(experts.tensors):
+        _check_finite(file, file.header.tensors[name])
     for module, copy in copies.items():
         check_base_copy(file, copy, module, spec)
     check_token_ids(folder, spec)
     template = read_chat_template(folder)
     adapter = PeftAdapter(
-        modules, halves, file, settings.base_model, settings.peft_version, template, tuple(warnings)
-    )
+        modules, halves, file, settings.base_model, settings.peft_version, template, tuple(warnings),
+        experts.pairs,
+    )  # fmt: skip
     if settings.ensure_weight_tying and spec.tied_head:
         _check_tied_pair(adapter)
     return adapter
@@ -106,34 +118,33 @@ def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> l
     return [text]
 
 
-def _sort_tensors(file: TensorFile) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
-    """Each tensor to its place: ({module: {part: tensor}}, {module: copy of the base's weight})."""
-    pairs: dict[str, dict[str, TensorInfo]] = {}
-    copies: dict[str, TensorInfo] = {}
+def _check_tensors(file: TensorFile) -> None:
     for tensor in file:
         if 0 in tensor.shape:
             raise InvalidAdapter(
                 f"tensor {tensor.name!r} is empty (shape {list(tensor.shape)}): gather shards before saving"
             )
+
+
+def _sort_tensors(
+    file: TensorFile, taken: frozenset[str], spec: ModelSpec
+) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
+    """Each tensor but the `taken` ones to its place: ({module: {"a": ..., "b": ...}}, {module: copy of the
+    base's weight})."""
+    pairs: dict[str, dict[str, TensorInfo]] = {}
+    copies: dict[str, TensorInfo] = {}
     for tensor in file:
-        meaning: KeyMeaning = parse_key(tensor.name)
+        if tensor.name in taken:
+            continue
+        meaning: KeyMeaning = parse_key(tensor.name, spec)
         place = copies if meaning.part == "base" else pairs.setdefault(meaning.module, {})
         key = meaning.module if meaning.part == "base" else meaning.part
         if key in place:
             raise InvalidAdapter(f"tensors {place[key].name!r} and {tensor.name!r} mean the same thing")
         place[key] = tensor
-    if not pairs:
+    if not pairs and not taken:
         raise InvalidAdapter(f"{WEIGHTS_FILE} holds no LoRA tensors: 0 modules would be applied")
     return pairs, copies
-
-
-def _in_model_order(names: Mapping[str, object]) -> list[str]:
-    def position(name: str) -> tuple[int, int]:
-        parent, _, kind = name.rpartition(".")
-        layer = int(parent.removeprefix("layers.")) if parent else -1 if kind == "embed_tokens" else 1 << 30
-        return layer, MODULE_KINDS.index(kind)
-
-    return sorted(names, key=position)
 
 
 def _check_module(
@@ -145,13 +156,13 @@ def _check_module(
             raise InvalidAdapter(f"tensor {there.name!r} has no matching lora_{half.upper()}")
     _check_layer(name, pair["a"], settings, spec)
     a, b = pair["a"], pair["b"]
-    in_features, out_features = spec.modules[name.rpartition(".")[2]]
+    in_features, out_features = spec.modules[place_of(name)]
     for tensor in (a, b):
         if len(tensor.shape) != 2:
             raise InvalidAdapter(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, not 2")
         if tensor.dtype not in NUMPY_DTYPES:
             raise InvalidAdapter(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not F32, F16 or BF16")
-    rank = settings.rank_of(name)
+    rank = settings.rank_at(spec.path_of(name))
     if a.shape[0] != rank:
         raise InvalidAdapter(f"tensor {a.name!r} has rank {a.shape[0]}, {CONFIG_FILE} says {rank}")
     if b.shape[1] != rank:
@@ -162,7 +173,7 @@ def _check_module(
             f"tensor {culprit.name!r} has shape {list(culprit.shape)}, the base {spec.name} needs {wanted}"
         )
     _check_magnitude(pair, settings, out_features)
-    scale = _float32_scale(name, settings)
+    scale = settings.scale_at(spec.path_of(name))
     return ModuleInfo(name, rank, scale, in_features, out_features, settings.use_dora)
 
 
@@ -183,22 +194,17 @@ def _check_magnitude(pair: Mapping[str, TensorInfo], settings: LoraSettings, out
 
 
 def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: ModelSpec) -> None:
-    if not name.startswith("layers."):
+    layer = layer_of(name)
+    if layer is None:
         return
-    layer = int(name.split(".")[1])
     if layer >= spec.num_layers:
         raise IncompatibleAdapter(
             f"tensor {tensor.name!r} is for layer {layer}, the base {spec.name} has {spec.num_layers}"
         )
+    if not spec.has_place_for(name):
+        raise IncompatibleAdapter(f"tensor {tensor.name!r}: layer {layer} of the base has no such module")
     if settings.layers is not None and layer not in settings.layers:
         raise InvalidAdapter(f"tensor {tensor.name!r}: layer {layer} is not in layers_to_transform")
-
-
-def _float32_scale(name: str, settings: LoraSettings) -> float:
-    scale = float(np.float32(settings.scale_of(name)))
-    if scale == 0:
-        raise InvalidAdapter(f"{CONFIG_FILE}: the scale of {name} is 0 in float32: it would do nothing")
-    return scale
 
 
 def _check_finite(file: TensorFile, tensor: TensorInfo) -> None:

@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adapter_store.errors import InvalidAdapter
-from adapter_store.model_spec import module_path
 from adapter_store.patterns import BadPattern, Patterns
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
 
+# Ours, not PEFT's: says that a trainer packed lora_B of fused experts expert by expert ("blocks") instead of
+# letting the expert run fastest ("interleaved", what PEFT does). The files do not show it.
+EXPERT_ORDER = "lorafleet_expert_order_in_lora_b"
+
 # Honoured below, or by whoever reads the tensors: those, not the text, say which modules are meant.
 _HONOURED = frozenset({
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
     *("init_lora_weights", "layers_to_transform", "ensure_weight_tying", "use_dora"),
+    *("target_parameters", EXPERT_ORDER),
     *("target_modules", "exclude_modules", "layers_pattern", "base_model_name_or_path", "peft_version"),
 })  # fmt: skip
 # They steer training or loading in PEFT and leave no trace in the maths of a finished adapter. The
@@ -44,17 +50,27 @@ class LoraSettings:
     base_model: str
     peft_version: str | None
     warnings: tuple[str, ...]
+    target_parameters: tuple[str, ...] = ()
+    expert_blocks_in_b: bool = False
 
-    def rank_of(self, module: str) -> int:
-        return int(self.ranks.lookup(module_path(module), self.rank))
+    def rank_at(self, path: str) -> int:
+        """Of the module at this path of the model: "model.layers.0.self_attn.q_proj"."""
+        return int(self.ranks.lookup(self._target(path), self.rank))
 
-    def alpha_of(self, module: str) -> float:
-        return self.alphas.lookup(module_path(module), self.alpha)
+    def scale_at(self, path: str) -> float:
+        """alpha / r, or alpha / sqrt(r) when rank-stabilised (arXiv:2312.03732), with the module's own r, in
+        float32. Raises InvalidAdapter where that is 0."""
+        rank, alpha = self.rank_at(path), self.alphas.lookup(self._target(path), self.alpha)
+        scale = float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))
+        if scale == 0:
+            raise InvalidAdapter(f"{CONFIG_FILE}: the scale of {path} is 0 in float32: it would do nothing")
+        return scale
 
-    def scale_of(self, module: str) -> float:
-        """alpha / r, or alpha / sqrt(r) when rank-stabilised (arXiv:2312.03732), with the module's own r."""
-        rank = self.rank_of(module)
-        return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
+    def _target(self, path: str) -> str:
+        """PEFT matches a module's weight under the weight's own name where a config asks for that."""
+        weight = f"{path}.weight"
+        asked = any(f".{weight}".endswith(f".{name}") for name in self.target_parameters)
+        return weight if asked else path
 
 
 def read_config(folder: Path) -> LoraSettings:
@@ -77,6 +93,8 @@ def read_config(folder: Path) -> LoraSettings:
         ensure_weight_tying=_flag(config, "ensure_weight_tying"),
         base_model=_text(config, "base_model_name_or_path") or "",
         peft_version=_text(config, "peft_version"),
+        target_parameters=_names(config, "target_parameters"),
+        expert_blocks_in_b=_choice(config, EXPERT_ORDER, ("interleaved", "blocks")) == "blocks",
         warnings=tuple(f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used" for key in missing),
     )
 
@@ -146,6 +164,20 @@ def _layers(value: object) -> frozenset[int] | None:
     if any(type(layer) is not int for layer in layers):
         raise _refusal("layers_to_transform", f"is {value!r}, not layer numbers")
     return frozenset(layers)
+
+
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    values = config.get(key) or []
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise _refusal(key, f"is {str(values)[:80]!r}, not a list of names")
+    return tuple(values)
+
+
+def _choice(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+    value = config.get(key, choices[0])
+    if value not in choices:
+        raise _refusal(key, f"is {str(value)[:40]!r}, not one of {', '.join(choices)}")
+    return str(value)
 
 
 def _flag(config: Mapping[str, Any], key: str) -> bool:

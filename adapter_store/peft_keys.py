@@ -5,15 +5,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adapter_store.errors import InvalidAdapter
-from adapter_store.model_spec import PROJECTION_PARENT
+from adapter_store.model_spec import ModelSpec
+from adapter_store.module_names import PATHS_IN_LAYER
 
 # PEFT writes "base_model.model." + the module's path in transformers ("model.layers.0...."). Trainers drop
 # one or both prefixes, those of image-text models add "language_model."; all mean the same module.
+PREFIX = r"(?:base_model\.model\.)?(?:model\.)?(?:language_model\.(?:model\.)?)?"
 _KEY = re.compile(
-    r"(?:base_model\.model\.)?(?:model\.)?(?:language_model\.(?:model\.)?)?"
-    r"(?:layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<parent>self_attn|mlp)\.(?P<projection>[a-z]+_proj)"
-    r"|(?P<table>embed_tokens|lm_head))\.(?P<part>.+)"
+    PREFIX + r"(?:layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<path>[a-z_]+(?:\.[a-z_]+){1,2})"
+    r"|(?P<table>embed_tokens|lm_head))\.(?P<part>(?:lora_|base_layer\.|weight).*)"
 )
+# Also under the names that Mixtral's router had, and gpt-oss's has.
+_PLACES = {
+    **{path: place for place, path in PATHS_IN_LAYER.items() if not place.startswith("experts.")},
+    "block_sparse_moe.gate": "router",
+    "mlp.router": "router",
+}
 _LINEAR_PART = re.compile(r"lora_(?P<half>[AB])(?:\.default)?\.weight")
 _EMBEDDING_PART = re.compile(r"lora_embedding_(?P<half>[AB])(?:\.default)?")
 _MAGNITUDE_PART = re.compile(r"lora_magnitude_vector(?:\.default)?(?:\.weight)?")
@@ -23,8 +30,8 @@ _BASE_COPY_PARTS = ("base_layer.weight", "weight")
 _REASONS = (
     ("token_adapter", "belongs to trainable_token_indices, which is not served"),
     ("trainable_tokens", "belongs to trainable_token_indices, which is not served"),
-    (".experts.", "belongs to mixture-of-experts layers, which are not served"),
-    (".mlp.gate.", "belongs to a mixture-of-experts router, which is not served"),
+    (".experts.", "matches no mixture-of-experts layer of the base model"),
+    (".mlp.gate.", "matches no mixture-of-experts router of the base model"),
     ("modules_to_save", "is a fully trained module (modules_to_save), which is not served"),
     (".bias", "is a trained bias (bias, lora_bias), which is not served"),
     ("lora_", "matches no module of the base model that can carry LoRA"),
@@ -42,13 +49,13 @@ class KeyMeaning:
     part: Part
 
 
-def parse_key(key: str) -> KeyMeaning:
+def parse_key(key: str, spec: ModelSpec) -> KeyMeaning:
     """Raises InvalidAdapter for a tensor that would end up unused, with the likely reason."""
     match = _KEY.fullmatch(key)
     if match is None:
         raise _unused(key)
-    layer, projection, table = match["layer"], match["projection"], match["table"]
-    if table is None and PROJECTION_PARENT.get(projection) != match["parent"]:
+    layer, place, table = match["layer"], _PLACES.get(match["path"] or ""), match["table"]
+    if table is None and place not in spec.modules:
         raise _unused(key)
     if table is not None and match["part"] in _BASE_COPY_PARTS:
         return KeyMeaning(table, None, "base")
@@ -57,7 +64,7 @@ def parse_key(key: str) -> KeyMeaning:
         raise _unused(key)
     if table is not None:
         return KeyMeaning(table, None, part)
-    return KeyMeaning(f"layers.{layer}.{projection}", int(layer), part)
+    return KeyMeaning(f"layers.{layer}.{place}", int(layer), part)
 
 
 def _part(text: str, *, embedding: bool) -> Part | None:

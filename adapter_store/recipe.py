@@ -42,6 +42,10 @@ def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
         for module, halves in adapter.halves.items()
         if halves.magnitude is not None
     }
+    # Experts in a layout that the packed form does not follow are held whole.
+    following = {module: pair for module, pair in adapter.experts.items() if pair.follows_packed}
+    packed |= {pair.a.tensors[0].name: f"{module}.lora_a" for module, pair in following.items()}
+    packed |= {pair.b.tensors[0].name: f"{module}.lora_b" for module, pair in following.items()}
     file = adapter.file
     tensors = sorted(file, key=lambda tensor: (tensor.begin, tensor.end))
     parts = [

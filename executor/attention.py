@@ -79,9 +79,10 @@ class StepAttention(Protocol):
     @property
     def kv_slots(self) -> Tensor: ...
 
-    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         """out[row] = softmax(q k^T / sqrt(head_dim)) v over the positions of the row's own sequence that are
-        visible to it. query [rows, heads, head_dim], contiguous heads; returns its shape, contiguous."""
+        visible to it. query [rows, heads, head_dim], contiguous heads; returns its shape, contiguous.
+        `sinks` [heads] are logits that take part in the softmax without a value."""
         ...
 
 
@@ -111,7 +112,7 @@ class AttentionPlan:
     kv_slots: Tensor  # [rows] int64: where each row's key and value are written
     groups: dict[int | None, tuple[_Group, ...]]  # by window
 
-    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self.groups[cache.window]:
@@ -119,7 +120,10 @@ class AttentionPlan:
             q = query[group.rows].view(sequences, query_len, *query.shape[1:]).transpose(1, 2)
             seen = stored.index_select(1, group.kv_slots).view(2, sequences, kv_len, *stored.shape[2:])
             k, v = seen.transpose(2, 3)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=True)
+            mask = group.mask
+            if sinks is not None:
+                k, v, mask = _with_sinks(k, v, mask, sinks)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
             out[group.rows] = y.transpose(1, 2).flatten(0, 1)
         return out
 
@@ -130,6 +134,14 @@ def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
     kv_slots = torch.cat(written) if written else torch.empty(0, dtype=torch.int64, device=cache.device)
     windows = {layer.window for layer in cache.layers}
     return AttentionPlan(kv_slots, {window: _group(spans, window, cache.device) for window in windows})
+
+
+def _with_sinks(k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A key of zeros more, whose score is what the mask adds, the sink, with a value of zeros."""
+    scores = torch.zeros(mask.shape, dtype=k.dtype, device=k.device).masked_fill_(~mask, -torch.inf)
+    scores = scores.expand(-1, len(sinks), -1, -1)
+    column = sinks.to(k.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), torch.cat((scores, column), dim=-1)
 
 
 def _group(spans: Sequence[Span], window: int | None, device: torch.device) -> tuple[_Group, ...]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from adapter_store import ModelSpec, WeightsSource
+from adapter_store import ModelSpec, WeightsSource, kind_of
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
-from executor.config import DENSE_PROJECTIONS, ExecutorConfig
+from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.dummy import spec_without_checkpoint
 from executor.engine import Engine
@@ -35,7 +35,7 @@ from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
 from executor.sampler import Sampler
 from executor.sequence import StopLimits
-from executor.shard import Shard, build_shard, dtype_of
+from executor.shard import Shard, build_shard, lora_dtype_of
 from executor.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.slots import SlotTable
 from kernels.slot_block import table_bytes
@@ -59,7 +59,7 @@ def build_engine(
     """
     metrics = metrics or Metrics(CollectorRegistry())
     path = Path(config.model)
-    model_config = read_config(path)
+    model_config = read_config(path, expert_parallel=config.expert_parallel)
     spec = _spec(config, model_config)
     check_splits(model_config, config.tensor_parallel_size)
     slots = SlotTable(config.max_loras)
@@ -133,12 +133,18 @@ def _dora_factors(config: ExecutorConfig, shard: Shard) -> DoRAFactors | None:
 
 def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
     """An upper bound, before the layers are there that say it exactly."""
-    total = 0
-    for kind, sizes in spec.modules.items():
-        if kind in config.lora_modules:
-            pieces = [config.max_lora_rank * size + ALIGNMENT for size in sizes]
-            count = spec.num_layers if kind in DENSE_PROJECTIONS else 1
-            total += count * (sum(pieces) * dtype_of(config).itemsize + table_bytes(1))
+    total, moe = 0, spec.moe
+    for place, sizes in spec.modules.items():
+        within = place not in ("embed_tokens", "lm_head")
+        # A slot keeps gate and up of experts apart, or together: not both.
+        twice = place == "experts.w13" and "experts.w1" in spec.modules
+        if twice or kind_of(f"layers.0.{place}" if within else place) not in config.lora_modules:
+            continue
+        experts = moe.num_experts if moe and place.startswith("experts.") else 1
+        pieces = [config.max_lora_rank * size * experts + ALIGNMENT for size in sizes]
+        total += (spec.num_layers if within else 1) * (
+            sum(pieces) * lora_dtype_of(config).itemsize + table_bytes(1)
+        )
     return total
 
 

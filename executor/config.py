@@ -16,9 +16,10 @@ ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
 # Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head")
+MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head", "experts", "router", "shared_expert_gate")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_LORA_DTYPES = ("auto", "fp8", "fp8-e5m2")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -58,12 +59,20 @@ class ExecutorConfig:
     tensor_parallel_size: int = _setting(
         1, "Ranks that share the model, each a process with a device of its own."
     )
+    expert_parallel: bool = _setting(
+        False, "Ranks share a layer's experts out instead of cutting each of them; true or false."
+    )
     fully_sharded_loras: bool = _setting(
         False, "Cut both factors of an adapter over the ranks: smaller slots, more exchange; true or false."
     )
     torch_threads: int = _setting(0, "CPU threads for one operation on each rank; 0 leaves it to torch.")
     max_loras: int = _setting(8, "Slots: adapters that can be in one step.")
     max_lora_rank: int = _setting(64, "Highest rank a slot holds; every slot takes memory for it.")
+    lora_dtype: str = _setting(
+        "auto",
+        "Of the slots: auto is the model's; fp8 (e4m3) and fp8-e5m2 take half of bfloat16's memory, with an "
+        "error that is logged for every adapter.",
+    )
     lora_modules: tuple[str, ...] = _setting(
         DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
     )
@@ -128,6 +137,14 @@ class ExecutorConfig:
         enough = self.max_batched_tokens >= self.max_seats
         _require("max-batched-tokens", enough, f"at least max-seats ({self.max_seats})")
         _require("adapter-aging", self.adapter_aging >= 0, "at least 0")
+        other_than_dense = sorted(set(self.lora_modules) & {"experts", "embed_tokens"})
+        _require("lora-dtype", self.lora_dtype in _LORA_DTYPES, f"one of {', '.join(_LORA_DTYPES)}")
+        served = self.lora_dtype == "auto" or self.device == "cpu" or not other_than_dense
+        _require("lora-dtype", served, f"auto on a GPU with --lora-modules {', '.join(other_than_dense)}")
+        sharded_fp8 = self.lora_dtype != "auto" and self.fully_sharded_loras
+        _require("lora-dtype", not sharded_fp8, "auto with --fully-sharded-loras")
+        both = self.expert_parallel and self.fully_sharded_loras
+        _require("fully-sharded-loras", not both, "false with --expert-parallel")
         _require("log-format", self.log_format in ("text", "json"), "text or json")
         _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
 

@@ -34,6 +34,7 @@ def serves(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> boo
         and torch.cuda.get_device_capability(device) >= (8, 0)
         and two_bytes
         and config.head_dim in _HEAD_DIMS
+        and not config.attention_sinks
         and find_spec("flashinfer") is not None
     )
 
@@ -128,7 +129,9 @@ class FlashInferStep:
     plans: dict[int | None, _Plan]
     scale: float
 
-    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
+        if sinks is not None:
+            raise ValueError("attention sinks are not for FlashInfer here: see `serves`")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         self.attend_into(out, query, cache)
         return out

@@ -37,7 +37,10 @@ def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
     device = _device(config, group)
     started = time.monotonic()
     dummy = config.load_format == "dummy"
-    model = load_model(Path(config.model), dtype_of(config), device, group, dummy=dummy)
+    model = load_model(
+        Path(config.model), dtype_of(config), device, group,
+        dummy=dummy, expert_parallel=config.expert_parallel,
+    )  # fmt: skip
     punica = PunicaWrapperGPU(config.max_loras, config.max_batched_tokens, device)
     arena = attach_slots(config, model, punica)
     logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)

@@ -177,7 +177,9 @@ class _Between:
     kv_slots: Tensor
     attend_into: Callable[[Tensor, Tensor, LayerCache], None]
 
-    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
+        if sinks is not None:
+            raise ValueError("a captured step has no attention sinks")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         self.capture.call_between(partial(self.attend_into, out, query, cache))
         return out

@@ -4,6 +4,31 @@ from executor.layers.rotary import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
+class SwiGLULimits:
+    """Parameters of gpt-oss's activation: executor.layers.activation.ClampedSwiGLU."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """The experts of a mixture-of-experts model, the same in every layer that has any."""
+
+    layers: tuple[bool, ...]  # which decoder layers have experts; the others have a plain MLP
+    num_experts: int
+    top_k: int
+    intermediate_size: int  # of one expert
+    renormalize: bool  # the weights of a token's experts add up to 1
+    shared_intermediate_size: int | None = None  # of the expert that every token has beside its own
+    biases: bool = False  # on the router and in the experts
+    # One matrix for gate and up, with their rows taking turns, in checkpoint and adapters alike.
+    interleaved: bool = False
+    clamped: SwiGLULimits | None = None  # None: silu(gate) * up
+    expert_parallel: bool = False  # ranks share the experts out instead of cutting each of them
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What the decoder needs to know about a model; `executor.models.read_config` makes it from a folder."""
 
@@ -27,3 +52,5 @@ class ModelConfig:
     tied_head: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    attention_sinks: bool = False  # a learned logit a head that takes part in the softmax and has no value
+    moe: MoEConfig | None = None

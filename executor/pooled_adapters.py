@@ -1,5 +1,6 @@
 """Adapters on one rank: from the store into pinned host memory, and from there into slots."""
 
+import logging
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from executor.lora.dora import DoRAFactors
 from executor.lora.image import Buffer, SlotImage, build_slot_image
 from executor.lora.layout import SlotLayout
 from executor.slot_writer import SlotWriter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class PooledAdapters:
             for region in regions:
                 self._pool.release(region)
             raise
+        if image.error:
+            logger.info("quantized, relative error %.4f", image.error, extra={"digest": digest})
         return PooledImage(image, regions[0], factors)
 
     def load(self, slot: int, image: PooledImage) -> None:

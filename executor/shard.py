@@ -41,7 +41,10 @@ def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
 
         return build_gpu_shard(config, group)
     dtype = dtype_of(config)
-    model = load_model(Path(config.model), dtype, "cpu", group, dummy=config.load_format == "dummy")
+    model = load_model(
+        Path(config.model), dtype, "cpu", group,
+        dummy=config.load_format == "dummy", expert_parallel=config.expert_parallel,
+    )  # fmt: skip
     punica = PunicaWrapperCPU(config.max_loras, config.max_batched_tokens, "cpu")
     arena = attach_slots(config, model, punica)
     blocks = config.num_kv_blocks or _CPU_BLOCKS
@@ -54,13 +57,18 @@ def dtype_of(config: ExecutorConfig) -> torch.dtype:
     return dtype
 
 
+def lora_dtype_of(config: ExecutorConfig) -> torch.dtype:
+    fp8 = {"fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+    return fp8.get(config.lora_dtype, dtype_of(config))
+
+
 def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperBase) -> SlotArena:
     """Raises LoRAError."""
     lora = LoRAConfig(
         config.max_loras,
         config.max_lora_rank,
         frozenset(config.lora_modules),
-        dtype_of(config),
+        lora_dtype_of(config),
         config.fully_sharded_loras,
     )
     arena = attach_lora(model, lora, punica).arena

@@ -1,20 +1,26 @@
 """Safetensors checkpoint -> parameters, stacked (q, k, v and gate, up) and cut for this rank on the way."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from executor.checkpoint import Checkpoint
 from executor.errors import BadCheckpoint
+from executor.expert_weights import expert_targets, foreign_experts
 from executor.layers import LinearBase, VocabParallelEmbedding
+from executor.layers.attention_sinks import AttentionSinks
+from executor.layers.fused_moe import FusedMoE
+from executor.quantized import Scheme
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+class Target(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def pairs(self, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,83 +44,59 @@ class _Target:
 
 
 def load_weights(
-    model: nn.Module, folder: Path, packed_modules_mapping: Mapping[str, tuple[str, ...]]
+    model: nn.Module,
+    folder: Path,
+    packed_modules_mapping: Mapping[str, tuple[str, ...]],
+    scheme: Scheme | None = None,
 ) -> None:
     """Fills every parameter, each part of it exactly once, and uses every tensor of the checkpoint.
 
     Two kinds of tensors are not used: rotary inv_freq buffers of old checkpoints, and the copy of a tied
-    parameter, which must be equal to it. Raises BadCheckpoint, naming file and tensor.
+    parameter, which must be equal to it. `scheme`: how quantized weights are stored. Raises BadCheckpoint,
+    naming file and tensor.
     """
-    files = _tensor_files(folder)
-    targets = _targets(model, packed_modules_mapping)
+    checkpoint = Checkpoint.open(folder, scheme)
+    sources = checkpoint.sources
+    targets = _targets(model, packed_modules_mapping, sources)
     copies = _tied_names(model, targets)
-    if missing := sorted(targets.keys() - files.keys()):
+    if missing := sorted(targets.keys() - sources.keys()):
         raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing: {', '.join(missing[:5])}")
-    for name in sorted(files.keys() - targets.keys() - copies.keys()):
+    for name in sorted(sources.keys() - targets.keys() - copies.keys() - _foreign(model)):
         if not name.endswith(".rotary_emb.inv_freq"):
-            raise BadCheckpoint(f"{files[name]}: {name} has no place in this model")
-    for name, tensor in _tensors({name: files[name] for name in targets}):
-        _check(name, tensor, targets[name], files[name])
-        for memory, piece in targets[name].pairs(tensor):
+            raise BadCheckpoint(f"{sources[name]} has no place in this model")
+    for name, tensor in checkpoint.tensors(targets):
+        for memory, piece in _pairs(name, tensor, targets[name], checkpoint):
             memory.copy_(piece)
-    for name, tensor in _tensors({name: files[name] for name in copies.keys() & files.keys()}):
-        _check(name, tensor, copies[name], files[name])
-        if not all(torch.equal(piece.to(memory), memory) for memory, piece in copies[name].pairs(tensor)):
-            raise BadCheckpoint(f"{files[name]}: {name} differs from the weight that config.json ties it to")
+    for name, tensor in checkpoint.tensors(copies.keys() & sources.keys()):
+        pairs = _pairs(name, tensor, copies[name], checkpoint)
+        if not all(torch.equal(piece.to(memory), memory) for memory, piece in pairs):
+            raise BadCheckpoint(f"{sources[name]} differs from the weight that config.json ties it to")
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> its file. As in transformers, a single file wins over an index."""
-    single, index = folder / _SINGLE_FILE, folder / _INDEX_FILE
-    if single.exists():
-        return dict.fromkeys(_names(single), single)
-    if not index.exists():
-        raise BadCheckpoint(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-    listed = _read_index(index)
-    for file in set(listed.values()):
-        if here := sorted({name for name, home in listed.items() if home == file} ^ _names(file)):
-            raise BadCheckpoint(f"{index} and {file} disagree about {here[0]}")
-    return listed
-
-
-def _read_index(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        listed = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadCheckpoint(f"cannot read weight_map of {index}: {error!r}") from error
-    for name, file in listed.items():
-        if Path(file).name != file:
-            raise BadCheckpoint(f"{index}: {name} points at {file!r}, which is not a plain file name")
-    return {name: index.parent / file for name, file in listed.items()}
-
-
-def _names(file: Path) -> set[str]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            return set(handle.keys())
-    except (OSError, SafetensorError) as error:
-        raise BadCheckpoint(f"cannot read {file}: {error}") from error
-
-
-def _tensors(files: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
-    """The named tensors, file by file, memory-mapped."""
-    for file in sorted(set(files.values())):
-        with safe_open(file, framework="pt") as handle:
-            for name in sorted(name for name, home in files.items() if home == file):
-                yield name, handle.get_tensor(name)
-
-
-def _check(name: str, tensor: Tensor, target: _Target, file: Path) -> None:
+def _pairs(
+    name: str, tensor: Tensor, target: Target, checkpoint: Checkpoint
+) -> Iterator[tuple[Tensor, Tensor]]:
     if tuple(tensor.shape) != target.shape:
-        raise BadCheckpoint(f"{file}: {name} is {list(tensor.shape)}, the model wants {list(target.shape)}")
-    if tensor.dtype not in _FLOATS:
-        raise BadCheckpoint(f"{file}: {name} is {tensor.dtype}: quantized checkpoints are not supported")
+        source, wanted = checkpoint.sources[name], list(target.shape)
+        raise BadCheckpoint(f"{source} is {list(tensor.shape)}, the model wants {wanted}")
+    return target.pairs(tensor)
 
 
-def _targets(model: nn.Module, packed_modules_mapping: Mapping[str, Sequence[str]]) -> dict[str, _Target]:
-    """Checkpoint tensor name -> where it goes: a parameter, or its rows in a stacked one."""
-    targets: dict[str, _Target] = {}
+def _foreign(model: nn.Module) -> set[str]:
+    """Tensors that other ranks use."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, FusedMoE):
+            found |= foreign_experts(path, module)
+    return found
+
+
+def _targets(
+    model: nn.Module, packed_modules_mapping: Mapping[str, Sequence[str]], present: Collection[str]
+) -> dict[str, Target]:
+    """Checkpoint tensor name -> where it goes: a parameter, or its rows in a stacked one. `present` are the
+    checkpoint's names, which tell the layout of experts."""
+    targets: dict[str, Target] = {}
     for name, parameter in model.named_parameters():
         module_name, _, kind = name.rpartition(".")
         parent, _, leaf = module_name.rpartition(".")
@@ -128,6 +110,10 @@ def _targets(model: nn.Module, packed_modules_mapping: Mapping[str, Sequence[str
         elif isinstance(module, VocabParallelEmbedding):
             shape, columns = (module.num_embeddings, module.embedding_dim), range(module.embedding_dim)
             targets[name] = _Target(parameter, shape, (module.vocab_range,), columns)
+        elif isinstance(module, FusedMoE):
+            targets |= expert_targets(module_name, module, present)
+        elif isinstance(module, AttentionSinks):
+            targets[module_name] = _Target(parameter, (module.num_heads,), (module.heads,), None)
         else:
             targets[name] = _Target(parameter, tuple(parameter.shape), (range(len(parameter)),), None)
     return targets
@@ -150,7 +136,7 @@ def _stacked(module: LinearBase, parameter: Tensor, tensors: int) -> Iterator[_T
         start += width
 
 
-def _tied_names(model: nn.Module, targets: Mapping[str, _Target]) -> dict[str, _Target]:
+def _tied_names(model: nn.Module, targets: Mapping[str, Target]) -> dict[str, Target]:
     """Second names of parameters that have two."""
     first = {parameter: name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)

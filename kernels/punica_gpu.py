@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_rows
+from kernels.fp8 import is_fp8
 from kernels.fused_moe_lora import fused_moe_lora, moe_blocks
 from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
+from kernels.lora_expand_fp8 import lora_expand_fp8
 from kernels.lora_linear import add_pair
 from kernels.lora_shrink import lora_shrink
+from kernels.lora_shrink_fp8 import lora_shrink_fp8
+from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks
 from kernels.punica import PunicaWrapperBase
 from kernels.side_stream import SideStream
@@ -28,7 +32,10 @@ class PunicaWrapperGPU(PunicaWrapperBase):
     def add_shrink(
         self, h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor
     ) -> None:
-        lora_shrink(h, x, lora_a, ranks, scales, self.token_mapping_meta)
+        if is_fp8(lora_a[0]):
+            lora_shrink_fp8(h, x, lora_a, self._ones(lora_a), ranks, scales, self.token_mapping_meta)
+        else:
+            lora_shrink(h, x, lora_a, ranks, scales, self.token_mapping_meta)
 
     def add_expand(
         self,
@@ -40,7 +47,12 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         *,
         add_inputs: bool = True,
     ) -> None:
-        lora_expand(y, h, lora_b, ranks, column_starts, self.token_mapping_meta, add_inputs=add_inputs)
+        meta = self.token_mapping_meta
+        if is_fp8(lora_b[0]):
+            ones = self._ones(lora_b)
+            lora_expand_fp8(y, h, lora_b, ones, ranks, column_starts, meta, add_inputs=add_inputs)
+        else:
+            lora_expand(y, h, lora_b, ranks, column_starts, meta, add_inputs=add_inputs)
 
     def add_lora_linear(
         self,
@@ -52,7 +64,7 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         scales: Tensor,
         column_starts: Sequence[int],
     ) -> None:
-        add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
+        self._add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
 
     def add_lora_embedding(
         self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
@@ -64,7 +76,34 @@ class PunicaWrapperGPU(PunicaWrapperBase):
     def add_lora_logits(
         self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
-        add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+        self._add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+
+    def _add_pair(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+        meta: LoRAKernelMeta,
+    ) -> None:
+        if not is_fp8(lora_a[0]):
+            add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, meta)
+            return
+        shape = (len(lora_a), len(x), lora_a[0].shape[1])
+        h = torch.empty(shape, dtype=torch.float32, device=x.device)
+        lora_shrink_fp8(h, x, lora_a, self._ones(lora_a), ranks, scales, meta)
+        lora_expand_fp8(y, h, lora_b, self._ones(lora_b), ranks, column_starts, meta)
+
+    def _ones(self, stack: Sequence[Tensor]) -> list[Tensor]:
+        """Whoever fills FP8 slots puts the scales of their weights into `scales`: here they are 1."""
+        return [self._one] * len(stack)
+
+    @cached_property
+    def _one(self) -> Tensor:
+        return torch.ones(self.max_loras, 1, 1, device=self.device)
 
     def moe_lora_align_block_size(
         self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None

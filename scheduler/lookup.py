@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import adapter_store
-from adapter_store import InvalidRef, ModelSpec, Ref, Version
+from adapter_store import InvalidRef, ModelSpec, Ref, Version, is_expert, place_of
 from scheduler.auth import Identity
 from scheduler.errors import AdapterNotFound, IncompatibleAdapter, InvalidRequest, PermissionDenied
 
@@ -45,9 +45,10 @@ def require(identity: Identity, right: str, what: str) -> None:
 def check_fits(version: Version, spec: ModelSpec) -> None:
     """That every module of the version is one of this base model. Raises IncompatibleAdapter naming it."""
     for module in version.manifest.modules:
-        layer = module.name.split(".")[1] if module.name.startswith("layers.") else "0"
-        shape = spec.modules.get(module.kind)
-        if shape != (module.in_features, module.out_features) or int(layer) >= spec.num_layers:
+        shape = spec.modules.get(place_of(module.name))
+        experts = spec.moe.num_experts if spec.moe and is_expert(module.name) else 0
+        fits = shape == (module.in_features, module.out_features) and module.num_experts == experts
+        if not fits or not spec.has_place_for(module.name):
             raise IncompatibleAdapter(
                 f"{version.tenant}/{version.name} was made for another base model: {module.name} maps "
                 f"{module.in_features} to {module.out_features}, which {spec.name} has no place for",

@@ -2,8 +2,10 @@ from dataclasses import dataclass
 
 import torch
 
+from executor.lora.quantize import FP8_DTYPES
+
 DENSE_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-SLOT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SLOT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, *FP8_DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +33,6 @@ class LoRAConfig:
             raise ValueError("modules must name at least one module kind")
         if self.dtype not in SLOT_DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(map(str, SLOT_DTYPES))}, is {self.dtype}")
+        if self.dtype in FP8_DTYPES and self.fully_sharded_loras:
+            # A rank's scale would be in what the others gather from it.
+            raise ValueError("fully_sharded_loras must be false with FP8 slots")

@@ -15,7 +15,12 @@ from torch import Tensor
 from adapter_store import LoRAModule, Weights
 from executor.lora.errors import NonFiniteWeights
 from executor.lora.factor_cache import FactorCache
-from executor.lora.layers import BaseLayerWithLoRA, LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
+from executor.lora.layers import (
+    BaseLayerWithLoRA,
+    FusedMoEWithLoRA,
+    LogitsProcessorWithLoRA,
+    VocabParallelEmbeddingWithLoRA,
+)
 from executor.lora.output_factors import OutputFactors
 from executor.models import CausalLM
 
@@ -34,7 +39,12 @@ class DoRAFactors:
         `cache_folder` keeps factors for later loads, of later processes too.
         """
         self._model = model
-        self._layers = [layer for layer in model.modules() if isinstance(layer, BaseLayerWithLoRA)]
+        # An adapter with magnitudes for experts is refused when it is pushed.
+        self._layers = [
+            layer
+            for layer in model.modules()
+            if isinstance(layer, BaseLayerWithLoRA) and not isinstance(layer, FusedMoEWithLoRA)
+        ]
         device = model.lm_head.weight.device
         self._factors = [OutputFactors(max_loras, _outputs(layer), device) for layer in self._layers]
         for layer, factors in zip(self._layers, self._factors, strict=True):

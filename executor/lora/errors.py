@@ -60,6 +60,7 @@ class ModuleNotInModel(LoRAError):
 class Refusal(Enum):
     LAYER_TYPE = "there is no class with LoRA for this type of layer"
     MODULE_COUNT = "so many modules do not match the parts of the layer"
+    EXPERT_PARALLEL = "--fully-sharded-loras does not go together with --expert-parallel"
     OUTPUT_SIZE = "the ranks do not divide its output, as --fully-sharded-loras needs"
 
 

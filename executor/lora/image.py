@@ -3,6 +3,7 @@ tier."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +20,9 @@ from executor.lora.errors import (
     NonFiniteWeights,
     RankTooLarge,
 )
+from executor.lora.expert_modules import as_layout_has_them, rank_first
 from executor.lora.layout import Piece, SlotLayout, SlotSlice
+from executor.lora.quantize import Quantized, quantize_into
 from kernels.slot_block import UNIT
 
 _Array = npt.NDArray[np.generic]
@@ -27,6 +30,8 @@ _NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
     torch.float32: np.dtype(np.float32),
     torch.float16: np.dtype(np.float16),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
 }
 
 
@@ -41,12 +46,14 @@ def _allocate(nbytes: int) -> Buffer:
 @dataclass(frozen=True, slots=True)
 class SlotImage:
     """`block`, uint8, goes to the device as it is (kernels/slot_block.py): the weights in the slots' dtype,
-    packed by `SlotLayout.pack(ranks)`, and where they go. One rank and scale a slice."""
+    packed by `SlotLayout.pack(ranks)`, and where they go. One rank and scale a slice. `error`: the largest
+    of a factor's relative errors where slots are FP8, else 0."""
 
     slot_layout: str
     block: Tensor
     ranks: tuple[int, ...]
     scales: tuple[float, ...]
+    error: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -72,22 +79,26 @@ def build_slot_image(
     Raises ModuleNotServed, RankTooLarge, ModuleShapeMismatch (all before allocating), NonFiniteWeights: the
     last one on the ranks that hold the value, the others on all.
     """
+    weights = as_layout_has_them(weights, layout)
     for module in weights.values():
         _check_fits(module, layout)
         if module.magnitude is not None and not with_dora:
             raise DoRANotServed(module.name)
     by_slice = [weights.get(part.module) for part in layout.slices]
     ranks = tuple(module.rank if module else 0 for module in by_slice)
-    scales = tuple(float(module.scale) if module else 0.0 for module in by_slice)
+    scales = [float(module.scale) if module else 0.0 for module in by_slice]
     pieces, elements = layout.pack(ranks)
     block = allocate(layout.block_bytes(elements))
     split = elements * layout.dtype.itemsize
     data = block[:split].view(_NUMPY_DTYPES[layout.dtype])
-    for part, served, piece in zip(layout.slices, by_slice, pieces, strict=True):
+    error = 0.0
+    for number, (part, served, piece) in enumerate(zip(layout.slices, by_slice, pieces, strict=True)):
         if served:
-            _fill(data, part, served, piece)
+            quantized = _fill(data, part, served, piece)
+            scales[number] = float(np.float32(scales[number] * quantized.scale))
+            error = max(error, quantized.error)
     block[split:] = _table(layout, pieces, ranks, scales).view(np.uint8)
-    return SlotImage(layout.slot_layout, torch.from_numpy(block), ranks, scales)
+    return SlotImage(layout.slot_layout, torch.from_numpy(block), ranks, tuple(scales), error)
 
 
 def _table(
@@ -121,24 +132,40 @@ def _check_fits(module: LoRAModule, layout: SlotLayout) -> None:
         ("lora_a", module.lora_a, part.in_features),
         ("lora_b", module.lora_b, part.out_features),
     ):
-        if array.shape != (module.rank, width):
-            raise ModuleShapeMismatch(f"{module.name}.{half}", array.shape, (module.rank, width))
+        stack = (part.num_experts,) if part.num_experts else ()
+        if array.shape != (*stack, module.rank, width):
+            raise ModuleShapeMismatch(f"{module.name}.{half}", array.shape, (*stack, module.rank, width))
 
 
-def _fill(data: _Array, part: SlotSlice, module: LoRAModule, piece: Piece) -> None:
-    a = data[piece.a_offset : piece.a_offset + piece.a_elements].reshape(-1, part.a_width)
-    share = part.cut.of_a(module.lora_a)
-    _cast_into(a[: len(share)], share, f"{module.name}.lora_a")
+def _fill(data: _Array, part: SlotSlice, module: LoRAModule, piece: Piece) -> Quantized:
+    """Says what the module's scale is to be multiplied with, and how far off its factors are."""
+    stack = (part.row_experts,) if part.num_experts else ()
+    a = data[piece.a_offset : piece.a_offset + piece.a_elements]
+    a = a.reshape(-1, *stack, part.a_width // part.row_experts)
+    share = part.cut.of_a(rank_first(module.lora_a))
+    left = _cast_into([a[: len(share)]], [share], f"{module.name}.lora_a")
     a[len(share) :] = 0
-    b = data[piece.b_offset : piece.b_offset + piece.b_elements].reshape(module.rank, part.b_width)
-    start = 0
-    for columns in part.cut.of_b(module.lora_b):
-        stop = start + columns.shape[1]
-        _cast_into(b[:, start:stop], columns, f"{module.name}.lora_b")
-        start = stop
+    b = data[piece.b_offset : piece.b_offset + piece.b_elements]
+    b = b.reshape(module.rank, *stack, part.b_width // part.row_experts)
+    columns = part.cut.of_b(rank_first(module.lora_b))
+    stops = list(accumulate(each.shape[-1] for each in columns))
+    places = [b[..., stop - each.shape[-1] : stop] for each, stop in zip(columns, stops, strict=True)]
+    right = _cast_into(places, columns, f"{module.name}.lora_b")
+    return Quantized(left.scale * right.scale, max(left.error, right.error))
 
 
-def _cast_into(target: _Array, source: _Array, tensor: str) -> None:
+def _cast_into(targets: Sequence[_Array], sources: Sequence[_Array], tensor: str) -> Quantized:
+    if targets[0].dtype.itemsize == 1:
+        quantized = quantize_into(targets, sources)
+        if not np.isfinite(quantized.scale):
+            raise NonFiniteWeights(tensor, str(sources[0].dtype), str(targets[0].dtype))
+        return quantized
+    for target, source in zip(targets, sources, strict=True):
+        _copy_into(target, source, tensor)
+    return Quantized(1.0, 0.0)
+
+
+def _copy_into(target: _Array, source: _Array, tensor: str) -> None:
     if target.dtype == source.dtype:
         # As integers: numpy copies those of any width fast, and holds no lock meanwhile.
         bits = _BITS[target.dtype.itemsize]

@@ -15,9 +15,9 @@ from executor.lora.cut import Cut
 from kernels.slot_block import table_bytes
 
 FORMAT_VERSION = 3
-# Every piece starts on a multiple of this many elements: 128 bytes of a 2-byte dtype, so that 16-byte loads
+# Every piece starts on a multiple of this many elements: 128 bytes of a 1-byte dtype, so that 16-byte loads
 # and whole cache lines fit whatever the widths are, and pieces are whole units of kernels/slot_block.py.
-ALIGNMENT = 64
+ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +25,30 @@ class SlotSlice:
     """One module's place on one rank: its cut of A [rank, in_features], then of B rank-major [rank,
     out_features].
 
-    The two sizes are the whole module's.
+    With stacked experts a row holds theirs side by side: [rank, experts, in_features]. So at any rank the
+    rows are a prefix of those at a higher one, as without experts. The numbers are the whole module's.
     """
 
     module: str
     in_features: int
     out_features: int
     cut: Cut = field(default=Cut())
+    num_experts: int = 0  # 0: a plain module
+
+    @property
+    def row_experts(self) -> int:
+        """Experts of this rank, side by side in a row; 1 for a plain module."""
+        if not self.num_experts:
+            return 1
+        return self.num_experts if self.cut.experts is None else len(self.cut.experts)
 
     @property
     def a_width(self) -> int:
-        return self.cut.a_width(self.in_features)
+        return self.row_experts * self.cut.a_width(self.in_features)
 
     @property
     def b_width(self) -> int:
-        return self.cut.b_width(self.out_features)
+        return self.row_experts * self.cut.b_width(self.out_features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,10 @@ class SlotLayout:
 
         It leaves out the base model: no byte of a plain LoRA image depends on the base's weights.
         """
-        parts = [[part.module, part.in_features, part.out_features, part.cut.key()] for part in self.slices]
+        parts = [
+            [part.module, part.in_features, part.out_features, part.num_experts, part.cut.key()]
+            for part in self.slices
+        ]
         ranks = [self.tp_rank, self.tp_size, self.fully_sharded]
         text = json.dumps([FORMAT_VERSION, ALIGNMENT, str(self.dtype), self.max_rank, ranks, parts])
         return hashlib.sha256(text.encode()).hexdigest()

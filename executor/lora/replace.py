@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from adapter_store import kind_of
 from executor.layers import LogitsProcessor, ParallelLMHead
+from executor.layers.fused_moe import FusedMoE
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
-from executor.lora.config import LoRAConfig
+from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.errors import LayerRefused, ModuleNotInModel, Refusal
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.layout import SlotLayout
@@ -33,6 +35,10 @@ LAYERS_WITH_LORA: tuple[type[BaseLayerWithLoRA], ...] = (
     lora.MergedQKVParallelLinearWithShardedLoRA,
     lora.RowParallelLinearWithLoRA,
     lora.RowParallelLinearWithShardedLoRA,
+    lora.FusedMoEWithLoRA,
+    lora.FusedMoEWithShardedLoRA,
+    lora.FusedMoE3DWithLoRA,
+    lora.FusedMoE3DWithShardedLoRA,
     lora.VocabParallelEmbeddingWithLoRA,
     lora.LogitsProcessorWithLoRA,
 )
@@ -67,7 +73,8 @@ def attach_lora(model: CausalLM, config: LoRAConfig, punica: PunicaWrapperBase) 
     layers = plan_layers(model, config)
     served = [part for layer in layers.values() for part in layer.served_parts(config, model.config)]
     missing = config.modules - {part.kind for part in served}
-    if missing:
+    # The default names what dense models have: a model whose MLPs are experts is served with the rest.
+    if missing and not (served and config.modules == DENSE_PROJECTIONS):
         raise ModuleNotInModel(sorted(missing))
     layout = SlotLayout.on_rank([part.slot_slice for part in served], config, model.group)
     arena = SlotArena(layout, config.max_loras, next(model.parameters()).device)
@@ -85,7 +92,7 @@ def plan_layers(model: CausalLM, config: LoRAConfig) -> dict[str, BaseLayerWithL
     planned = {}
     for path, source in model.named_modules():
         names = _module_names(path, source, model.packed_modules_mapping)
-        if not config.modules.isdisjoint(name.rpartition(".")[2] for name in names):
+        if not config.modules.isdisjoint(map(kind_of, names)):
             planned[path] = class_for(source, config, names, model.config)(source, names)
     return planned
 
@@ -105,6 +112,8 @@ def class_for(
 def _refusal(source: nn.Module, config: LoRAConfig, names: Sequence[str]) -> Refusal:
     if type(source) not in _REPLACEABLE:
         return Refusal.LAYER_TYPE
+    if isinstance(source, FusedMoE) and source.config.expert_parallel and config.fully_sharded_loras:
+        return Refusal.EXPERT_PARALLEL
     counts = any(type(source) in c.source_types and c.fits(source, len(names)) for c in LAYERS_WITH_LORA)
     return Refusal.OUTPUT_SIZE if counts and config.fully_sharded_loras else Refusal.MODULE_COUNT
 
@@ -116,5 +125,13 @@ def _module_names(path: str, source: nn.Module, packed: Mapping[str, Sequence[st
     if isinstance(source, ParallelLMHead):
         return ()  # its LoRA acts on the logits
     leaf = path.rpartition(".")[2]
-    layer = re.search(r"(?:^|\.)(layers\.\d+\.)", path)
-    return tuple((layer[1] if layer else "") + member for member in packed.get(leaf, (leaf,)))
+    layer = re.search(r"(?:^|\.)(layers\.\d+\.)(?:mlp\.(shared_expert\.))?", path)
+    prefix = "".join(part for part in layer.groups() if part) if layer else ""
+    return tuple(prefix + member for member in _members(leaf, source, packed))
+
+
+def _members(leaf: str, source: nn.Module, packed: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    if isinstance(source, FusedMoE):
+        matrices = ("w13", "w2") if source.config.interleaved else ("w1", "w2", "w3")
+        return [f"{leaf}.{matrix}" for matrix in matrices]
+    return packed.get(leaf, (leaf,))

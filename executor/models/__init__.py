@@ -12,6 +12,8 @@ from executor.errors import UnsupportedModel
 from executor.model_config import ModelConfig
 from executor.models.config_file import read_config
 from executor.models.decoder import CausalLM
+from executor.models.fields import Fields
+from executor.models.quantization import read_quantization
 from executor.weights import load_weights
 
 __all__ = ["CausalLM", "check_splits", "load_model", "read_config"]
@@ -24,20 +26,23 @@ def load_model(
     group: ParallelGroup = SINGLE,
     *,
     dummy: bool = False,
+    expert_parallel: bool = False,
 ) -> CausalLM:
     """Reads config.json, generation_config.json and the safetensors of `path`; weights are cast to `dtype`,
     and cut for this rank of `group`. `dummy`: no safetensors, but random weights.
+    `expert_parallel`: ranks share experts out instead of cutting each.
 
     Raises UnsupportedModel (names the field of config.json) or BadCheckpoint (names file and tensor).
     """
-    config = read_config(path)
+    config = read_config(path, expert_parallel=expert_parallel)
     check_splits(config, group.size)
     with _construction(dtype, device):
         model = CausalLM(config, group)
     if dummy:
         fill_with_noise(model)
     else:
-        load_weights(model, path, model.packed_modules_mapping)
+        scheme = read_quantization(Fields.from_file(path / "config.json"))
+        load_weights(model, path, model.packed_modules_mapping, scheme)
     return model
 
 
@@ -47,8 +52,8 @@ def check_splits(config: ModelConfig, size: int) -> None:
         possible = [str(n) for n in range(1, config.num_heads + 1) if _splits(config, n)]
         raise UnsupportedModel(
             f"--tensor-parallel-size {size} does not cut this model ({config.num_heads} query heads, "
-            f"{config.num_kv_heads} KV heads, intermediate_size {config.intermediate_size}): "
-            f"possible are {', '.join(possible)}"
+            f"{config.num_kv_heads} KV heads, intermediate_size {config.intermediate_size}"
+            f"{_experts(config)}): possible are {', '.join(possible)}"
         )
 
 
@@ -56,7 +61,23 @@ def _splits(config: ModelConfig, size: int) -> bool:
     heads = config.num_heads % size == 0
     kv_heads = config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0
     tokens = -(-config.vocab_size // size) * (size - 1) < config.vocab_size
-    return heads and kv_heads and tokens and config.intermediate_size % size == 0
+    return heads and kv_heads and tokens and all(width % size == 0 for width in _cut_widths(config))
+
+
+def _cut_widths(config: ModelConfig) -> list[int]:
+    """What else than heads and tokens is shared out evenly."""
+    moe = config.moe
+    if moe is None:
+        return [config.intermediate_size]
+    widths = [moe.num_experts if moe.expert_parallel else moe.intermediate_size]
+    if moe.shared_intermediate_size:
+        widths.append(moe.shared_intermediate_size)
+    return widths if all(moe.layers) else [*widths, config.intermediate_size]
+
+
+def _experts(config: ModelConfig) -> str:
+    moe = config.moe
+    return f", {moe.num_experts} experts of {moe.intermediate_size}" if moe else ""
 
 
 @contextmanager

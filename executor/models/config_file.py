@@ -1,11 +1,15 @@
 """config.json and generation_config.json -> ModelConfig."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from executor.model_config import ModelConfig
+from executor.errors import UnsupportedModel
+from executor.model_config import ModelConfig, MoEConfig
 from executor.models.families import FAMILIES, Traits
 from executor.models.fields import Fields
+from executor.models.moe_families import MOE_FAMILIES
+from executor.models.quantization import read_quantization
 from executor.models.rope import read_rope
 
 # Fields that would change the maths, with the values (beside null) that leave it alone.
@@ -16,7 +20,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope_interleaved": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
-    "quantization_config": (),
     "compression_config": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
@@ -27,14 +30,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
 }
+_EXPERT_COUNTS = ("num_experts", "num_local_experts")  # families with experts read them
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Raises BadCheckpoint when a file is missing or malformed, UnsupportedModel for other maths."""
+def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
+    """Raises BadCheckpoint when a file is missing or malformed, UnsupportedModel for other maths, or for
+    `expert_parallel` without experts."""
     config = Fields.from_file(folder / "config.json")
     family = _family(config)
-    _check_neutral(config)
     traits = family(config)
+    _check_neutral(config, traits)
+    read_quantization(config)  # refuses what could not be loaded
     theta, scaling = read_rope(config)
     bos, eos = _special_tokens(folder, config)
     num_heads = config.integer("num_attention_heads")
@@ -59,6 +65,8 @@ def read_config(folder: Path) -> ModelConfig:
         tied_head=config.flag("tie_word_embeddings", False),
         bos_token_id=bos,
         eos_token_ids=eos,
+        attention_sinks=traits.attention_sinks,
+        moe=_experts(traits, expert_parallel),
     )
 
 
@@ -66,14 +74,25 @@ def _family(config: Fields) -> Callable[[Fields], Traits]:
     names = config.values.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise config.refuse("architectures", "it must name one architecture")
-    family = FAMILIES.get(str(names[0]))
+    families = {**FAMILIES, **MOE_FAMILIES}
+    family = families.get(str(names[0]))
     if family is None:
-        raise config.refuse("architectures", f"known ones are {', '.join(FAMILIES)}")
+        raise config.refuse("architectures", f"known ones are {', '.join(families)}")
     return family
 
 
-def _check_neutral(config: Fields) -> None:
+def _experts(traits: Traits, expert_parallel: bool) -> MoEConfig | None:
+    if not expert_parallel:
+        return traits.moe
+    if traits.moe is None:
+        raise UnsupportedModel("--expert-parallel: this model has no experts")
+    return replace(traits.moe, expert_parallel=True)
+
+
+def _check_neutral(config: Fields, traits: Traits) -> None:
     for name, neutral in _NEUTRAL.items():
+        if traits.moe and name in _EXPERT_COUNTS:
+            continue
         value = config.values.get(name)
         if value is not None and value not in neutral:
             raise config.refuse(name, f"only {neutral or 'null'} is")

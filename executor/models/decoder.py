@@ -21,8 +21,10 @@ from executor.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.followers import Follower, Heads, Rotation
 from executor.model_config import ModelConfig
+from executor.models.moe import MoEBlock
 
 
 class Attention(nn.Module):
@@ -37,13 +39,15 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias, group)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.sinks = AttentionSinks(config.num_heads, group) if config.attention_sinks else None
         q, k, v = self.qkv_proj.output_partition_sizes
         self.heads = Heads((q, k, v), config.head_dim, self.q_norm, self.k_norm)
 
     def forward(self, hidden: Tensor, rotation: Rotation, ctx: ForwardContext, then: Follower) -> Tensor:
         cache = ctx.kv_cache.layers[self.layer_index]
         rotate = ctx.followers.rotate(self.heads, rotation, cache.data, ctx.attention.kv_slots)
-        y = ctx.attention.attend(self.qkv_proj.followed_by(hidden, rotate), cache)
+        sinks = self.sinks.weight if self.sinks else None
+        y = ctx.attention.attend(self.qkv_proj.followed_by(hidden, rotate), cache, sinks)
         return self.o_proj.followed_by(y.flatten(1), then)
 
 
@@ -65,7 +69,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer_index, group)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config, group)
+        experts = config.moe if config.moe and config.moe.layers[layer_index] else None
+        self.mlp = MoEBlock(config.hidden_size, experts, group) if experts else MLP(config, group)
 
     def forward(
         self, hidden: Tensor, residual: Tensor, rotation: Rotation, ctx: ForwardContext, next_norm: RMSNorm

@@ -6,6 +6,7 @@ Defaults for fields that a config.json leaves out are those of the family's clas
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from executor.model_config import MoEConfig
 from executor.models.fields import Fields
 
 Windows = tuple[int | None, ...]
@@ -19,6 +20,8 @@ class Traits:
     mlp_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    attention_sinks: bool = False
+    moe: MoEConfig | None = None
 
 
 def llama(config: Fields) -> Traits:

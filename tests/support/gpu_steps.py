@@ -71,7 +71,7 @@ class BufferStep:
         """In DecodeStep's place, for blocks of 4."""
         return cls(buffers.kv_slots[:rows], buffers, rows, 4)
 
-    def attend(self, query: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         out = torch.full_like(query, float("nan"), memory_format=torch.contiguous_format)
         self.attend_into(out, query, cache)
         return out

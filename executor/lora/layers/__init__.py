@@ -14,6 +14,8 @@ from executor.lora.layers.column_parallel_linear import (
     QKVParallelLinearWithLoRA,
     QKVParallelLinearWithShardedLoRA,
 )
+from executor.lora.layers.fused_moe import FusedMoE3DWithLoRA, FusedMoEWithLoRA
+from executor.lora.layers.fused_moe_sharded import FusedMoE3DWithShardedLoRA, FusedMoEWithShardedLoRA
 from executor.lora.layers.logits_processor import LogitsProcessorWithLoRA
 from executor.lora.layers.replicated_linear import ReplicatedLinearWithLoRA
 from executor.lora.layers.row_parallel_linear import (
@@ -27,6 +29,10 @@ __all__ = [
     "BaseLinearLayerWithLoRA",
     "ColumnParallelLinearWithLoRA",
     "ColumnParallelLinearWithShardedLoRA",
+    "FusedMoE3DWithLoRA",
+    "FusedMoE3DWithShardedLoRA",
+    "FusedMoEWithLoRA",
+    "FusedMoEWithShardedLoRA",
     "LayerPart",
     "LogitsProcessorWithLoRA",
     "MergedColumnParallelLinearVariableSliceWithLoRA",

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapter_store import kind_of
 from executor.distributed import ParallelGroup
 from executor.lora.arena import SlotArena, StackedWeights
 from executor.lora.config import LoRAConfig
@@ -16,6 +17,7 @@ from executor.lora.cut import Cut
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
 from executor.lora.layout import SlotLayout, SlotSlice
 from executor.lora.output_factors import OutputFactors
+from executor.lora.quantize import FP8_DTYPES, quantize
 from executor.model_config import ModelConfig
 from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
@@ -37,7 +39,7 @@ class LayerPart:
 
     @property
     def kind(self) -> str:
-        return self.module.rpartition(".")[2]
+        return kind_of(self.module)
 
     @property
     def cut(self) -> Cut:
@@ -163,6 +165,9 @@ class BaseLayerWithLoRA(nn.Module, ABC):
 
     def _write(self, number: int, index: int, rank: int, a: Tensor, b: Tensor, scale: float) -> None:
         stacked = self.stacked
+        if stacked.lora_a[number].dtype in FP8_DTYPES:
+            (a, left), (b, right) = (quantize(half, stacked.lora_a[number].dtype) for half in (a, b))
+            scale *= left * right
         stacked.lora_a[number][index, : len(a)].copy_(a)
         stacked.lora_b[number][index, :rank].copy_(b.T)
         stacked.scales[number, index] = scale
@@ -217,8 +222,12 @@ class BaseLayerWithLoRA(nn.Module, ABC):
                 raise ValueError(f"module {part.module} has only one of lora_a and lora_b")
             if part not in self.served:
                 raise ModuleNotServed(part.module)
-            _check_shapes(part.slot_slice, a, b, self.stacked.lora_b[0].shape[1])
+            self.check_shapes(part.slot_slice, a, b)
         return lefts, rights
+
+    def check_shapes(self, whole: SlotSlice, a: Tensor, b: Tensor) -> None:
+        """Raises RankTooLarge, ModuleShapeMismatch."""
+        _check_shapes(whole, a, b, self.stacked.lora_b[0].shape[1])
 
 
 def _group_of(base_layer: nn.Module) -> ParallelGroup:

@@ -8,6 +8,7 @@ from executor.layers.followers import Follower, FusedForm
 from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layout import SlotSlice
+from executor.lora.quantize import FP8_DTYPES
 from executor.model_config import ModelConfig
 
 
@@ -61,7 +62,8 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
 
     def fits_fused(self, form: FusedForm) -> bool:
         """Whether the delta may be added after `forward`'s other work, from all of the form's slices."""
-        return self.group.size == 1 and len(self.served) == len(self.all_parts) == form.slices
+        plain = self.group.size == 1 and self.stacked.lora_a[0].dtype not in FP8_DTYPES
+        return plain and len(self.served) == len(self.all_parts) == form.slices
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:
         stacked = self.stacked

@@ -73,7 +73,7 @@ def test_the_fingerprint_follows_config_tokenizer_and_tensor_headers(base: Path,
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
         ({"architectures": None}, "architectures None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\.self_attn\.q_proj\.weight"),

@@ -8,10 +8,12 @@ from torch import nn
 
 from executor import layers
 from executor.distributed import ParallelGroup
+from executor.layers.fused_moe import FusedMoE
 from executor.lora import layers as lora
 from executor.lora.config import LoRAConfig
 from executor.lora.errors import LayerRefused, Refusal
 from executor.lora.replace import LAYERS_WITH_LORA, class_for
+from executor.model_config import MoEConfig
 from tests.unit.executor.lora.layer_cases import MODEL_CONFIG
 
 Choice = type[lora.BaseLayerWithLoRA]
@@ -29,6 +31,8 @@ MERGED_QKV: Pair = (lora.MergedQKVParallelLinearWithLoRA, lora.MergedQKVParallel
 ROW: Pair = (lora.RowParallelLinearWithLoRA, lora.RowParallelLinearWithShardedLoRA)
 REPLICATED: Pair = (lora.ReplicatedLinearWithLoRA, lora.ReplicatedLinearWithLoRA)
 EMBEDDING: Pair = (lora.VocabParallelEmbeddingWithLoRA, lora.VocabParallelEmbeddingWithLoRA)
+EXPERTS: Pair = (lora.FusedMoEWithLoRA, lora.FusedMoEWithShardedLoRA)
+EXPERTS_3D: Pair = (lora.FusedMoE3DWithLoRA, lora.FusedMoE3DWithShardedLoRA)
 HEAD: Pair = (lora.LogitsProcessorWithLoRA, lora.LogitsProcessorWithLoRA)
 
 
@@ -40,6 +44,11 @@ def merged(
     sizes: tuple[int, ...], tensor_parts: tuple[int, ...] = ()
 ) -> Callable[[ParallelGroup], nn.Module]:
     return lambda group: layers.MergedColumnParallelLinear(8, sizes, False, group, tensor_parts)
+
+
+def experts(*, interleaved: bool, expert_parallel: bool = False) -> Callable[[ParallelGroup], nn.Module]:
+    config = MoEConfig((True,), 4, 2, 8, True, interleaved=interleaved, expert_parallel=expert_parallel)
+    return lambda group: FusedMoE(8, config, group)
 
 
 # Layer -> how to make it, and its classes by the number of modules behind it; every other number is refused.
@@ -55,6 +64,8 @@ TABLE: Mapping[str, tuple[Callable[[ParallelGroup], nn.Module], Mapping[int, Pai
     "QKVParallelLinear": (lambda g: layers.QKVParallelLinear(8, 2, 4, 2, False, g), {1: QKV, 3: MERGED_QKV}),
     "RowParallelLinear": (lambda group: layers.RowParallelLinear(8, 8, False, group), {1: ROW}),
     "VocabParallelEmbedding": (lambda group: layers.VocabParallelEmbedding(10, 8, group), {1: EMBEDDING}),
+    "FusedMoE": (experts(interleaved=False), {3: EXPERTS}),
+    "FusedMoE, interleaved": (experts(interleaved=True), {2: EXPERTS_3D}),
     "LogitsProcessor": (lambda group: layers.LogitsProcessor(10, group), {1: HEAD}),
 }
 UNKNOWN: Mapping[str, Callable[[ParallelGroup], nn.Module]] = {
@@ -103,6 +114,15 @@ def test_an_output_that_ranks_do_not_divide_is_refused_when_b_is_sharded() -> No
         expected = Refusal.OUTPUT_SIZE if refused else ROW[fully_sharded and size > 1]
         assert choose(layer, 1, fully_sharded) is expected
         assert choose(layer, 2, fully_sharded) is Refusal.MODULE_COUNT
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_expert_parallelism_and_sharded_adapters_do_not_go_together(interleaved: bool) -> None:
+    modules, (plain, _) = (2, EXPERTS_3D) if interleaved else (3, EXPERTS)
+    for size in SIZES:
+        layer = experts(interleaved=interleaved, expert_parallel=True)(ParallelGroup(0, size))
+        assert choose(layer, modules, False) is plain
+        assert choose(layer, modules, True) is (Refusal.EXPERT_PARALLEL if size > 1 else plain)
 
 
 def test_the_table_names_every_class() -> None:

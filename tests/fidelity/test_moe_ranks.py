@@ -1,0 +1,65 @@
+"""Models with experts on two ranks answer as transformers + PEFT do: experts cut, or shared out."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from adapter_store import DiskStore, ModelSpec
+from executor.errors import UnsupportedModel
+from tests.fidelity.conftest import NUM_TOKENS, Expected
+from tests.fidelity.moe_families import KINDS, make_moe_family
+from tests.support.adapters import make_base
+from tests.support.engines import greedy, make_driver
+from tests.support.moe_models import ATTENTION
+
+NAMES = ("experts", "both-rslora", "down")
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "settings"),
+    [
+        ("mixtral", "all-linear", {}),
+        ("qwen2-moe", "shared", {"fully_sharded_loras": True}),
+        ("qwen3-moe", "all-linear", {"expert_parallel": True}),
+        ("gpt-oss", "router", {"expert_parallel": True}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
+)
+def test_two_ranks_equal_peft(
+    family: str, more: str, settings: dict[str, bool], expect: Callable[..., Expected], tmp_path: Path
+) -> None:
+    model, streams = make_moe_family(family, tmp_path, (*NAMES, more))
+    expected = expect(model, streams)
+    store, spec = DiskStore(tmp_path / "store"), ModelSpec.from_folder(model)
+    digests = {
+        stream.name: store.put(stream.adapter, "default", stream.name, spec).digest if stream.adapter else ""
+        for stream in streams
+    }
+    driver = make_driver(
+        str(model),
+        store,
+        store=str(tmp_path / "store"),
+        tensor_parallel_size=2,
+        lora_modules=(*ATTENTION, *KINDS[family]),
+        torch_threads=1,
+        **settings,
+    )
+    with closing(driver.engine):
+        answers = driver.run(
+            *(
+                greedy(s.name, s.prompt, digest=digests[s.name], max_new_tokens=NUM_TOKENS, logprobs=0)
+                for s in streams
+            )
+        )
+    for stream, tokens in zip(streams, answers, strict=True):
+        assert tokens == expected[stream.name].tokens, stream.name
+        got = [token.token.logprob for token in driver.tokens[0, stream.name]]
+        assert got == pytest.approx(expected[stream.name].logprobs, abs=1e-4), stream.name
+
+
+def test_experts_that_are_not_there_are_not_shared_out(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model")
+    with pytest.raises(UnsupportedModel, match="--expert-parallel: this model has no experts"):
+        make_driver(str(model), DiskStore(tmp_path / "store"), expert_parallel=True)

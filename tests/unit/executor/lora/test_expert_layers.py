@@ -1,0 +1,90 @@
+"""Experts with LoRA on 1, 2 and 4 ranks equal the whole layer: experts cut, adapters sharded, experts shared
+out."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from executor.distributed import SINGLE
+from executor.lora.errors import ModuleShapeMismatch, RankTooLarge
+from tests.support.ranks import RankPool, rank_pool
+from tests.unit.executor.lora import expert_checks
+from tests.unit.executor.lora.expert_checks import EXPERTS, FORMS, HIDDEN, INNER, MAX_RANK, make_rig
+
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with rank_pool(*SIZES) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "check",
+    [
+        expert_checks.mixed_ranks,
+        expert_checks.missing_modules,
+        expert_checks.reused_slot,
+        expert_checks.image_in_arena,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_equals_the_whole_layer(pool: RankPool, check: Callable[..., None], form: str, size: int) -> None:
+    pool.run(size, check, form)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if not form.interleaved])
+def test_one_pair_for_gate_and_up(pool: RankPool, form: str, size: int) -> None:
+    pool.run(size, expert_checks.one_pair_for_gate_and_up, form)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are interpreted")
+@pytest.mark.parametrize("form", ["w1, w2, w3", "w13, w2"])
+def test_the_triton_kernels_read_slots_as_they_lie(form: str) -> None:
+    """With the rank as the outer axis and the experts side by side."""
+    punica_gpu = pytest.importorskip("kernels.punica_gpu")
+    expert_checks.mixed_ranks(SINGLE, form, punica_gpu.PunicaWrapperGPU)
+
+
+def test_no_image_fits_another_rank_size_or_cut(pool: RankPool) -> None:
+    """But for a single rank's, which are cut in no way."""
+    for interleaved in (False, True):
+        names = [name for name, form in FORMS.items() if form.interleaved == interleaved]
+        several = [
+            layout
+            for size in SIZES[1:]
+            for name in names
+            for layout, _ in pool.run(size, expert_checks.layouts, name)
+        ]
+        assert len(set(several)) == len(several) == len(names) * sum(SIZES[1:])
+
+
+def test_every_cut_makes_slots_smaller(pool: RankPool) -> None:
+    for form in FORMS:
+        whole, half, quarter = (pool.run(size, expert_checks.layouts, form)[0][1] for size in SIZES)
+        assert quarter < half < whole
+
+
+def test_what_does_not_fit_is_refused_with_the_slot_unchanged() -> None:
+    layer = make_rig(SINGLE, "w1, w2, w3", 1).layer
+
+    def pair(rank: int, wide: int, high: int, experts: int = EXPERTS) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(experts, rank, wide), torch.ones(experts, high, rank)
+
+    a, b = pair(2, HIDDEN, INNER)
+    layer.set_lora(0, [a, None, None], [b, None, None])
+    for error, text, (left, right) in (
+        (RankTooLarge, f"rank {MAX_RANK + 1}", pair(MAX_RANK + 1, HIDDEN, INNER)),
+        (ModuleShapeMismatch, r"w1\.lora_a", pair(2, HIDDEN + 1, INNER)),
+        (ModuleShapeMismatch, r"w1\.lora_b", pair(2, HIDDEN, INNER - 1)),
+        (ModuleShapeMismatch, r"w1\.lora_a", pair(2, HIDDEN, INNER, experts=3)),
+        (ModuleShapeMismatch, r"w1\.lora_a", (a[0], b[0])),
+    ):
+        with pytest.raises(error, match=text):
+            layer.set_lora(0, [left, None, None], [right, None, None])
+        assert layer.stacked.ranks[:, 0].tolist() == [2, 0, 0]
