@@ -37,27 +37,43 @@ def warm_up_steps(
     """Steps that are not captured, one for each choice that the kernels' tuning makes between them. While
     they run the slots' told ranks change; at the end they are what they were."""
     told = punica.token_mapping_meta.slot_ranks.copy()
-    for rank, steps in _by_rank(limits):
+    for first, rank, steps in _by_rank(limits):
         for slot in range(limits.max_loras):
-            punica.set_slot_rank(slot, rank)
+            punica.set_slot_rank(slot, rank if slot else first)
         for step in steps:
             yield _sequences(step, limits, kv_cache)
     for slot, rank in enumerate(told.tolist()):
         punica.set_slot_rank(slot, rank)
 
 
-def _by_rank(limits: StepLimits) -> Iterator[tuple[int, list[_Step]]]:
-    """(rank of all slots, steps), from the lowest class of ranks to the highest that a slot can have."""
-    most = limits.max_rows
-    yield RANK_CLASSES[0], [[(-1, most)], [(-1, min(most, MOST_MIXED_ROWS + 1))], *_sparse_steps(limits)]
+def _by_rank(limits: StepLimits) -> Iterator[tuple[int, int, list[_Step]]]:
+    """(rank of slot 0, rank of the others, steps): all alike, from the lowest class of ranks to the highest
+    that a slot can have; then one of the highest rank among lower ones, which may be cut into parts."""
+    most, low = limits.max_rows, RANK_CLASSES[0]
+    sparse, dense = _sparse_steps(limits), _dense_steps(limits)
+    yield low, low, [[(-1, most)], [(-1, min(most, MOST_MIXED_ROWS + 1))], *sparse]
     highest = next((c for c in RANK_CLASSES if c >= limits.max_rank), RANK_CLASSES[-1])
     for rank in (c for c in RANK_CLASSES[1:] if c <= highest):
-        yield rank, [*_sparse_steps(limits), *_dense_steps(limits)]
+        yield rank, rank, [*sparse, *dense]
+    for rank in (c for c in RANK_CLASSES if c < highest):
+        yield limits.max_rank, rank, sparse
 
 
 def _sparse_steps(limits: StepLimits) -> list[_Step]:
     """A few rows with adapters, in a step that is too large to be captured."""
-    shapes = [(1, 1), (8, 1), (64, 1), (1, 64), (8, 8), (64, 9), (1, MAX_SINGLE_ROWS)]
+    # Row by row with few, some and many entries; then entries of up to 16 rows.
+    shapes = [
+        (1, 1),
+        (8, 1),
+        (16, 1),
+        (64, 1),
+        (1, 64),
+        (8, 8),
+        (8, 17),
+        (16, 8),
+        (64, 7),
+        (1, MAX_SINGLE_ROWS),
+    ]
     steps = []
     for adapters, rows in shapes:
         count = min(adapters, limits.max_loras)

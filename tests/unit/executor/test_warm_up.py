@@ -1,0 +1,72 @@
+"""What runs before an executor is ready covers what the kernels' tuning can ask for in a step that is not
+captured."""
+
+import itertools
+
+import torch
+
+from executor.attention import KVCache, LayerCache
+from executor.forward import check
+from executor.graph_plans import MOST_MIXED_ROWS, step_runs
+from executor.warm_up import StepLimits, warm_up_steps
+from kernels.follower_tuning import add_rms_norm_config, best_form, rope_config, silu_mul_config
+from kernels.launch_plan import LaunchPlan
+from kernels.meta import LoRAMapping
+from kernels.punica import PunicaWrapperCPU
+from kernels.tuning import expand_config, shrink_config
+
+LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_loras=64, max_rank=64)
+CACHE = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
+
+
+def forms(plan: LaunchPlan) -> set[tuple[object, ...]]:
+    """What is compiled for a step of this plan, for the layers of Llama-3.1-8B."""
+    if not plan.items:
+        return set()
+    found: set[tuple[object, ...]] = set()
+    followers = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
+    for name, (slices, width) in followers.items():
+        follower = "add_rms_norm" if name == "down" else name
+        way = best_form(plan, follower)  # type: ignore[arg-type]
+        shrink = shrink_config(plan, slices, width, 2, final=way == "beside")
+        found.add((name, "shrink", shrink, plan.parts))
+        if way == "pair":
+            found.add((name, "expand", expand_config(plan, 2), plan.parts, shrink.final or shrink.split))
+            continue
+        configs = {
+            "rope": lambda: rope_config(plan, 128),
+            "silu_mul": lambda: silu_mul_config(plan, 2),
+            "add_rms_norm": lambda: add_rms_norm_config(plan, 4096, 2),
+        }
+        found.add((name, "fused", configs[follower](), 1 if shrink.final else shrink.split))
+    return found
+
+
+def test_every_form_of_an_eager_step_has_run() -> None:
+    punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
+    meta, warm = punica.token_mapping_meta, set()
+    for step in warm_up_steps(LIMITS, CACHE, punica):
+        assert sum(len(sequence.token_ids) for sequence in step) <= LIMITS.max_rows
+        assert len(step) <= LIMITS.warm_up_sequences
+        punica.update_metadata(LoRAMapping(step_runs(step), ()))
+        warm |= forms(meta.plan)
+    assert (meta.slot_ranks == 16).all()  # as before
+    for ranks in ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32):
+        for slot, rank in enumerate(ranks):
+            punica.set_slot_rank(slot, rank)
+        counts = itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 7, 17, 64, 100, 128, 1000, 4000))
+        for adapters, rows in counts:
+            total = adapters * rows
+            if total > LIMITS.max_rows:
+                continue
+            step = [(slot, rows) for slot in range(adapters)] + [(-1, max(0, MOST_MIXED_ROWS + 1 - total))]
+            punica.update_metadata(LoRAMapping(tuple(step), ()))
+            missing = forms(meta.plan) - warm
+            assert not missing, (ranks[:2], adapters, rows, meta.plan, missing)
+
+
+def test_the_steps_are_possible_ones() -> None:
+    spare = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
+    for step in warm_up_steps(LIMITS, spare, PunicaWrapperCPU(64, 8192)):
+        for sequence in step:
+            check(sequence, spare)
