@@ -1,5 +1,6 @@
 """Adapters of experts: every layout that PEFT wrote is read as the same adapter, or refused by name."""
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from adapter_store import (
     Ref,
     Weights,
 )
+from adapter_store.peft import read_adapter
 from adapter_store.peft_config import EXPERT_ORDER
+from adapter_store.recipe import rebuild, recipe_pieces
 from tests.support.adapters import edit_config, lora_pair, raw_adapter, read_tensors, rewrite
 from tests.support.expert_files import ExpertAdapter
 from tests.support.moe_models import make_moe_base
@@ -206,6 +209,21 @@ def test_what_was_pushed_comes_back(form: str, bases: Callable[..., ModelSpec], 
     store.export(Ref.parse("x", "default"), tmp_path / "back")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(("form", "held"), [("now", 0.5), ("before_019", 2.0), ("one_by_one", 2.0)])
+def test_a_recipe_rebuilds_the_pushed_file(
+    form: str, held: float, bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
+) -> None:
+    """Of today's layout from the packed tensors; the others it holds whole."""
+    adapter = ExpertAdapter.draw(EXPERTS, 16, HIDDEN, 24)
+    folder, spec = getattr(adapter, form)(tmp_path / form), bases("qwen3-moe")
+    pushed = (folder / "adapter_model.safetensors").read_bytes()
+    recipe = b"".join(recipe_pieces(read_adapter(folder, spec)))
+    assert len(recipe) < held * len(pushed)
+    rebuilt = io.BytesIO()
+    rebuild(memoryview(recipe), opened(folder, spec), rebuilt)
+    assert rebuilt.getvalue() == pushed
 
 
 def _without(tensor: str) -> Callable[[Path], object]:
