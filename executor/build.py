@@ -186,7 +186,7 @@ def _batcher(config: ExecutorConfig, slots: SlotTable, kv_blocks: int) -> Batche
     return Batcher(
         BlockPool(kv_blocks, config.block_size, prefix_cache=config.prefix_cache),
         slots,
-        max_batched_tokens=config.max_batched_tokens,
+        max_batched_tokens=config.step_tokens,
         max_seats=config.max_seats,
         max_page_ins=config.page_ins_per_step,
         aging_s=config.adapter_aging,

@@ -78,7 +78,9 @@ class ExecutorConfig:
     )
     max_seats: int = _setting(64, "Sequences that are accepted at once.")
     max_batched_tokens: int = _setting(
-        512, "Tokens in one step; longer prompts take several. At least max-seats."
+        0,
+        "Tokens in one step; longer prompts take several. At least max-seats; 0: 512, or 8192 on a GPU, or "
+        "max-seats if that is more.",
     )
     async_scheduling: str = _setting(
         "auto",
@@ -134,8 +136,8 @@ class ExecutorConfig:
         _require("lora-modules", self.lora_modules and not unknown, f"some of {MODULE_KINDS}, not {unknown}")
         for name in _POSITIVE:
             _require(name.replace("_", "-"), getattr(self, name) > 0, "above 0")
-        enough = self.max_batched_tokens >= self.max_seats
-        _require("max-batched-tokens", enough, f"at least max-seats ({self.max_seats})")
+        enough = self.max_batched_tokens == 0 or self.max_batched_tokens >= self.max_seats
+        _require("max-batched-tokens", enough, f"0 or at least max-seats ({self.max_seats})")
         _require("adapter-aging", self.adapter_aging >= 0, "at least 0")
         other_than_dense = sorted(set(self.lora_modules) & {"experts", "embed_tokens"})
         _require("lora-dtype", self.lora_dtype in _LORA_DTYPES, f"one of {', '.join(_LORA_DTYPES)}")
@@ -162,12 +164,17 @@ class ExecutorConfig:
         return self.dtype
 
     @property
+    def step_tokens(self) -> int:
+        """Most tokens of a step."""
+        return self.max_batched_tokens or max(self.max_seats, 512 if self.device == "cpu" else 8192)
+
+    @property
     def host(self) -> str:
         return self.listen.rpartition(":")[0]
 
 
 _POSITIVE = (
-    "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
+    "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
     "outbox_messages", "outbox_timeout", "step_timeout", "drain_timeout",
 )  # fmt: skip

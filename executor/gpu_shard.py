@@ -41,7 +41,7 @@ def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
         Path(config.model), dtype_of(config), device, group,
         dummy=dummy, expert_parallel=config.expert_parallel,
     )  # fmt: skip
-    punica = PunicaWrapperGPU(config.max_loras, config.max_batched_tokens, device)
+    punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
     arena = attach_slots(config, model, punica)
     logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
     builder = _Builder(config, group, device, model, punica)
@@ -73,7 +73,7 @@ class _Builder:
         self._config, self._group, self._device, self._dtype = config, group, device, dtype_of(config)
         self._model, self._punica = model, punica
         self._limits = StepLimits(
-            max_rows=config.max_batched_tokens,
+            max_rows=config.step_tokens,
             max_sequences=config.max_seats,
             max_model_len=config.max_model_len or model.config.max_position_embeddings,
             max_loras=config.max_loras,

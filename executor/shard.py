@@ -45,7 +45,7 @@ def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
         Path(config.model), dtype, "cpu", group,
         dummy=config.load_format == "dummy", expert_parallel=config.expert_parallel,
     )  # fmt: skip
-    punica = PunicaWrapperCPU(config.max_loras, config.max_batched_tokens, "cpu")
+    punica = PunicaWrapperCPU(config.max_loras, config.step_tokens, "cpu")
     arena = attach_slots(config, model, punica)
     blocks = config.num_kv_blocks or _CPU_BLOCKS
     kv_cache = KVCache.allocate(blocks, config.block_size, model.config, dtype, "cpu", group)

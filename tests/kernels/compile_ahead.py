@@ -12,6 +12,7 @@ from kernels.launch_plan import PARTS
 from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
+from kernels.paged_decode import merge_kernel, paged_decode_kernel
 from kernels.slot_block import UNIT
 from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
@@ -21,10 +22,11 @@ POINTERS = {
     "h": "*fp32", "partials": "*fp32", "scales": "*fp32", "output_scale": "*fp32", "ranks": "*i32",
     "work": "*i32", "order": "*i32", "finished": "*i32", "token_ids": "*i64", "slot_stride": "i64",
     "offset1": "i64", "offset2": "i64", "cos": "*fp32", "sin": "*fp32", "mapping": "*i32", "starts": "*i32",
-    "kv_slots": "*i64", "eps": "fp32", "tokens": "*i64", "scores": "*fp64",
-    "logits": "*fp32", "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64",
-    "kept": "*u8", "stripe": "*i32", "block": "*i32", "pieces": "*i32", "tables": "*i32",
-    "shrink_ranks": "*i32", "slot": "i32", "slices": "i32", "max_loras": "i32", **ARGUMENTS,
+    "kv_slots": "*i64", "eps": "fp32", "tokens": "*i64", "scores": "*fp64", "logits": "*fp32",
+    "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64", "kv_indices": "*i32",
+    "kv_indptr": "*i32", "last_page_len": "*i32", "scale_log2": "fp32", "kept": "*u8", "stripe": "*i32",
+    "block": "*i32", "pieces": "*i32", "tables": "*i32", "shrink_ranks": "*i32", "slot": "i32",
+    "slices": "i32", "max_loras": "i32", **ARGUMENTS,
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -58,6 +60,13 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield "draw", draw_kernel, {**draw, "HAS_KEPT": False}, 4
     yield "draw, filtered", draw_kernel, {**draw, "HAS_KEPT": True}, 4
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
+    decode = {
+        "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "PAGE": 16, "BLOCK_KV": 64, "SPLITS": 1, "WINDOW": 0,
+        "ROWS": 16,
+    }  # fmt: skip
+    yield "paged decode", paged_decode_kernel, decode, 4
+    yield "paged decode, tokens shared", paged_decode_kernel, {**decode, "SPLITS": 8, "WINDOW": 64}, 4
+    yield "paged decode's merge", merge_kernel, {"HEAD_DIM": 128, "SPLITS": 8}, 2
     yield from follower_cases()
     yield from moe_cases()
 
@@ -76,7 +85,7 @@ def compile_case(
         counts = name in ("num_rows", "vocab", "listed", "slot", "slices", "max_loras", *COUNTS)
         integer = "i32" if strides or counts else f"*{element}"
         signature[name] = {**POINTERS, **(types or {})}.get(name, integer)
-        if not counts and name != "eps":
+        if not counts and name not in ("eps", "scale_log2"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "launch_pdl": pdl and arch >= 90}

@@ -55,6 +55,29 @@ def test_what_cannot_be_used_is_refused_by_name(
         load_config(arguments, environment)
 
 
+@pytest.mark.parametrize(
+    ("device", "ranks", "given", "ahead"),
+    [
+        ("cpu", 1, "auto", False),
+        ("cpu", 1, "true", True),
+        ("cuda", 1, "auto", True),
+        ("cuda:1", 1, "false", False),
+        ("cuda", 2, "auto", False),
+        ("cuda", 2, "true", None),
+        ("cpu", 1, "maybe", None),
+    ],
+)
+def test_steps_are_planned_ahead_for_one_rank_on_a_gpu(
+    device: str, ranks: int, given: str, ahead: bool | None
+) -> None:
+    flags = ["--device", device, "--tensor-parallel-size", str(ranks), "--async-scheduling", given]
+    if ahead is None:
+        with pytest.raises(ConfigError, match="--async-scheduling must be one of auto"):
+            load_config([*NEEDED, *flags], {})
+    else:
+        assert load_config([*NEEDED, *flags], {}).schedules_ahead is ahead
+
+
 def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "executor.toml"
     file.write_text("seats = 3\n")
@@ -86,3 +109,19 @@ def test_a_config_does_not_change() -> None:
     config = ExecutorConfig(model="m", store="s")
     with pytest.raises(FrozenInstanceError):
         config.model = "other"  # type: ignore[misc]
+
+
+def test_what_the_device_decides() -> None:
+    cpu = ExecutorConfig(model="m", store="s")
+    gpu = ExecutorConfig(model="m", store="s", device="cuda", max_seats=256)
+    assert (cpu.model_dtype, cpu.step_tokens, cpu.schedules_ahead) == ("float32", 512, False)
+    assert (gpu.model_dtype, gpu.step_tokens, gpu.schedules_ahead) == ("bfloat16", 8192, True)
+    assert ExecutorConfig(model="m", store="s", max_seats=600).step_tokens == 600
+    given = ExecutorConfig(model="m", store="s", device="cuda:1", dtype="float16", max_batched_tokens=100)
+    assert (given.model_dtype, given.step_tokens) == ("float16", 100)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0"])
+def test_other_devices_are_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match="--device"):
+        ExecutorConfig(model="m", store="s", device=device)

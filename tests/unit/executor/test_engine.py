@@ -1,5 +1,4 @@
 import random
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter_store import AdapterNotFound, DiskStore, ModelSpec, StoreUnavailable, Weights
+from adapter_store import AdapterNotFound, DiskStore, ModelSpec
 from executor.residency import Tier
 from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, FinishReason, StopRules
@@ -167,85 +166,6 @@ def test_one_slot_serves_every_adapter_in_turn_without_leftovers(
     assert tokens == base
 
 
-@pytest.mark.parametrize("images", [1, 2])
-def test_little_host_memory_serves_every_adapter_in_turn(
-    make_engine: Make, digests: list[str], images: int
-) -> None:
-    dispatches = [greedy(f"{i}", PROMPTS[i % 4], digest=d) for i, d in enumerate([*digests, *digests])]
-    roomy = make_engine()
-    expected = roomy.run(*dispatches)
-    driver = make_engine(host_memory_bytes=images * roomy.engine.pager._adapters.nbytes_per_slot)
-    assert driver.run(*dispatches) == expected
-    assert driver.engine.pager.host.num_bytes <= driver.engine.pager.host.max_bytes
-
-
-def test_loads_and_prefetches_do_not_disturb_what_runs(make_engine: Make, digests: list[str]) -> None:
-    running = [greedy(f"{i}", PROMPTS[i], digest=digests[i], max_new_tokens=60) for i in (0, 1)]
-    expected = make_engine().run(*running)
-    driver = make_engine()
-    for dispatch in running:
-        driver.engine.add(dispatch)
-    for number in range(40):
-        driver.step()
-        driver.engine.prefetch(digests[2 + number % 3])
-        driver.engine.prefetch(f"sha256:{'0' * 64}")
-        if number % 7 == 0:
-            driver.engine.drop(digests[2 + number % 3])
-    driver.until(lambda: len(driver.finished) == 2)
-    assert [driver.token_ids(d.key) for d in running] == expected
-
-
-class HeldStore(DiskStore):
-    """Gives an adapter out once its gate is open."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.gate = threading.Event()
-
-    def open(self, digest: str) -> Weights:
-        self.gate.wait(30)
-        return super().open(digest)
-
-
-def test_others_decode_while_adapters_load(make_engine: Make, digests: list[str], store_folder: Path) -> None:
-    store = HeldStore(store_folder)
-    driver = make_engine(store_object=store)
-    driver.engine.add(greedy("cold", PROMPTS[1], digest=digests[0]))
-    [tokens] = driver.run(greedy("base", PROMPTS[0], max_new_tokens=60))
-    assert len(tokens) == 60 and (0, "cold") not in driver.tokens
-    store.gate.set()
-    driver.until(lambda: (0, "cold") in driver.finished)
-
-
-@pytest.fixture(scope="module")
-def strangers(tiny_base: Path, tiny_store: DiskStore, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Fifteen more adapters."""
-    spec, model = ModelSpec.from_folder(tiny_base), load_base(tiny_base)
-    folders = [
-        make_adapter(tmp_path_factory.mktemp("stranger"), model, seed=100 + i, rank=2, targets=("q_proj",))
-        for i in range(15)
-    ]
-    return [tiny_store.put(folder, "many", f"x{i}", spec).digest for i, folder in enumerate(folders)]
-
-
-def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(
-    make_engine: Make, digests: list[str], strangers: list[str]
-) -> None:
-    streams = [greedy(f"{i}", PROMPTS[i % 4], digest=digests[i % 4], max_new_tokens=40) for i in range(16)]
-    expected = make_engine(max_loras=4, num_kv_blocks=256).run(*streams)
-    others = [*strangers, *(f"sha256:{number:064x}" for number in range(5))]
-    random.Random(2).shuffle(others)
-    driver = make_engine(max_loras=5, num_kv_blocks=256, max_seats=36)
-    for dispatch in streams:
-        driver.engine.add(dispatch)
-    driver.until(lambda: len(driver.tokens) == 16)
-    for number, digest in enumerate(others):
-        driver.engine.add(greedy(f"load-{number}", PROMPTS[1], digest=digest, max_new_tokens=2))
-    driver.until(lambda: len(driver.finished) == 31 and len(driver.rejected) == 5)
-    assert {refused.reason for refused in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
-    assert [driver.token_ids(dispatch.key) for dispatch in streams] == expected
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_cancel_frees_everything_at_once(make_engine: Make, digests: list[str], steps: int) -> None:
     driver = make_engine()
@@ -312,50 +232,6 @@ def test_a_time_limit_ends_running_and_waiting_sequences(make_engine: Make) -> N
     driver.step()
     assert driver.finished == {(0, "soon"): FinishReason.TIME_LIMIT}
     assert len(driver.token_ids((0, "soon"))) == 3
-
-
-def test_a_failed_load_fails_those_who_wait_and_nobody_else(make_engine: Make, digests: list[str]) -> None:
-    driver = make_engine()
-    unknown = f"sha256:{'0' * 64}"
-    bad = [greedy(f"bad{i}", PROMPTS[i], digest=unknown) for i in range(3)]
-    good = [greedy(f"good{i}", PROMPTS[i], digest=digests[i % 2]) for i in range(3)]
-    for dispatch in (x for pair in zip(bad, good, strict=True) for x in pair):
-        driver.engine.add(dispatch)
-    driver.engine.cancel(bad[1].key)
-    driver.until(lambda: len(driver.finished) == 3 and len(driver.rejected) == 2)
-    assert {r.reason for r in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
-    assert driver.rejected[bad[0].key].retryable is False
-    assert unknown not in driver.engine.pager.users()
-
-
-class FlakyStore(DiskStore):
-    """Unavailable until `away` is empty; each open takes one out."""
-
-    def __init__(self, root: Path, away: list[Exception]) -> None:
-        super().__init__(root)
-        self.away = away
-
-    def open(self, digest: str) -> Weights:
-        if self.away:
-            raise self.away.pop()
-        return super().open(digest)
-
-
-def test_a_store_in_trouble_is_a_retryable_end_and_is_asked_less_often(
-    make_engine: Make, digests: list[str], store_folder: Path
-) -> None:
-    store = FlakyStore(store_folder, [StoreUnavailable("the disk is away")])
-    now = 0.0
-    driver = make_engine(store_object=store, clock=lambda: now)
-    driver.engine.add(greedy("first", PROMPTS[0], digest=digests[0]))
-    driver.until(lambda: bool(driver.rejected))
-    assert driver.rejected[0, "first"].retryable
-    driver.engine.add(greedy("soon", PROMPTS[0], digest=digests[0]))
-    driver.step()
-    assert driver.rejected[0, "soon"].reason == "STORE_UNAVAILABLE"
-    now = 1.0
-    driver.rejected.clear()
-    driver.run(greedy("later", PROMPTS[0], digest=digests[0]))
 
 
 def test_an_adapter_too_big_for_a_slot_is_refused_by_name(make_engine: Make, digests: list[str]) -> None:
