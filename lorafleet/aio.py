@@ -84,6 +84,10 @@ class AsyncClient:
         async with aclosing(self._calls.stream(operations.watch_fleet(), self._calls.timeout)) as snapshots:
             return await anext(snapshots)
 
+    def watch_fleet(self, interval: float = 1.0) -> AsyncGenerator[results.Fleet, None]:
+        """The same now and at each change, at least `interval` seconds apart. Closing it ends the call."""
+        return self._calls.stream(operations.watch_fleet(interval), None)
+
     def _answer(self, prompt: Prompt, options: Options) -> Answer:
         timeout = options.get("timeout")
         if timeout is None:

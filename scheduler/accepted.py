@@ -1,6 +1,7 @@
 """Which requests are live, and where each of them is: in the queue, on an executor, or in a pause."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from scheduler.requests import LiveRequest
@@ -32,6 +33,14 @@ class Accepted:
     def running(self, dispatch_id: str) -> LiveRequest | None:
         """The request of an attempt that is not over."""
         return self._by_dispatch.get(dispatch_id)
+
+    def versions(self) -> Counter[tuple[str, str]]:
+        """How many there are of each ("tenant/name", digest)."""
+        admitted = (live.admitted for live in self._by_number.values())
+        return Counter((each.adapter, each.digest) for each in admitted if each.digest)
+
+    def of_version(self, adapter: str, digest: str) -> list[LiveRequest]:
+        return [live for live in self if (live.admitted.adapter, live.admitted.digest) == (adapter, digest)]
 
     def add(self, live: LiveRequest) -> None:
         self._by_key[live.key] = live

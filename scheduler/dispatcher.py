@@ -124,15 +124,12 @@ class Dispatcher:
 
     def live_versions(self) -> Counter[tuple[str, str]]:
         """Accepted requests by ("tenant/name", digest)."""
-        return Counter(
-            (live.admitted.adapter, live.admitted.digest) for live in self._accepted if live.admitted.digest
-        )
+        return self._accepted.versions()
 
     def fail_version(self, adapter: str, digest: str, error: SchedulerError) -> None:
         """Ends all accepted requests of a version."""
-        for live in self._accepted:
-            if (live.admitted.adapter, live.admitted.digest) == (adapter, digest):
-                self._fail(live, error)
+        for live in self._accepted.of_version(adapter, digest):
+            self._fail(live, error)
 
     # What clients cause.
 
@@ -212,9 +209,7 @@ class Dispatcher:
         now = self._clock()
         self._accepted.begin_attempt(live, uuid.uuid4().hex, address)
         live.attempts += 1
-        self._journal.dispatched(live, now)
-        if state := self.fleet.state(address):
-            self._journal.found_copy(live, state.residency.tier(live.waiting.digest))
+        self._journal.dispatched(live, now, self.fleet.tier(address, live.waiting.digest))
         left_s = live.time_limit_left_s(now)
         return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
 

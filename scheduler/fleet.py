@@ -52,6 +52,10 @@ class Fleet:
         link = self._links.get(address)
         return link.state if link else None
 
+    def tier(self, address: str, digest: str) -> Tier:
+        """Where an executor's closest copy is."""
+        return self._links[address].state.residency.tier(digest)
+
     def dispatch(self, address: str, dispatches: list[executor_pb2.Dispatch]) -> None:
         self._links[address].dispatch(dispatches)
 

@@ -23,18 +23,15 @@ class Journal:
             self._metrics.version_served(admitted.adapter, admitted.digest)
         self._metrics.accepted(live.waiting.tenant, admitted.adapter, len(admitted.prompt_token_ids))
 
-    def dispatched(self, live: LiveRequest, now: float) -> None:
-        """`live.attempts` counts this one."""
+    def dispatched(self, live: LiveRequest, now: float, tier: Tier) -> None:
+        """`live.attempts` counts this one; `tier` is where the closest copy of its version was."""
         self._metrics.dispatches.inc()
+        if live.waiting.digest != BASE:
+            self._metrics.sent_to_copy(tier)
         if live.attempts == 1:
             self._metrics.queue_seconds.observe(now - live.accepted_at)
         elif live.last_token_at is not None:
             self._metrics.resumptions.inc()
-
-    def found_copy(self, live: LiveRequest, tier: Tier) -> None:
-        """Where the closest copy of its version was when it was dispatched."""
-        if live.waiting.digest != BASE:
-            self._metrics.sent_to_copy(tier)
 
     def generated(self, live: LiveRequest, tokens: int, now: float) -> None:
         """`live.last_token_at` is that of the tokens before these."""

@@ -1,6 +1,6 @@
 """What a caller may name in a request. Blocking: runs in a thread pool."""
 
-from adapter_store import AdapterNotFound, AdapterStore, Ref
+from adapter_store import AdapterNotFound, AdapterStore, DataLoss, Ref
 from lorafleet.v1 import inference_pb2
 from scheduler.auth import Identity
 from scheduler.errors import InvalidRequest
@@ -35,11 +35,11 @@ def list_models(
 
 
 def _model(store: AdapterStore, name: str, ref: Ref | None) -> inference_pb2.Model | None:
-    """None when it went meanwhile."""
+    """None when no request can have it: it went meanwhile, is draining, or is in quarantine."""
     if ref is None:
         return inference_pb2.Model()
     try:
         version = store.resolve(ref)
-    except AdapterNotFound:
+    except (AdapterNotFound, DataLoss):
         return None
     return inference_pb2.Model(adapter=name, digest=version.digest, max_rank=version.manifest.max_rank)

@@ -7,7 +7,7 @@ and an executor may come back with old copies.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from adapter_store import AdapterStoreError, VersionState
@@ -75,7 +75,7 @@ class Retirement:
             if entry is not None and entry.state is VersionState.ACTIVE:
                 self._watched.pop(name, None)
             else:
-                self._retire(name, entry, is_live=name in live)
+                self._retire(name, entry, live)
 
     def _entries(self, names: list[Name]) -> dict[Name, VersionEntry | None]:
         """Of those that can be known now. None: the store has it no more."""
@@ -88,16 +88,17 @@ class Retirement:
                 logger.debug("%s: what became of it is not known now: %s", adapter, error)
         return found
 
-    def _retire(self, name: Name, entry: VersionEntry | None, *, is_live: bool) -> None:
+    def _retire(self, name: Name, entry: VersionEntry | None, live: Collection[Name]) -> None:
         adapter, digest = name
         now = self._clock()
         until = self._watched.setdefault(name, now + WATCHED_S)
         if entry is not None and entry.ends_requests:
             self._dispatcher.fail_version(adapter, digest, AdapterRemoved(adapter, digest))
-        if is_live:
+        if name in live:
             self._watched[name] = now + WATCHED_S
             return
-        self._drop(digest, now)
+        if all(digest != used for _, used in live):  # Another name may have the same content.
+            self._drop(digest, now)
         if now >= until:
             del self._watched[name]
             self._dropped_at.pop(digest, None)

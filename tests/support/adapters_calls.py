@@ -92,7 +92,8 @@ async def running_service(
                 fake.pages = True
             versions = Versions(store, count=metrics.resolved)
             quarantine = Quarantine(store, versions, pool, metrics.data_loss)
-            dispatcher = dispatcher_of([fake.address for fake in fakes], tokenizer)
+            addresses = [fake.address for fake in fakes]
+            dispatcher = dispatcher_of(addresses, tokenizer, data_loss=quarantine.suspect)
             retirement = Retirement(versions, dispatcher, pool, time.monotonic)
             backends = Backends(
                 store,

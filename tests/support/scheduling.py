@@ -76,10 +76,12 @@ def dispatcher_of(
     settings: DispatcherSettings = SETTINGS,
     link: LinkSettings = LINK,
     clock: Callable[[], float] | None = None,
+    data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
 ) -> Dispatcher:
     settings = replace(settings, executors=tuple(addresses))
     metrics = Metrics(CollectorRegistry())
-    return Dispatcher(settings, link, tokenizer, metrics, clock or asyncio.get_running_loop().time)
+    clock = clock or asyncio.get_running_loop().time
+    return Dispatcher(settings, link, tokenizer, metrics, clock, data_loss)
 
 
 @asynccontextmanager

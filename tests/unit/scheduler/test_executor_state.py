@@ -1,5 +1,5 @@
 from scheduler.executor_state import ExecutorState, Limits, Phase, Report
-from scheduler.residency import Copy, Residency, Tier
+from scheduler.residency import Comings, Copy, Residency, Tier
 
 
 def ready(free_seats: int = 4, free_slots: int = 2) -> ExecutorState:
@@ -59,3 +59,36 @@ def test_residency_follows_deltas_and_sees_gaps() -> None:
     assert residency.apply(5, [Copy("y", Tier.DISK, 0, 10, False)], [("x", Tier.SLOT), ("x", Tier.HOST)])
     assert [(copy.digest, copy.tier) for copy in residency.copies()] == [("y", Tier.DISK)]
     residency.check()
+
+
+def test_comings_and_goings_are_counted_from_the_snapshot_on() -> None:
+    slot, host = (Copy("x", tier, 0, 10, False) for tier in (Tier.SLOT, Tier.HOST))
+    residency = Residency.from_snapshot(0, [slot])
+    assert residency.comings("x", Tier.SLOT) == Comings(1, 0)
+    assert residency.apply(1, [Copy("x", Tier.SLOT, 0, 10, True), host], [])  # a pin is no coming
+    assert residency.apply(2, [], [("x", Tier.SLOT)])
+    assert residency.apply(3, [slot], [("x", Tier.HOST)])
+    assert residency.comings("x", Tier.SLOT) == Comings(2, 1)
+    assert residency.comings("x", Tier.HOST) == Comings(1, 1)
+    assert residency.comings("y", Tier.HOST) == Comings()
+    assert (residency.count(Tier.SLOT), residency.count(Tier.HOST)) == (1, 0)
+
+
+def test_hits_and_page_ins_are_those_of_requests() -> None:
+    state = ExecutorState("a:1")
+    state.sent("1", "x", 10.0)
+    state.sent("2", "x", 11.0)
+    state.sent("3", "", 11.0)
+    assert state.moved(1, [Copy("x", Tier.HOST, 0, 10, False)], [], 11.5)
+    assert state.moved(2, [Copy("x", Tier.SLOT, 0, 10, False)], [], 12.5)
+    assert list(state.usage.page_ins) == [2.5]  # since the first request that needed it
+    state.sent("4", "x", 13.0)
+    assert state.usage.hits == {Tier.NOWHERE: 2, Tier.SLOT: 1}
+    assert state.moved(3, [Copy("y", Tier.SLOT, 1, 10, False)], [], 14.0)  # a pin: nobody waited
+    assert len(state.usage.page_ins) == 1
+    assert state.ended("4", 20.0) and state.usage.last_use("x") == 20.0
+    assert state.usage.last_use("y") is None
+    state.sent("5", "z", 21.0)
+    state.reset()
+    state.usage.paged_in("z", 99.0)  # after a break nobody knows since when
+    assert len(state.usage.page_ins) == 1

@@ -11,7 +11,8 @@ import pytest_asyncio
 
 from adapter_store import DataLoss, ModelSpec, Ref
 from lorafleet.v1 import adapters_pb2 as pb
-from scheduler.errors import AdapterRemoved
+from lorafleet.v1 import executor_pb2
+from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.requests import LiveRequest
 from scheduler.tokenizer import Tokenizer
 from tests.support.adapters_calls import Running, as_, push, running_service
@@ -258,6 +259,34 @@ async def test_damage_is_found_put_into_quarantine_and_counted(
     monkeypatch.undo()
     await pushed(service, "rotten", 12)
     assert service.versions.resolve(_digest_ref("rotten", digest)).digest == digest
+
+
+async def test_damage_that_an_executor_meets_is_looked_into(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own copy may be damaged, or what is stored: only then is the version put into quarantine."""
+    whole, rotten = await pushed(service, "suspected", 13), await pushed(service, "worse", 14)
+    verify = service.store.verify
+
+    def damaged(ref: Ref) -> Any:
+        if ref.digest == rotten:
+            raise DataLoss("its bytes are other ones")
+        return verify(ref)
+
+    def reject(dispatch: executor_pb2.Dispatch) -> executor_pb2.Rejected | None:
+        if dispatch.digest in (whole, rotten):
+            code = grpc.StatusCode.DATA_LOSS.value[0]
+            return executor_pb2.Rejected(message="damaged", reason="DATA_LOSS", code=code)
+        return None
+
+    monkeypatch.setattr(service.store, "verify", damaged)
+    for fake in service.executors:
+        monkeypatch.setattr(fake, "reject", reject)
+    for name, digest in (("suspected", whole), ("worse", rotten)):
+        with pytest.raises(ExecutorFailed):
+            await read_all(running(service, name, digest))
+    await until(lambda: service.store.record("acme", "worse").versions[rotten].quarantined)
+    assert not service.store.record("acme", "suspected").versions[whole].quarantined
 
 
 async def test_summaries_are_the_same_pages_without_modules(service: Running) -> None:
