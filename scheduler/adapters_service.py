@@ -111,9 +111,9 @@ class AdaptersService(Upkeep):
 
     @translate_errors
     async def Delete(self, request: pb.DeleteAdapterRequest, context: Context) -> pb.DeleteAdapterResponse:
-        version = await self._find(request.adapter, context, "deleting an adapter")
+        await self._find(request.adapter, context, "deleting an adapter")
         ref = parse_ref(request.adapter, self._identify(context))
-        await self._change(
+        version = await self._change(  # An alias may have moved since it was looked up.
             request.adapter,
             ref,
             lambda: self._store.withdraw(ref, force=request.force, end_requests=request.now),

@@ -12,7 +12,7 @@ from adapter_store.manifest import Manifest
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.content import Content
 from adapter_store.redis_store.index import Claim
-from adapter_store.redis_store.metadata import Metadata, Publication
+from adapter_store.redis_store.metadata import Metadata, Publication, UploadLost
 from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.ref import Ref
 
@@ -76,6 +76,9 @@ class Changes:
             index = self._uploader.upload(manifest.digest, files)
         try:
             record = self._commit(ref, change, Publication(manifest, index))
+        except UploadLost:
+            self._abandon(index.claim)
+            raise
         except StoreUnavailable:
             raise  # it may be published: if it is not, it falls due by itself
         except AdapterStoreError:

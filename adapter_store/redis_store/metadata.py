@@ -1,16 +1,17 @@
 """Records, manifests and indexes: what is small, and changes in one script."""
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from adapter_store.errors import StoreUnavailable
 from adapter_store.manifest import Manifest, VersionState
 from adapter_store.record import NameRecord
 from adapter_store.redis_store import scripts
 from adapter_store.redis_store.index import Claim, Index
 from adapter_store.redis_store.keys import Keys, seal, unseal
-from adapter_store.redis_store.primary import Command, Primary
+from adapter_store.redis_store.primary import Command, Primary, Provided
 from adapter_store.redis_store.scan import scan
 from adapter_store.ref import Ref
 from adapter_store.summary import after_line, is_deleted, lines_of
@@ -42,6 +43,10 @@ class Publication:
 
 
 Outcome = Literal["done", "stale", "lost"]
+
+
+class UploadLost(StoreUnavailable):
+    """It is not published, and never will be."""
 
 
 class Metadata:
@@ -167,13 +172,33 @@ class Metadata:
             _REMEMBERED_CHANGES,
             *listed,
         )
-        [outcome] = self._primary.run(command, durable=True)
+        provided = None if publication is None else self._chunks_stay(publication.index.claim)
+        [outcome] = self._primary.run(command, durable=True, provided=provided)
         result: Outcome = outcome.decode()
         return result
 
+    def _chunks_stay(self, claim: Claim) -> Provided:
+        """The chunks of an upload do not expire any more, and all of them are there. Raises UploadLost.
+
+        On the connection of the change that publishes them: a server that was restarted in between, and may
+        have lost them, ends that. And the file has them before it has the change, so one wait is for both.
+        The claim is made again, as a restart may have lost it, and chunks that stay need one.
+        """
+        keys = [self._keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)]
+
+        def check(replies: Sequence[Any]) -> None:
+            if replies[-1] != len(keys):
+                raise UploadLost("the store's Redis lost a part of the upload: push the adapter again")
+
+        persist = [("PERSIST", key) for key in keys]
+        return Provided((self._claiming(claim), *persist, ("EXISTS", *keys)), check)
+
     def claim(self, claim: Claim) -> None:
-        keys = (self._keys.pending, self._keys.blob(claim.digest))
-        self._primary.run(("EVAL", scripts.CLAIM, 2, *keys, str(claim), CLAIM_SECONDS))
+        self._primary.run(self._claiming(claim))
+
+    def _claiming(self, claim: Claim) -> Command:
+        keys = (self._keys.pending, self._keys.blob(claim.digest), self._keys.doomed)
+        return ("EVAL", scripts.CLAIM, len(keys), *keys, str(claim), CLAIM_SECONDS)
 
     def abandon(self, claim: Claim) -> None:
         """Unless it is published."""

@@ -52,6 +52,14 @@ class _Server:
     state: ServerState
 
 
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """Commands, and a check of their replies that raises when others must not follow on this connection."""
+
+    commands: Sequence[Command]
+    check: Callable[[Sequence[Any]], None]
+
+
 class Primary:
     """Thread-safe. Made: a primary was found and is fit to keep adapters."""
 
@@ -62,13 +70,14 @@ class Primary:
         self._lock = threading.Lock()
         self.run()
 
-    def run(self, *commands: Command, durable: bool = False) -> list[Any]:
+    def run(self, *commands: Command, durable: bool = False, provided: Provided | None = None) -> list[Any]:
         """The replies to `commands`, made in order on one connection; tried again as a whole when need be.
 
         So they must be such that doing them twice does no harm. `durable`: they are on disk, and at as many
-        replicas as the url asks for, when this returns. Raises StoreUnavailable.
+        replicas as the url asks for, when this returns. `provided` comes first, on the same connection.
+        Raises StoreUnavailable, and what the check in `provided` raises.
         """
-        return self._retried(lambda server: self._attempt(server, commands, durable))
+        return self._retried(lambda server: self._attempt(server, commands, durable, provided))
 
     def use(self, transfer: Callable[[redis.ConnectionPool], _T]) -> _T:
         """`transfer` with connections to the primary, again when it fails in passing, as commands are.
@@ -120,8 +129,17 @@ class Primary:
 
     # ---- one attempt
 
-    def _attempt(self, server: _Server, commands: Sequence[Command], durable: bool) -> list[Any]:
-        role, *replies = exchange(server.pool, [("ROLE",), *commands, *self._settling(server, durable)])
+    def _attempt(
+        self, server: _Server, commands: Sequence[Command], durable: bool, provided: Provided | None
+    ) -> list[Any]:
+        with _connected(server.pool) as connection:
+            if provided is not None:
+                before = _talk(connection, provided.commands)
+                for command, reply in zip(provided.commands, before, strict=True):
+                    _raise_error(command, reply)
+                provided.check(before)
+            settling = self._settling(server, durable)
+            role, *replies = _talk(connection, [("ROLE",), *commands, *settling])
         for command, reply in zip((("ROLE",), *commands), (role, *replies), strict=False):
             _raise_error(command, reply)
         if role[0] != b"master":
@@ -194,16 +212,25 @@ class Primary:
 
 def exchange(pool: redis.ConnectionPool, commands: Sequence[Command]) -> list[Any]:
     """One reply for each command, errors that the server answered among them. Raises RedisError, OSError."""
+    with _connected(pool) as connection:
+        return _talk(connection, commands)
+
+
+@contextlib.contextmanager
+def _connected(pool: redis.ConnectionPool) -> Iterator[Any]:
     connection: Any = pool.get_connection()
     try:
-        connection.send_packed_command(connection.pack_commands(commands))
-        replies = [_read(connection) for _ in commands]
+        yield connection
     except BaseException:  # whatever it is, unread replies may be under way
         connection.disconnect()
         raise
     finally:
         pool.release(connection)
-    return replies
+
+
+def _talk(connection: Any, commands: Sequence[Command]) -> list[Any]:
+    connection.send_packed_command(connection.pack_commands(commands))
+    return [_read(connection) for _ in commands]
 
 
 def _read(connection: Any) -> Any:

@@ -79,10 +79,12 @@ table.insert(members, 1, number)
 return members
 """
 
-# Says that an upload is under way. One that is published stays so: a repetition may arrive late.
-#   KEYS  1 pending  2 blob      ARGV  1 claim   2 seconds until it counts as dead      Returns nothing.
+# Says that an upload is under way. One that is published stays so, and one whose chunks are being removed
+# does: a repetition may arrive late.
+#   KEYS  1 pending  2 blob  3 doomed      ARGV  1 claim   2 seconds until it counts as dead
+#   Returns nothing.
 CLAIM = """#!lua flags=allow-oom
-if redis.call('HGET', KEYS[2], 'claim') ~= ARGV[1] then
+if redis.call('HGET', KEYS[2], 'claim') ~= ARGV[1] and redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 0 then
   redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[2], ARGV[1])
 end
 """

@@ -1,4 +1,4 @@
-"""From pieces to chunks that expire, then to chunks that stay. Publishing them is the metadata's part."""
+"""From pieces to chunks that expire. Making them stay and publishing them is the metadata's part."""
 
 import hashlib
 import uuid
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store.errors import StoreUnavailable
 from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
@@ -15,7 +14,6 @@ from adapter_store.redis_store.transfer import ChunkWriter
 
 UPLOAD_SECONDS = 3600  # that an upload may take, and for which a dead one's chunks stay
 UNHASHED = ""  # a chunk's hash, where the version's digest speaks for the whole file
-_BATCH_KEYS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +47,7 @@ class Uploader:
             writer.finish()
         index = Index(digest, upload, tuple(stored))
         self._metadata.claim(index.claim)
-        self._keep(index)
         return index
-
-    def _keep(self, index: Index) -> None:
-        keys = [self._keys.chunk(index.digest, index.upload, n) for n in range(index.claim.num_chunks)]
-        for start in range(0, len(keys), _BATCH_KEYS):
-            page = keys[start : start + _BATCH_KEYS]
-            *_, there = self._primary.run(
-                *(("PERSIST", key) for key in page), ("EXISTS", *page), durable=True
-            )
-            if there != len(page):
-                raise StoreUnavailable("the store's Redis lost a part of the upload: push the adapter again")
 
 
 def _chunks(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:

@@ -4,13 +4,16 @@ import contextlib
 import itertools
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapter_store import AdapterNotFound, ModelSpec, Ref, StoreUnavailable
+from adapter_store.redis_store.index import Claim
+from adapter_store.redis_store.primary import Provided
 from adapter_store.redis_store.store import RedisStore
 from tests.support.crashes import run_until_step
 from tests.support.garbage import chunk_keys, garbage
@@ -100,7 +103,7 @@ def test_an_upload_that_was_swept_is_not_published(
         return commit(*arguments, **options)  # type: ignore[arg-type]
 
     store._metadata.commit = late  # type: ignore[method-assign, assignment]
-    with pytest.raises(StoreUnavailable, match="too long"):
+    with pytest.raises(StoreUnavailable, match="push the adapter again"):
         store.put(adapters[0], "acme", "x", spec)
     assert redis_medium.leftovers() == []
 
@@ -217,3 +220,33 @@ def test_a_flush_among_changes_leaves_what_is_whole_or_not_found(
     version = reader.put(adapters[0], "acme", "x", spec)
     assert reader.verify(LATEST).digest == version.digest
     assert garbage(medium) == []
+
+
+@pytest.mark.parametrize("fsync", ["always", "everysec"])
+def test_a_server_that_dies_between_an_upload_and_its_publication(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec, fsync: str
+) -> None:
+    """What it lost is not published; what it kept may be."""
+    with RedisServer(tmp_path / "redis", "--appendfsync", fsync) as server:
+        medium = RedisMedium(server, "between")
+        store = medium.open()
+        chunks_stay = store._metadata._chunks_stay
+        deaths = iter([1])
+
+        def dying(claim: Claim) -> Provided:
+            provided = chunks_stay(claim)
+
+            def check(replies: Sequence[Any]) -> None:
+                provided.check(replies)
+                if next(deaths, None):
+                    server.restart()
+
+            return Provided(provided.commands, check)
+
+        store._metadata._chunks_stay = dying  # type: ignore[method-assign]
+        with contextlib.suppress(StoreUnavailable):
+            store.put(adapters[0], "acme", "x", spec)
+        assert next(deaths, None) is None
+        for version in medium.open().list("acme"):
+            assert medium.open().verify(Ref("acme", "x", digest=version.digest)) == version
+        assert garbage(medium) == []
