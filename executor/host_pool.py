@@ -78,6 +78,8 @@ class HostPool:
         """Waits for room. HostMemoryFull when it would push out an adapter that is needed more."""
         claim = _Claim(digest, nbytes)
         self._claims.put(claim)
+        if self._closed.is_set():  # nobody may look at claims any more
+            claim.answered.set()
         self._wake()
         claim.answered.wait()
         if claim.region is None:

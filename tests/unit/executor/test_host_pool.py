@@ -161,3 +161,9 @@ def test_closing_ends_the_claims_that_wait(claims: Claims) -> None:
     for thread in threads:
         thread.join(10)
     assert sorted(claims.refused) == ["b", "c"]
+
+
+def test_a_claim_after_the_end_is_refused(claims: Claims) -> None:
+    claims.pool.close()
+    claims.claim("late", 1).join(10)
+    assert claims.refused == ["late"]
