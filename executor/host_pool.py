@@ -60,7 +60,7 @@ class HostPool:
         self._wake = wake
         self._device = device
         self._segments: list[tuple[Tensor, Extents]] = []
-        self._grown: SimpleQueue[Tensor] = SimpleQueue()
+        self._grown: SimpleQueue[Tensor | None] = SimpleQueue()  # None: nothing more comes
         self._claims: SimpleQueue[_Claim] = SimpleQueue()
         self._released: SimpleQueue[Region] = SimpleQueue()
         self._waiting: list[_Claim] = []
@@ -96,6 +96,9 @@ class HostPool:
         left to evict.
         """
         for memory in _all(self._grown):
+            if memory is None:
+                self._to_come = 0
+                break
             self._segments.append((memory, Extents(len(memory))))
             self._to_come -= 1
         self._waiting += _all(self._claims)
@@ -149,9 +152,16 @@ class HostPool:
         for size in sizes:
             if self._closed.is_set():
                 return
-            with torch.cuda.device(self._device if pinned else -1):
-                self._grown.put(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
-            self._wake()
+            try:
+                with torch.cuda.device(self._device if pinned else -1):
+                    self._grown.put(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+            except RuntimeError:
+                # Claims must not wait for it: what is there is shared out.
+                logger.exception("no more host memory for adapters: %d bytes cannot be had", size)
+                self._grown.put(None)
+                return
+            finally:
+                self._wake()
         if pinned:
             logger.info("host memory for adapters is pinned")
 
