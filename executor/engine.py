@@ -133,9 +133,7 @@ class Engine:
         rejection, plan = internal(error), self._plan
         while self._flights:
             self._land_or_reject(self._flights.popleft())
-        planned = [sequence for sequence in plan.num_tokens if self.batcher.lives(sequence)]
-        for sequence in planned or list(self.batcher.running) or list(self.batcher.waiting):
-            self._reject(sequence, rejection)
+        self._reject_all(list(plan.num_tokens or self.batcher.running or self.batcher.waiting), rejection)
         self.pager.abandon_loading()
         self._plan = StepPlan()
         return self._emit(ran=False)
@@ -178,6 +176,10 @@ class Engine:
         self._plan = flight.plan
         try:
             results = self._runner.collect(flight.launched)
+        except Exception as error:
+            # Now: what the step behind it draws for them does not follow the tokens that are known.
+            self._reject_all(flight.plan.num_tokens, internal(error))
+            raise
         finally:
             for sequence in self.batcher.landed(flight.plan.num_tokens):
                 self._release(sequence)
@@ -194,9 +196,7 @@ class Engine:
         try:
             self._land(flight)
         except Exception as error:
-            rejection = internal(error)
-            for sequence in filter(self.batcher.lives, flight.plan.num_tokens):
-                self._reject(sequence, rejection)
+            self._reject_all(flight.plan.num_tokens, internal(error))
 
     def _apply(self, result: ShareResult) -> None:
         sequence = result.sequence
@@ -253,6 +253,11 @@ class Engine:
     def _reject(self, sequence: Sequence, rejection: Rejection) -> None:
         self._let_go(sequence)
         self._tell_rejected(sequence.dispatch, rejection)
+
+    def _reject_all(self, sequences: Iterable[Sequence], rejection: Rejection) -> None:
+        """Those of them that have not ended."""
+        for sequence in filter(self.batcher.lives, sequences):
+            self._reject(sequence, rejection)
 
     def _let_go(self, sequence: Sequence) -> None:
         if self.batcher.remove(sequence):

@@ -61,7 +61,7 @@ class HostPool:
         self._wake = wake
         self._device = device
         self._segments: list[tuple[Tensor, Extents]] = []
-        self._grown: SimpleQueue[Tensor] = SimpleQueue()
+        self._grown: SimpleQueue[Tensor | None] = SimpleQueue()  # None: nothing more comes
         self._claims: SimpleQueue[_Claim] = SimpleQueue()
         self._released: SimpleQueue[Region] = SimpleQueue()
         self._waiting: list[_Claim] = []
@@ -79,6 +79,8 @@ class HostPool:
         """Waits for room. HostMemoryFull when it would push out an adapter that is needed more."""
         claim = _Claim(digest, nbytes)
         self._claims.put(claim)
+        if self._closed.is_set():  # nobody may look at claims any more
+            claim.answered.set()
         self._wake()
         claim.answered.wait()
         if claim.region is None:
@@ -95,6 +97,9 @@ class HostPool:
         left to evict.
         """
         for memory in _all(self._grown):
+            if memory is None:
+                self._to_come = 0
+                break
             self._segments.append((memory, Extents(len(memory))))
             self._to_come -= 1
         self._waiting += _all(self._claims)
@@ -148,18 +153,26 @@ class HostPool:
         for size in sizes:
             if self._closed.is_set():
                 return
-            self._grown.put(self._memory(size))
+            memory = self._memory(size)
+            self._grown.put(memory)
             self._wake()
+            if memory is None:
+                return
         logger.info("host memory for adapters is there after %.1f s", time.monotonic() - started)
 
-    def _memory(self, size: int) -> Tensor:
+    def _memory(self, size: int) -> Tensor | None:
+        """None where it cannot be had: claims must not wait for it, what is there is shared out."""
         if self._device.type == "cuda":
             try:
                 with torch.cuda.device(self._device):
                     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 logger.error("cannot pin %d bytes, copies from there stop the engine: %s", size, error)
-        return torch.empty(size, dtype=torch.uint8)
+        try:
+            return torch.empty(size, dtype=torch.uint8)
+        except RuntimeError as error:
+            logger.error("no more host memory for adapters, %d bytes cannot be had: %s", size, error)
+            return None
 
 
 def _segment_sizes(max_bytes: int, max_image_bytes: int) -> list[int]:

@@ -4,8 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -58,8 +59,9 @@ class Loader(Generic[Result]):
 
     def close(self) -> None:
         """Threads end after the load they are in; what is queued behind is not read."""
-        while not self._todo.empty():
-            self._todo.get()
+        with suppress(Empty):  # a thread may take the last one meanwhile
+            while True:
+                self._todo.get_nowait()
         for _ in self._threads:
             self._todo.put(None)
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
+from executor.model_runner import Launched, ShareResult
 from executor.residency import Tier
 from executor.sequence import FinishReason, StopRules
 from tests.support.engines import Driver, greedy, make_driver
@@ -234,3 +235,47 @@ def test_a_failed_step_takes_its_own_sequences_only(
     driver.until(lambda: bool(driver.finished))
     assert driver.token_ids((0, "joins")) == expected
     assert not driver.rejected and idle(driver)
+
+
+def test_what_the_step_behind_a_failed_one_draws_is_not_told(
+    ahead: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stand where the lost token belongs."""
+    driver = ahead()
+    driver.engine.add(greedy("x", range(3, 20)))
+    driver.until(lambda: (0, "x") in driver.tokens)
+    told = driver.token_ids((0, "x"))
+    collect, failures = driver.engine._runner.collect, iter([ZeroDivisionError()])
+
+    def fail_once(launched: Launched) -> list[ShareResult]:
+        for failure in failures:
+            raise failure
+        return collect(launched)
+
+    monkeypatch.setattr(driver.engine._runner, "collect", fail_once)
+    with pytest.raises(ZeroDivisionError) as error:
+        driver.engine.step()
+    driver.take(driver.engine.fail(error.value))
+    assert driver.rejected.pop((0, "x")).reason == "INTERNAL"
+    assert driver.token_ids((0, "x")) == told
+    assert idle(driver)
+
+
+def test_a_failed_launch_of_what_ends_meanwhile_rejects_nobody_who_waits(
+    ahead: Make, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = ahead().run(greedy("free", range(3, 18)))[0]
+    driver = ahead()
+    stop = StopRules(stop_token_ids=frozenset({answer[1]}))
+    driver.engine.add(greedy("x", range(3, 18), stop=stop))
+    driver.until(lambda: (0, "x") in driver.tokens)
+    monkeypatch.setattr(driver.engine.pager, "collect", lambda *_: [])  # its adapter is not there yet
+    driver.engine.add(greedy("waits", range(40, 60), digest=digests[1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine._runner, "launch", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as error:
+            driver.engine.step()
+    driver.take(driver.engine.fail(error.value))
+    assert (0, "x") in driver.finished and not driver.rejected
+    monkeypatch.undo()
+    driver.until(lambda: (0, "waits") in driver.finished)

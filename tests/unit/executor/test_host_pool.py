@@ -222,3 +222,46 @@ def test_an_adapter_that_cannot_be_served_takes_no_room(claims: Claims) -> None:
             assert error is not None and isinstance(outcome, error)
         claims.pool.check([])
         assert store.closed == 1
+
+
+def test_a_claim_after_the_end_is_refused(claims: Claims) -> None:
+    claims.pool.close()
+    claims.claim("late", 1).join(10)
+    assert claims.refused == ["late"]
+
+
+def test_memory_that_cannot_be_had_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.host_pool.SEGMENT_BYTES", 8 * PAGE)
+    empty, sizes = torch.empty, [8 * PAGE]
+
+    def first_alone(size: int, **kind: object) -> torch.Tensor:
+        if size not in sizes:
+            raise RuntimeError("out of memory")
+        sizes.remove(size)
+        return empty(size, dtype=torch.uint8)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", first_alone)
+        pool = HostPool(16 * PAGE, 8 * PAGE, lambda: None, torch.device("cpu"))
+    claimed: list[Region] = []
+    evicted: list[Region] = []
+
+    def evict() -> bool:
+        if not claimed:
+            return False
+        evicted.append(claimed.pop())
+        pool.release(evicted[-1])
+        return True
+
+    for digest in ("a", "b"):
+        thread = threading.Thread(target=lambda name=digest: claimed.append(pool.claim(name, 8 * PAGE)))
+        thread.daemon = True
+        thread.start()
+        deadline = time.monotonic() + 10
+        while thread.is_alive() and time.monotonic() < deadline:
+            pool.serve((digest,), evict)
+            thread.join(0.01)
+        assert not thread.is_alive()
+    assert len(evicted) == 1
+    pool.check(claimed)
+    pool.close()
