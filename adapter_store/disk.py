@@ -263,9 +263,13 @@ class DiskStore(Catalogue):
             return self._version(ref, new, digest)
 
     def _is_healthy(self, digest: str) -> bool:
+        """Hashes all of it, whatever was found before: a push is how damage is repaired."""
+        blob = self._blob(digest)
+        if not blob.folder.exists():
+            return False
         try:
-            self._open(digest).close()
-        except (AdapterNotFound, DataLoss):
+            blob.verify(digest)
+        except DataLoss:
             return False
         return True
 

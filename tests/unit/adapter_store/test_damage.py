@@ -56,6 +56,16 @@ def test_any_byte(medium: Medium, versions: list[Version], what: str) -> None:
     check_serves(medium.open(), hurt)
 
 
+@pytest.mark.parametrize("what", STORED[:-1])
+def test_a_push_repairs_whatever_is_damaged(
+    medium: Medium, versions: list[Version], adapters: list[Path], spec: ModelSpec, what: str
+) -> None:
+    hurt = versions[0]
+    changer(medium, what, hurt)(partial(_flipped, position=0, bit=1))
+    medium.open().put(adapters[0], hurt.tenant, hurt.name, spec)
+    check_serves(medium.open(), hurt)
+
+
 def test_what_is_read_to_serve_is_checked_when_it_is_opened(medium: Medium, versions: list[Version]) -> None:
     for what in ("packed", "manifest"):
         change = changer(medium, what, versions[0])
