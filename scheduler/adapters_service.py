@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from adapter_store import AdapterNotFound, DataLoss, Manifest
+from adapter_store import AdapterNotFound, DataLoss, Manifest, Summary
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters_calls import Context, digest_ref
 from scheduler.adapters_wire import (
@@ -87,11 +87,17 @@ class AdaptersService(Upkeep):
         tenant, name = listing_names(request.tenant, request.name, identity)
 
         def page() -> pb.ListAdaptersResponse:
-            found = self._store.summaries(
-                tenant, name=name, after=request.page_token, limit=size + 1, deleted=request.deleted
-            )
-            response = pb.ListAdaptersResponse(next_page_token=found[size - 1].key if found[size:] else "")
-            seen = [each for each in found[:size] if identity.sees(each.tenant, each.name)]
+            seen, after = list[Summary](), request.page_token
+            while len(seen) <= size and (
+                found := self._store.summaries(
+                    tenant, name=name, after=after, limit=size + 1, deleted=request.deleted
+                )
+            ):
+                seen += [each for each in found if identity.sees(each.tenant, each.name)]
+                after = found[-1].key
+            # A token names what the caller sees: what they do not see must not show in it.
+            response = pb.ListAdaptersResponse(next_page_token=seen[size - 1].key if seen[size:] else "")
+            del seen[size:]
             if request.summary:
                 response.versions.extend(map(summary_message, seen))
                 return response

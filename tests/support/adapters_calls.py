@@ -42,6 +42,11 @@ sha256 = "{reader}"
 tenant = "acme"
 rights = ["infer"]
 [[tokens]]
+sha256 = "{guest}"
+tenant = "acme"
+rights = ["infer"]
+adapters = ["acme/open-*"]
+[[tokens]]
 sha256 = "{rival}"
 tenant = "rival"
 rights = ["infer", "admin"]
@@ -82,7 +87,7 @@ async def running_service(
     """Two executors behind a dispatcher."""
     tokens, spool, registry = root / "tokens.toml", root / "spool", CollectorRegistry()
     spool.mkdir()
-    names = ("acme", "reader", "rival", "root")
+    names = ("acme", "reader", "guest", "rival", "root")
     tokens.write_text(TOKENS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in names}))
     url = store_url or str(root / "store")
     store, ingest, metrics = open_store(url), Ingest(url), Metrics(registry)

@@ -282,6 +282,19 @@ async def test_pages_cover_everything_once(service: Running) -> None:
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_tokens_of_pages_tell_nothing_of_what_is_not_seen(service: Running) -> None:
+    for number, name in enumerate(("hidden-1", "hidden-2", "open-1", "open-2", "private-1", "private-2")):
+        await push(service, name, service.content(60 + number))
+    names, token, tokens = [], "", list[str]()
+    while not tokens or token:
+        request = pb.ListAdaptersRequest(page_size=1, page_token=token)
+        page = await service.stub.List(request, **as_("guest"))
+        names += [version.name for version in page.versions]
+        tokens.append(token := page.next_page_token)
+    assert names == ["open-1", "open-2"]
+    assert [token.partition("@")[0] for token in tokens] == ["open-1", ""]
+
+
 async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters_service, "MAX_PAGE_BYTES", 1)
     for seed in (50, 51):
