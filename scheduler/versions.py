@@ -165,6 +165,7 @@ class Versions:
         return not self._answers or asking_s > self.max_staleness_s
 
     def _read(self, ref: Ref, sticky_key: str | None) -> Version:
+        asked_at = self._clock()
         known = self._load(ref.tenant, ref.name)
         digest = known.record.active_digest_of(ref, sticky_key)
         version = known.versions.get(digest)
@@ -172,6 +173,8 @@ class Versions:
             version = version_of(ref, known.record, digest, self._store.manifest(digest))
             with self._changed:
                 known.versions[digest] = version
+        if self._clock() - asked_at > self.max_staleness_s:
+            raise StoreUnavailable("the adapter store answers too slowly to say what is current")
         return version
 
     def _load(self, tenant: str, name: str) -> _Known:

@@ -10,6 +10,7 @@ from adapter_store import (
     AdapterNotFound,
     DataLoss,
     DiskStore,
+    Manifest,
     ModelSpec,
     NameRecord,
     News,
@@ -112,6 +113,30 @@ def test_one_read_serves_until_the_news_say_otherwise(
     clock.advance(MAX_AGE_S + 1)
     versions.ask()
     assert versions.resolve(LATEST) == newer and store.reads == 3  # a failover may have lost some news
+
+
+def test_an_alias_that_was_read_too_long_ago_when_its_manifest_comes_is_unavailable(
+    versions: Versions,
+    store: Leaving,
+    other: DiskStore,
+    version: Version,
+    newer: Version,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = store.manifest
+
+    def slow(digest: str) -> Manifest:
+        other.set_alias("acme", "x", "latest", newer.digest)
+        clock.advance(5.0)
+        return manifest(digest)
+
+    monkeypatch.setattr(store, "manifest", slow)
+    with pytest.raises(StoreUnavailable, match="slow"):
+        versions.resolve(LATEST)
+    monkeypatch.undo()
+    versions.ask()
+    assert versions.resolve(LATEST) == newer
 
 
 def test_of_another_name_s_change_nothing_is_read_again(
