@@ -221,9 +221,9 @@ class DiskStore(Catalogue):
         with medium_errors():
             for tenant in self._records.tenants():
                 for name in self._records.names(tenant):
-                    record = self._records.read(tenant, name)
                     for summary in parse_lines(tenant, filter(is_deleted, self._records.lines(tenant, name))):
-                        if record.versions[summary.digest].left_at <= before:
+                        entry = self._records.read(tenant, name).versions.get(summary.digest)
+                        if entry is not None and entry.left_at <= before:
                             yield summary
 
     # ---- changing, under the lock

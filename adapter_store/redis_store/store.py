@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import logging
 import shutil
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
 from adapter_store.disk import MAX_FILE_BYTES
 from adapter_store.durable import medium_errors
-from adapter_store.errors import AdapterNotFound
+from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
@@ -35,6 +36,7 @@ from adapter_store.watch import News, Watcher
 _CACHED_MANIFESTS = 1024
 _MEMORY_BYTES = 1 << 30  # weights up to this size are pushed from memory, larger ones from a temporary file
 _ALIAS_PAGE = 256
+_log = logging.getLogger(__name__)
 
 
 class RedisStore(Catalogue):
@@ -175,7 +177,11 @@ class RedisStore(Catalogue):
 
     def _buried(self, before: float) -> Iterator[Summary]:
         for tenant, name, digest in self._metadata.graves(before):
-            lines = filter(is_deleted, lines_of(name, self.record(tenant, name)))
+            try:
+                lines = filter(is_deleted, lines_of(name, self.record(tenant, name)))
+            except DataLoss as error:  # the others are collected all the same
+                _log.error("adapter store: %s/%s is not collected: %s", tenant, name, error)
+                continue
             yield from (each for each in parse_lines(tenant, lines) if each.digest == digest)
 
     def _remove(self, ref: Ref, change: Change) -> None:

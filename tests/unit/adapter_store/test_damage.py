@@ -66,6 +66,15 @@ def test_a_push_repairs_whatever_is_damaged(
     check_serves(medium.open(), hurt)
 
 
+def test_a_damaged_record_stops_no_collection(medium: Medium, versions: list[Version]) -> None:
+    hurt, other = versions
+    store = medium.open()
+    for version in versions:
+        store.withdraw(Ref(version.tenant, version.name, alias="latest"))
+    medium.change_record(hurt.tenant, hurt.name, partial(_flipped, position=0, bit=1))
+    assert [each.digest for each in store.collect(1e12, lambda _: False)] == [other.digest]
+
+
 def test_what_is_read_to_serve_is_checked_when_it_is_opened(medium: Medium, versions: list[Version]) -> None:
     for what in ("packed", "manifest"):
         change = changer(medium, what, versions[0])
