@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from adapter_store.errors import AdapterNotFound
+from adapter_store.errors import AdapterNotFound, InUse
 from adapter_store.manifest import Alias, Manifest, Version, VersionState
 from adapter_store.record import AliasEntry, NameRecord
 from adapter_store.ref import Ref, check_identifier
@@ -115,8 +115,8 @@ class Catalogue(ABC):
             try:
                 if not dry_run:
                     self._remove(ref, partial(NameRecord.buried, ref=ref, before=before))
-            except AdapterNotFound:
-                continue  # pushed again, or somebody else was faster
+            except (AdapterNotFound, InUse):
+                continue  # pushed again, an alias of a migration holds it, or somebody else was faster
             collected.append(summary)
         return collected
 

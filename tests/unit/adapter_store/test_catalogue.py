@@ -47,6 +47,20 @@ def collected(store: AdapterStore, **options: bool) -> list[str]:
 # ---- states
 
 
+def test_a_version_that_an_alias_of_a_migration_holds_stops_no_collection(
+    store: AdapterStore, versions: list[Version]
+) -> None:
+    first, second, _ = versions
+    record = store.record("acme", "x")
+    store.withdraw(at(first))
+    deleted = store.record("acme", "x")
+    store.take_over("acme", "x", record)
+    store.set_alias("acme", "x", "prod", first.digest)
+    store.take_over("acme", "x", deleted)
+    store.withdraw(at(second))
+    assert collected(store) == [second.digest]
+
+
 def test_a_deleted_version_gets_no_requests_and_keeps_its_bytes_until_collected(
     store: AdapterStore, versions: list[Version], medium: Medium
 ) -> None:
