@@ -11,8 +11,8 @@ from kernels.punica import PunicaWrapperBase
 
 # (slot, rows) of each sequence.
 _Step = list[tuple[int, int]]
-# Rows at which kernels/tuning.py splits shrink into 4, 3, 2 and 1 parts.
-_TILED_ROWS = (10, 34, 44, 66)
+# Tiles at which kernels/tuning.py splits shrink into 4, 3, 2 and 1 parts, behind the product and beside it.
+_TILED_ROWS = (10, 20, 32, 34, 44, 66)
 
 
 @dataclass(frozen=True, slots=True)
