@@ -95,7 +95,7 @@ def test_one_that_dies_ends_all_with_its_status_and_last_line(
     reason = "ended with status 3: out of luck"
     with pytest.raises(ServiceEnded, match=reason) as caught, LocalFleet(config(), log) as fleet:
         fleet.wait_ready(60)
-        fleet.wait(30)
+        fleet.wait(90)
     assert caught.value.status == 3
     assert not any(alive(pid) for pid in pids(log))
 
@@ -105,7 +105,7 @@ def test_one_that_is_killed_ends_all() -> None:
     with pytest.raises(ServiceEnded) as caught, LocalFleet(config(), log) as fleet:
         fleet.wait_ready(60)
         os.kill(pids(log)[0], signal.SIGKILL)
-        fleet.wait(30)
+        fleet.wait(90)
     assert caught.value.status == 128 + signal.SIGKILL
 
 
@@ -171,7 +171,7 @@ def test_serve_stops_all_on_a_signal(number: int, status: int, launcher: Launche
     children = until_ready(lines)
     assert len(children) == 2
     process.send_signal(number)
-    assert process.wait(30) == status
+    assert process.wait(90) == status
     assert not any(alive(pid) for pid in children)
 
 
@@ -179,7 +179,7 @@ def test_a_second_interrupt_stops_at_once(lingering: None, launcher: Launcher) -
     process, lines = launcher
     children = until_ready(lines)
     process.send_signal(signal.SIGINT)
-    while "draining" not in lines.get(timeout=30):
+    while "draining" not in lines.get(timeout=90):
         pass
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130

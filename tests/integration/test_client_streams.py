@@ -144,6 +144,7 @@ async def test_closing_an_asyncio_stream_cancels_the_call(target: str, inference
     async with AsyncClient(target) as client:
         stream = client.stream(script(PIECES, [2], hang=True), request_id="aclosed")
         assert (await anext(stream)).text == ""
+        assert (await anext(stream)).token_ids == (100,)  # so that the server has come to where it hangs
         await stream.aclose()
         await asyncio.to_thread(wait_until, lambda: "aclosed" in inference.cancelled)
 
