@@ -102,6 +102,7 @@ class Retirement:
         if now >= until:
             del self._watched[name]
             self._dropped_at.pop(digest, None)
+            self._dispatcher.fleet.unpin(digest)  # An executor that is away would be told to load it again.
             self._gone(adapter, digest)
 
     def _drop(self, digest: str, now: float) -> None:

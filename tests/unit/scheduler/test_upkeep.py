@@ -12,8 +12,10 @@ import pytest_asyncio
 from adapter_store import DataLoss, ModelSpec, Ref
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import executor_pb2
+from scheduler import retirement
 from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.requests import LiveRequest
+from scheduler.residency import Residency
 from scheduler.tokenizer import Tokenizer
 from tests.support.adapters_calls import Running, as_, push, running_service
 from tests.support.redis_server import RedisServer
@@ -90,6 +92,21 @@ async def test_a_pin_is_answered_when_executors_hold_it_and_survives_their_resta
     dropped = await service.stub.Drop(pb.DropCopiesRequest(adapter="pinned"), **as_("acme"))
     assert (dropped.digest, list(dropped.remaining)) == (digest, [])
     assert await copies(service, "pinned") == []
+
+
+async def test_a_pin_ends_with_its_version_also_for_an_executor_that_is_away(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retirement, "WATCHED_S", 0.5)
+    digest = await pushed(service, "short-lived", 2)
+    await service.stub.Pin(pb.PinRequest(adapter="short-lived", tier=SLOT), **as_("acme"))
+    links = [service.dispatcher.fleet._links[fake.address] for fake in service.executors]
+    away = links[0]
+    away.state.limits, away.state.residency = None, Residency()  # As after the end of its stream.
+    await service.stub.Delete(pb.DeleteAdapterRequest(adapter="short-lived"), **as_("acme"))
+    await until(lambda: not any(digest in link._pins for link in links))
+    service.executors[0].break_after = 0
+    await until(lambda: away.state.limits is not None)
 
 
 @pytest.mark.parametrize(
