@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAMapping, make_metas
+from kernels.meta import LoRAKernelMeta, LoRAMapping, make_metas
 from kernels.moe_blocks import MoEBlocks
 from kernels.native import Work
 from kernels.reference.fused_moe_lora import fused_moe_lora
@@ -97,7 +97,6 @@ class PunicaWrapperBase(ABC):
     ) -> None:
         """y[row(p), start_s : start_s + out_s] += h[s, p, :r] @ B_s[slot, :r]."""
 
-    @abstractmethod
     def add_lora_linear(
         self,
         y: Tensor,
@@ -109,6 +108,7 @@ class PunicaWrapperBase(ABC):
         column_starts: Sequence[int],
     ) -> None:
         """y[row, start_s : start_s + out_s] += (scale * x[row] @ A_s[slot, :r].T) @ B_s[slot, :r]."""
+        self._add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
 
     @abstractmethod
     def add_lora_embedding(
@@ -116,11 +116,25 @@ class PunicaWrapperBase(ABC):
     ) -> None:
         """y[row] += (scale * A[slot, :r, token_ids[row]]) @ B[slot, :r]."""
 
-    @abstractmethod
     def add_lora_logits(
         self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
         """y[row] += (scale * x[row] @ A[slot, :r].T) @ B[slot, :r], for the rows of `prompt_mapping_meta`."""
+        self._add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
+
+    @abstractmethod
+    def _add_pair(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        column_starts: Sequence[int],
+        meta: LoRAKernelMeta,
+    ) -> None:
+        """Shrink and expand over the rows of `meta`."""
 
     @abstractmethod
     def moe_lora_align_block_size(
@@ -177,7 +191,7 @@ class PunicaWrapperCPU(PunicaWrapperBase):
     ) -> None:
         lora_expand(y, h, lora_b, ranks, column_starts, self.token_mapping_meta, add_inputs=add_inputs)
 
-    def add_lora_linear(
+    def _add_pair(
         self,
         y: Tensor,
         x: Tensor,
@@ -186,10 +200,11 @@ class PunicaWrapperCPU(PunicaWrapperBase):
         ranks: Tensor,
         scales: Tensor,
         column_starts: Sequence[int],
+        meta: LoRAKernelMeta,
     ) -> None:
         h = _hidden(lora_a, x)
-        self.add_shrink(h, x, lora_a, ranks, scales)
-        self.add_expand(y, h, lora_b, ranks, column_starts)
+        lora_shrink(h, x, lora_a, ranks, scales, meta)
+        lora_expand(y, h, lora_b, ranks, column_starts, meta)
 
     def add_lora_embedding(
         self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
@@ -197,13 +212,6 @@ class PunicaWrapperCPU(PunicaWrapperBase):
         h = _hidden((lora_a,), token_ids)
         lora_embedding(h, token_ids, lora_a, ranks, scales, self.token_mapping_meta)
         self.add_expand(y, h, (lora_b,), ranks, (0,))
-
-    def add_lora_logits(
-        self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
-    ) -> None:
-        h = _hidden((lora_a,), x)
-        lora_shrink(h, x, (lora_a,), ranks, scales, self.prompt_mapping_meta)
-        lora_expand(y, h, (lora_b,), ranks, (0,), self.prompt_mapping_meta)
 
     def moe_lora_align_block_size(
         self, topk_ids: Tensor, num_experts: int, *, expert_map: Tensor | None = None

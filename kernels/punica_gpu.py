@@ -54,29 +54,12 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         else:
             lora_expand(y, h, lora_b, ranks, column_starts, meta, add_inputs=add_inputs)
 
-    def add_lora_linear(
-        self,
-        y: Tensor,
-        x: Tensor,
-        lora_a: Sequence[Tensor],
-        lora_b: Sequence[Tensor],
-        ranks: Tensor,
-        scales: Tensor,
-        column_starts: Sequence[int],
-    ) -> None:
-        self._add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, self.token_mapping_meta)
-
     def add_lora_embedding(
         self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
     ) -> None:
         h = torch.empty((1, len(token_ids), lora_a.shape[1]), dtype=torch.float32, device=y.device)
         lora_embedding(h, token_ids, lora_a, ranks, scales, self.token_mapping_meta)
         lora_expand(y, h, (lora_b,), ranks, (0,), self.token_mapping_meta)
-
-    def add_lora_logits(
-        self, y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor
-    ) -> None:
-        self._add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
 
     def _add_pair(
         self,
