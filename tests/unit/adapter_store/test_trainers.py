@@ -62,7 +62,7 @@ def llama_factory(folder: Path) -> Mapping[str, bytes]:
     """The final adapter, its last checkpoint as a folder within, logs and a picture."""
     (folder / "checkpoint-300").mkdir()
     (folder / "checkpoint-300" / "adapter_model.safetensors").write_bytes(b"another one")
-    edit_config(folder, base_model_name_or_path="/root/models/d0/")
+    edit_config(folder, base_model_name_or_path="/models/d0/")
     names = ("all_results.json", "train_results.json", "trainer_log.jsonl", "training_loss.png")
     return {**CHECKPOINT, **TOKENIZER, **dict.fromkeys(names, JSON)}
 
