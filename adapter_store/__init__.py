@@ -14,6 +14,7 @@ from adapter_store.errors import (
     InvalidRef,
     StoreUnavailable,
     UnsafeStore,
+    UploadLost,
 )
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
@@ -49,6 +50,7 @@ __all__ = [
     "StoreUnavailable",
     "Summary",
     "UnsafeStore",
+    "UploadLost",
     "Version",
     "VersionState",
     "Weights",

@@ -10,7 +10,8 @@ AdapterStoreError
 ├── GenerationMismatch    the alias moved since the caller looked
 ├── DataLoss              stored bytes no longer match their digest
 └── StoreUnavailable      the medium cannot be read or written now
-    └── UnsafeStore       it may lose what it acknowledged, and nobody said that this is fine
+    ├── UnsafeStore       it may lose what it acknowledged, and nobody said that this is fine
+    └── UploadLost        the medium lost a part of a push, which is not published and never will be
 """
 
 
@@ -55,4 +56,8 @@ class StoreUnavailable(AdapterStoreError):
 
 
 class UnsafeStore(StoreUnavailable):
+    pass
+
+
+class UploadLost(StoreUnavailable):
     pass

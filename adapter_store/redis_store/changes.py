@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from adapter_store.catalogue import Change
 from adapter_store.durable import medium_errors
-from adapter_store.errors import AdapterStoreError, StoreUnavailable
+from adapter_store.errors import AdapterStoreError, StoreUnavailable, UploadLost
 from adapter_store.manifest import Manifest
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.content import Content
 from adapter_store.redis_store.index import Claim
-from adapter_store.redis_store.metadata import Metadata, Publication, UploadLost
+from adapter_store.redis_store.metadata import Metadata, Publication
 from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.ref import Ref
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from adapter_store.errors import StoreUnavailable
+from adapter_store.errors import UploadLost
 from adapter_store.manifest import Manifest, VersionState
 from adapter_store.record import NameRecord
 from adapter_store.redis_store import scripts
@@ -43,10 +43,6 @@ class Publication:
 
 
 Outcome = Literal["done", "stale", "lost"]
-
-
-class UploadLost(StoreUnavailable):
-    """It is not published, and never will be."""
 
 
 class Metadata:

@@ -109,6 +109,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: adapter_store.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
     (lambda: adapter_store.StoreUnavailable("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     (lambda: adapter_store.UnsafeStore("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
+    (lambda: adapter_store.UploadLost("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
 ]
 
 
