@@ -1,6 +1,6 @@
 """A rank's share on a GPU: memory is measured, kernels are compiled and steps captured before it is ready.
 
-Needs triton; attention is FlashInfer's where that serves the model, else torch's.
+Needs triton; attention of prompts is FlashInfer's where that serves the model, else torch's.
 """
 
 import logging
@@ -15,14 +15,16 @@ from executor.cuda_graphs import GraphMemory
 from executor.distributed import ParallelGroup
 from executor.errors import StartError
 from executor.flashinfer_attention import FlashInfer, serves
-from executor.forward_pass import EagerForwardPass, ForwardPass
+from executor.forward_pass import ForwardPass
 from executor.gpu_memory import blocks_that_fit, measure
 from executor.graph_plans import GraphSizes, LoRAPlans
 from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
 from executor.layers.triton_followers import TritonFollowers
+from executor.model_config import ModelConfig
 from executor.models import CausalLM, load_model
 from executor.shard import Shard, attach_slots, dtype_of
+from executor.torch_attention import StepPlanner, TorchAttention
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels import paged_decode
 from kernels.punica_gpu import PunicaWrapperGPU
@@ -30,6 +32,8 @@ from kernels.punica_gpu import PunicaWrapperGPU
 logger = logging.getLogger(__name__)
 
 _NO_GRAPHS = GraphSizes((), ())
+# Keys and values of two steps of kernels/paged_decode.py fill the shared memory of a multiprocessor.
+_MOST_HEAD_BYTES = 512
 
 
 def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
@@ -61,6 +65,12 @@ def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
     return device
 
 
+def _decodes(config: ModelConfig, heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
+    """Whether the attention of captured decode steps serves the model."""
+    narrow = config.head_dim * dtype.itemsize <= _MOST_HEAD_BYTES
+    return not config.attention_sinks and narrow and paged_decode.serves(heads, kv_heads, config.head_dim)
+
+
 class _Builder:
     def __init__(
         self,
@@ -79,14 +89,17 @@ class _Builder:
             max_loras=config.max_loras,
             max_rank=config.max_lora_rank,
         )
-        self._attention: FlashInfer | None = None
         heads = model.config.num_heads // group.size
         kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
-        decodes = paged_decode.serves(heads, kv_heads, model.config.head_dim)
-        if decodes and serves(model.config, self._dtype, device):
+        self._captures = config.cuda_graphs and _decodes(model.config, heads, kv_heads, self._dtype)
+        self._attention: StepPlanner
+        if serves(model.config, self._dtype, device):
             self._attention = FlashInfer(model.config, heads, kv_heads, self._dtype, device)
         else:
-            logger.warning("FlashInfer is not installed or does not serve this model: attention is torch's")
+            logger.warning(
+                "FlashInfer is not installed or does not serve this model: attention of prompts is torch's"
+            )
+            self._attention = TorchAttention(model.config.windows)
 
     def build(self) -> tuple[KVCache, ForwardPass]:
         spare = self._cache(0)
@@ -100,7 +113,7 @@ class _Builder:
             blocks = self._least_of_all_ranks(blocks)
         kv_cache = self._cache(blocks)
         # Graphs with collectives in them are not measured yet, so several ranks run layer by layer.
-        graphs = self._config.cuda_graphs and self._group.size == 1
+        graphs = self._captures and self._group.size == 1
         limits = self._limits
         sizes = GraphSizes.up_to(limits.max_sequences, limits.max_rows) if graphs else _NO_GRAPHS
         forward_pass = self._pass(kv_cache, sizes)
@@ -114,8 +127,6 @@ class _Builder:
         )
 
     def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> ForwardPass:
-        if self._attention is None:
-            return EagerForwardPass(self._model, kv_cache, self._punica, TritonFollowers())
         return GraphedForwardPass(
             self._model,
             kv_cache,

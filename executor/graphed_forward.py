@@ -13,12 +13,13 @@ from torch import Tensor
 from executor.attention import KVCache, LayerCache, StepAttention
 from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
 from executor.decode_attention import DecodeStep
-from executor.flashinfer_attention import FlashInfer, FlashInferStep, Kind
+from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
 from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
 from executor.layers.followers import Followers
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
+from executor.torch_attention import PlannedStep, StepPlanner
 from executor.warm_up import StepLimits
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping
@@ -49,7 +50,7 @@ class GraphedForwardPass:
         model: CausalLM,
         kv_cache: KVCache,
         punica: PunicaWrapperBase,
-        attention: FlashInfer,
+        attention: StepPlanner,
         followers: Followers,
         limits: StepLimits,
         sizes: GraphSizes,
@@ -64,7 +65,7 @@ class GraphedForwardPass:
         self._head_has_lora = head_has_lora
         self._memory = memory
         self._graphs: dict[_Key, Captured] = {}
-        self._between: FlashInferStep | None = None  # what attention the pieces of this step run
+        self._between: PlannedStep | None = None  # what attention the pieces of this step run
         pages = limits.max_sequences * -(-limits.max_model_len // kv_cache.block_size)
         few = max(sizes.largest, 1)
         most = max(limits.max_sequences, limits.warm_up_sequences)
@@ -129,9 +130,7 @@ class GraphedForwardPass:
         head = head_runs(sequences) if self._head_has_lora else _NO_RUNS
         self._punica.update_metadata(LoRAMapping(runs, head), plan)
 
-    def _plan_attention(
-        self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind
-    ) -> FlashInferStep:
+    def _plan_attention(self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind) -> PlannedStep:
         slots = buffers.kv_slots[:rows]
         return self._attention.plan(shape, buffers, slots, self._kv_cache.block_size, kind)
 

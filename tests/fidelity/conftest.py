@@ -16,7 +16,7 @@ NUM_TOKENS = 32
 DEVICES = [
     pytest.param((), id="cpu"),
     pytest.param(
-        ("--device", "cuda", "--dtype", "float32", "--gpu-memory-utilization", "0.5"),
+        ("--device", "cuda", "--dtype", "float32", "--max-seats", "16", "--max-batched-tokens", "512"),
         id="cuda",
         marks=[
             pytest.mark.gpu,
