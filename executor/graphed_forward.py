@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -77,13 +78,15 @@ class GraphedForwardPass:
     def warm_up(self) -> None:
         started = time.monotonic()
         with without_collection():
-            for rows in self._sizes.decode:
-                for plan in (None, *self._plans.of_decode(rows)):
-                    self._capture(_Key(rows, True, plan))
-            for rows in self._sizes.mixed:
-                for plan in (None, *self._plans.of_mixed(rows)):
-                    self._capture(_Key(rows, False, plan))
+            for key in self._keys():
+                self._capture(key)
         logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
+
+    @torch.inference_mode()
+    def rehearse(self, part: int, parts: int) -> None:
+        """Run each `parts`-th of the steps that `warm_up` captures, from the `part`-th on."""
+        for key in islice(self._keys(), part, None, parts):
+            self._rehearse(key)
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
@@ -147,7 +150,15 @@ class GraphedForwardPass:
         )
         return buffers.token_ids[:rows], context
 
-    def _capture(self, key: _Key) -> None:
+    def _keys(self) -> Iterator[_Key]:
+        for rows in self._sizes.decode:
+            for plan in (None, *self._plans.of_decode(rows)):
+                yield _Key(rows, True, plan)
+        for rows in self._sizes.mixed:
+            for plan in (None, *self._plans.of_mixed(rows)):
+                yield _Key(rows, False, plan)
+
+    def _rehearse(self, key: _Key) -> DecodeStep:
         buffers, rows = self._few_rows, key.rows
         buffers.fill((), single_rows=rows)
         step = DecodeStep.of(buffers, rows)
@@ -155,6 +166,10 @@ class GraphedForwardPass:
         runs = np.array([(slot, rows)], dtype=np.int32)
         self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
         self._model(*self._inputs(buffers, rows, step))
+        return step
+
+    def _capture(self, key: _Key) -> None:
+        buffers, rows, step = self._few_rows, key.rows, self._rehearse(key)
 
         def run(capture: Capture) -> Tensor:
             attention = step if key.decode else _Between(capture, step.kv_slots, self._attend_between)

@@ -16,7 +16,18 @@ NUM_TOKENS = 32
 DEVICES = [
     pytest.param((), id="cpu"),
     pytest.param(
-        ("--device", "cuda", "--dtype", "float32", "--max-seats", "16", "--max-batched-tokens", "512"),
+        (
+            "--device",
+            "cuda",
+            "--dtype",
+            "float32",
+            "--max-seats",
+            "16",
+            "--max-batched-tokens",
+            "512",
+            "--compile-processes",
+            "4",
+        ),
         id="cuda",
         marks=[
             pytest.mark.gpu,

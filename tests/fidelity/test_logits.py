@@ -106,7 +106,7 @@ class Case:
         given = {
             "model": str(self.base), "store": "unused", "max_loras": count, "max_lora_rank": 16,
             "max_seats": count, "max_batched_tokens": max(CHUNKS) * count, "num_kv_blocks": 4 * count,
-            "block_size": BLOCK,
+            "block_size": BLOCK, "compile_processes": 1,
         } | settings  # fmt: skip
         return build_shard(ExecutorConfig(**given), SINGLE)  # type: ignore[arg-type]
 
