@@ -22,6 +22,7 @@ from executor.lora.replace import attach_lora
 from executor.models import load_model
 from executor.shard import Shard, build_shard
 from kernels.punica import PunicaWrapperCPU
+from tests.support.compilations import compilations
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
 pytestmark = [
@@ -166,30 +167,21 @@ def test_equal_steps_give_equal_bits(served: Served) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*steps, strict=True))
 
 
-def test_nothing_compiles_after_it_is_ready(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
     """Other numbers of rows and adapters, and every rank that a slot can hold."""
-    from triton.runtime.jit import JITFunction
-
-    compiled: list[str] = []
-    original = JITFunction._do_compile
-
-    def compile_it(self: JITFunction, *args: object, **kwargs: object) -> object:
-        compiled.append(self.fn.__name__)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(JITFunction, "_do_compile", compile_it)
-    for rank in (8, 16, 3):
-        for slot in range(SLOTS):
-            served.load(slot, rank, seed=slot)
-        traffic = Traffic(rank)
-        run: Callable[..., Tensor] = served.shard.forward_pass.run
-        run([traffic.rows(n, 17) for n in range(40)])
-        for active in (1, 5, 21, 40):
-            run([traffic.rows(n, 1) for n in traffic.some(active)])
-        run([traffic.rows(0, 33), traffic.rows(1, 1)])
-        traffic = Traffic(rank)
-        traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
-        run([traffic.rows(n, 17) for n in range(40)])
+    with compilations() as compiled:
+        for rank in (8, 16, 3):
+            for slot in range(SLOTS):
+                served.load(slot, rank, seed=slot)
+            traffic = Traffic(rank)
+            run: Callable[..., Tensor] = served.shard.forward_pass.run
+            run([traffic.rows(n, 17) for n in range(40)])
+            for active in (1, 5, 21, 40):
+                run([traffic.rows(n, 1) for n in traffic.some(active)])
+            run([traffic.rows(0, 33), traffic.rows(1, 1)])
+            traffic = Traffic(rank)
+            traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
+            run([traffic.rows(n, 17) for n in range(40)])
     assert not compiled
 
 
