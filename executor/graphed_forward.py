@@ -16,7 +16,7 @@ from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collect
 from executor.decode_attention import DecodeStep
 from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
-from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
+from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, rehearsal_runs, step_runs
 from executor.layers.followers import Followers
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
@@ -162,9 +162,8 @@ class GraphedForwardPass:
         buffers, rows = self._few_rows, key.rows
         buffers.fill((), single_rows=rows)
         step = DecodeStep.of(buffers, rows)
-        slot = -1 if key.plan is None else 0
-        runs = np.array([(slot, rows)], dtype=np.int32)
-        self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
+        mapping = LoRAMapping(rehearsal_runs(key.plan, rows), _NO_RUNS)
+        self._punica.update_metadata(mapping, key.plan)
         self._model(*self._inputs(buffers, rows, step))
         return step
 
