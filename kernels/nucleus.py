@@ -81,6 +81,7 @@ def _last_kept(
     above = tl.zeros((), tl.int64)
     target = tl.zeros((), tl.int64)
     while ((low + 1 < high) | (turn == 0)) & (turn < MOST_TURNS):
+        listed = tokens + (turn % 2) * vocab
         third = _pivot(low, high, 3, turn)
         second = _pivot(low, high, 2, turn)
         first = _pivot(low, high, 1, turn)
@@ -89,7 +90,7 @@ def _last_kept(
         over2 = tl.zeros((BLOCK,), tl.int64)
         over3 = tl.zeros((BLOCK,), tl.int64)
         for start in range(0, count, BLOCK):
-            token, key, value, there = _candidates(logits, tokens + (turn % 2) * vocab, start, count, turn, BLOCK)
+            token, key, value, there = _candidates(logits, listed, start, count, turn, BLOCK)
             weight = _weight(value, best, temperature, least, ONES, BITS)
             before = (key > last_key) | ((key == last_key) & (token <= last_token))
             weight = tl.where(there & before & (key > low), weight, 0)
@@ -100,10 +101,7 @@ def _last_kept(
         sum1, sum2, sum3 = tl.sum(over1), tl.sum(over2), tl.sum(over3)
         if turn == 0:
             total = tl.sum(over0)
-            if ONES:
-                target = goal
-            else:
-                target = tl.ceil(total.to(tl.float64) * goal).to(tl.int64)
+            target = goal if ONES else tl.ceil(total.to(tl.float64) * goal).to(tl.int64)
             target = tl.maximum(tl.minimum(target, total), 1)  # reached somewhere above `low`
         if above + sum3 >= target:
             low = third
@@ -117,7 +115,7 @@ def _last_kept(
         least_key = high
         most_key = low + 1
         for start in range(0, count, BLOCK):
-            token, key, value, there = _candidates(logits, tokens + (turn % 2) * vocab, start, count, turn, BLOCK)
+            token, key, value, there = _candidates(logits, listed, start, count, turn, BLOCK)
             before = (key > last_key) | ((key == last_key) & (token <= last_token))
             chosen = there & before & (key > low) & (key <= high)
             place = inside + tl.cumsum(chosen.to(tl.int32), 0) - 1
@@ -153,14 +151,14 @@ def last_kept_kernel(
     if finite & (wanted < vocab):
         lowest = _key(tl.full((), float("-inf"), tl.float32))
         last_key, last_token = _last_kept(
-            logits, lists, vocab, largest, temperature, least, last_key, last_token, lowest, wanted, True, BITS,
-            MOST_TURNS, BLOCK,
+            logits, lists, vocab, largest, temperature, least, last_key, last_token, lowest, wanted, True,
+            BITS, MOST_TURNS, BLOCK,
         )  # fmt: skip
     if finite & (share < 1):
         lowest = _key((largest + (least - 1) * temperature).to(tl.float32))
         last_key, last_token = _last_kept(
-            logits, lists, vocab, largest, temperature, least, last_key, last_token, lowest, share, False, BITS,
-            MOST_TURNS, BLOCK,
+            logits, lists, vocab, largest, temperature, least, last_key, last_token, lowest, share, False,
+            BITS, MOST_TURNS, BLOCK,
         )  # fmt: skip
     tl.store(last_keys + row, last_key)
     tl.store(last_tokens + row, last_token)

@@ -1,4 +1,4 @@
-"""Which tokens top_k, min_p and top_p leave: a prefix of the order by logit, of equals the lowest id first."""
+"""Which tokens top_k, min_p and top_p leave: a prefix of the order by logit, equals by id."""
 
 import math
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from kernels.checks import check, check_same_device
 
 # Weight of a row's largest logit; the others have exp of their distance from it, rounded to a whole number.
-# Sums of integers depend on no order, so every device finds the same prefix. 2^40 leaves room for 2^23 tokens.
+# Sums of integers depend on no order, so every device finds the same prefix; 2^23 tokens find room in them.
 WEIGHT_BITS = 40
-# scaled logits below this weigh nothing
+# The weight of what lies further down is 0.
 LEAST_SCALED = -(WEIGHT_BITS + 1) * math.log(2.0)
 
 
@@ -33,15 +33,32 @@ def nucleus(
     Raises KernelArgumentError.
     """
     check_nucleus(logits, best, temperatures, top_k, min_p, top_p)
-    values, order = logits.sort(dim=-1, descending=True, stable=True)
-    scaled = (values.double() - best[:, None]) / temperatures[:, None]
-    kept = torch.arange(logits.shape[1], device=logits.device) < top_k[:, None]
+    vocab = logits.shape[1]
+    widest = min(int(top_k.max()), vocab) if len(logits) else vocab
+    keys = order_keys(logits)
+    ordered = keys.topk(widest).values if widest < vocab else keys.sort(descending=True).values
+    scaled = (logits.gather(1, key_tokens(ordered, vocab)).double() - best[:, None]) / temperatures[:, None]
+    # Each filter keeps a prefix of the order, so their number says it all.
+    kept = torch.arange(widest, device=logits.device) < top_k[:, None]
     kept &= (scaled >= min_p.log()[:, None]) & (scaled > -math.inf)
-    weights = torch.where(kept, (scaled.exp() * 2.0**WEIGHT_BITS + 0.5).long(), 0)
-    before = weights.cumsum(-1) - weights
-    enough = (weights.sum(-1).double() * top_p).ceil()
-    kept &= (top_p >= 1)[:, None] | (before < enough.nan_to_num_().long()[:, None])
-    return torch.zeros_like(kept).scatter_(1, order, kept)
+    weights = (scaled.exp() * 2.0**WEIGHT_BITS + 0.5).masked_fill_(~kept, 0).long()
+    enough = (weights.sum(-1).double() * top_p).ceil().masked_fill_(top_p >= 1, 2.0**62)
+    kept &= weights.cumsum(-1) - weights < enough.long()[:, None]
+    last = kept.sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    return keys >= ordered.gather(1, last)
+
+
+def order_keys(values: Tensor) -> Tensor:
+    """int64, different for every token of a row: they order as `values` [n, vocab] float32 do, of equals the
+    lowest token id first."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0: no negative zeros
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    tokens = torch.arange(values.shape[1], device=values.device)
+    return (ordered.long() << 32) + (values.shape[1] - 1 - tokens)
+
+
+def key_tokens(keys: Tensor, vocab: int) -> Tensor:
+    return vocab - 1 - (keys & 0xFFFFFFFF)
 
 
 def check_nucleus(

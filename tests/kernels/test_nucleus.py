@@ -65,15 +65,16 @@ def test_keeps_what_the_reference_keeps(vocab: int, rounded: bool) -> None:
 def test_of_equals_the_lowest_ids_stay_exactly() -> None:
     logits = torch.zeros(5, 10)
     logits[4, ::2] = -0.0
-    kept = kept_of(logits, [(1, OFF, 0, 0.3), (1, 3, 0, 1), (1, 7, 0, 0.5), (1, OFF, 1, 0.31), (1, OFF, 0, 0.5)])
+    settings = [(1, OFF, 0, 0.3), (1, 3, 0, 1), (1, 7, 0, 0.5), (1, OFF, 1, 0.31), (1, OFF, 0, 0.5)]
+    kept = kept_of(logits, settings)
     assert kept.sum(-1).tolist() == [3, 3, 4, 4, 5]
     assert all(row.int().diff().le(0).all() for row in kept)
 
 
 def test_top_p_counts_what_top_k_and_min_p_left() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]).log()
-    for k, min_p, top_p, count in ((2, 0, 0.66, 1), (2, 0, 0.67, 2), (OFF, 0.2, 0.57, 1), (OFF, 0.2, 0.58, 2)):
-        assert kept_of(logits, [(1, k, min_p, top_p)]).sum() == count
+    settings = [(1, 2, 0, 0.66), (1, 2, 0, 0.67), (1, OFF, 0.2, 0.57), (1, OFF, 0.2, 0.68)]
+    assert kept_of(logits.expand(4, -1).contiguous(), settings).sum(-1).tolist() == [1, 2, 1, 2]
 
 
 def test_tokens_at_minus_infinity_never_stay() -> None:
