@@ -96,6 +96,15 @@ def test_a_row_without_a_finite_maximum_disturbs_no_other() -> None:
     assert torch.equal(reference(**given)[[1, 3]], truth[[1, 3]])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "ties"])
+def test_a_large_vocabulary(rounded: bool) -> None:
+    logits = torch.randn(64, 128_256, generator=torch.Generator().manual_seed(1)) * 2.5
+    logits = logits.round() if rounded else logits
+    assert torch.equal(kept_of(logits, MIX), kept_of(logits, MIX))
+
+
 @pytest.mark.parametrize("keep", [reference, nucleus], ids=["reference", "triton"])
 @pytest.mark.parametrize(
     ("argument", "value"),
