@@ -17,6 +17,7 @@ from kernels.bench import (
     mixed_ranks,
     moe_gemm,
     moe_tune,
+    nucleus,
     paged_decode,
     tune,
 )
@@ -25,7 +26,7 @@ from kernels.bench.table import table
 
 OPS = (
     "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
-    "moe_gemm", "paged_decode",
+    "moe_gemm", "nucleus", "paged_decode",
 )  # fmt: skip
 
 
@@ -66,6 +67,8 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return lora_layer.run(compiled=args.compiled)
     if args.op == "host_cost":
         return host_cost.run()
+    if args.op == "nucleus":
+        return nucleus.run()
     if args.op == "paged_decode":
         return paged_decode.run()
     if args.op == "tune":
