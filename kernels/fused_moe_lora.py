@@ -186,7 +186,7 @@ def _prepare_once(layer: _Layer, config: OnceConfig, constants: dict[str, object
     lowest = 16 if constants["ROWS"] != 1 else 8
     constants |= {
         "BLOCK_RANK": max(lowest, triton.next_power_of_2(layer.max_rank)), "BLOCK_K": config.block_k,
-        "BLOCK_N": config.block_n, "CHUNKS": config.chunks, "COLUMN_STAGES": config.column_stages,
+        "BLOCK_N": config.block_n, "COLUMN_STAGES": config.column_stages,
     }  # fmt: skip
     options = {
         "num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": constants["PDL"],
@@ -209,7 +209,8 @@ def _prepare_pair(
     }  # fmt: skip
     expand |= {
         "SCALED": False, "K_SCALED": False, "GROUP_N": 1, "GROUP_K": 1, "W8A8": False, "SPLIT": config.split,
-        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "EARLY": True,
+        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "VECTOR": 16,
+        "EARLY": True,
     }  # fmt: skip
     shrink_strides = (
         layer.x.stride(0), *a[0].stride()[:3], *offsets(a), *layer.ranks.stride(), *layer.scales.stride(),

@@ -54,14 +54,14 @@ def fused_moe_lora_once_kernel(
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_EXPERTS: tl.constexpr, MAX_RANK: tl.constexpr,
     TOPK: tl.constexpr, DIVIDE: tl.constexpr, KIND: tl.constexpr, HAS_MAP: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr,
-    COLUMN_STAGES: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_STAGES: tl.constexpr,
     ADD_INPUTS: tl.constexpr, ROUTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, slice, block): one shrunk row serves a chunk, every CHUNKS-th tile of BLOCK_N columns.
+    """Program (chunk, slice, block): one shrunk block serves every chunks-th tile of BLOCK_N columns.
 
     BLOCK_RANK holds every rank. Chunks repeat the shrink: they pay where blocks are few.
     """
+    chunks = tl.num_programs(0)
     begin(PDL, False)
     chunk, s, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, expert, start, count = load_block(
@@ -92,7 +92,7 @@ def fused_moe_lora_once_kernel(
             weights = tl.load(routed + pairs, mask=tl.arange(0, ROWS) < count, other=0.0)
             h = times_rows(h, weights.to(tl.float32), ROWS)
     r = tl.arange(0, BLOCK_RANK)
-    for first in tl.range(chunk * BLOCK_N, width, CHUNKS * BLOCK_N, num_stages=COLUMN_STAGES):
+    for first in tl.range(chunk * BLOCK_N, width, chunks * BLOCK_N, num_stages=COLUMN_STAGES):
         n = first + tl.arange(0, BLOCK_N)
         delta = expand_product(h, load_b(b, b_stride, r, n, rank, width), y, ROWS, False)
         at = y + rows_by(pairs, column_start + n, y_stride, ROWS)

@@ -16,7 +16,8 @@ ALIGNED = 16
 # Pairs that an adapter's expert must get on average before sharing its weights pays for alignment and for
 # half empty blocks. 2.3 at (64, 8): 60.0 unaligned, 66.3 aligned. 16 at (64, 1): 43.3 and 31.8.
 _SHARING = 3
-# From here on blocks alone fill the card's 132 multiprocessors.
+_MULTIPROCESSORS = 132
+# From here on blocks alone fill the card.
 _MANY_BLOCKS = 200
 _FEW_BLOCKS = 32
 # Bytes that one program can have on an H100.
@@ -57,6 +58,12 @@ class OnceConfig:
     num_warps: int
     num_stages: int
     column_stages: int
+
+
+def chunks(programs: int, columns: int, block_n: int) -> int:
+    """Of the form of one launch, for so many blocks times slices: near twice as many programs as the card has
+    multiprocessors, since every chunk repeats the shrink."""
+    return max(1, min(-(-columns // block_n), 2 * _MULTIPROCESSORS // programs))
 
 
 def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:

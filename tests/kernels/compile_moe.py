@@ -41,7 +41,7 @@ COLUMNS = {
 }  # fmt: skip
 EXPAND = {
     **COMMON, **COLUMNS, "SCALED": False, "K_SCALED": False, "GROUP_N": 1, "GROUP_K": 1, "W8A8": False,
-    "SPLIT": 2, "BLOCK_RANK": 16, "EARLY": True,
+    "SPLIT": 2, "BLOCK_RANK": 16, "VECTOR": 16, "EARLY": True,
 }  # fmt: skip
 PAIRS = {"KIND": 2, "ROWS": 1}
 BLOCKS = {"KIND": 1, "ROWS": 16}
@@ -63,7 +63,6 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
             "BLOCK_RANK": 16,
             "BLOCK_K": 128,
             "BLOCK_N": 256,
-            "CHUNKS": 2,
             "COLUMN_STAGES": 1,
         }
         yield f"experts at once {name}", fused_moe_lora_once_kernel, {**COMMON, **COLUMNS, **rows, **shape}, 4
