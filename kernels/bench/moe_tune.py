@@ -114,7 +114,8 @@ def _add(case: Case, product: str, made: list[MoEBlocks], config: PairConfig | O
 
 def _candidates(case: Case, size: int, product: str) -> list[PairConfig | OnceConfig]:
     width, columns = (w[0].shape[3] for w in (_product(case, product).lora_a, _product(case, product).lora_b))
-    entries = len(_blocks(case, size, 0).blocks)
+    made = _blocks(case, size, 0)
+    entries = len(made.blocks) if size else made.num_pairs
     return [*_pairs(size, width, product), *_onces(size, entries * (2 if product == "w13" else 1), columns)]
 
 
