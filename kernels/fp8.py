@@ -105,11 +105,15 @@ def check_hidden_fp8(h: Tensor, h_scales: Tensor | None, slices: int, rows: int,
 
 
 def check_card(weight: Tensor, argument: str) -> None:
+    if weight.is_cuda:
+        check_capability(weight.dtype, torch.cuda.get_device_capability(weight.device), argument)
+
+
+def check_capability(dtype: torch.dtype, capability: tuple[int, int], argument: str) -> None:
     """e4m3 conversions came with sm_89."""
-    if weight.dtype == torch.float8_e4m3fn and weight.is_cuda:
-        major, minor = torch.cuda.get_device_capability(weight.device)
-        served = (major, minor) >= (8, 9)
-        check(served, argument, f"is float8_e4m3fn, which sm_{major}{minor} cannot convert: use float8_e5m2")
+    served = dtype != torch.float8_e4m3fn or capability >= (8, 9)
+    card = "sm_{}{}".format(*capability)
+    check(served, argument, f"is float8_e4m3fn, which {card} cannot convert: use float8_e5m2")
 
 
 def check_group_k(group_k: int) -> None:

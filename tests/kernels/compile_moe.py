@@ -77,7 +77,7 @@ def fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, 
     """As moe_cases, with the types of pointers. e4m3 conversions came with sm_89."""
     rows = {"KIND": 0, "ROWS": 16, "EARLY": True, "SCALED": True, "GROUP_N": 128, "GROUP_K": 128}
     rows |= {"TOPK": 1, "NUM_EXPERTS": 1, "SPLIT": 4}
-    fp8 = "fp8e4nv" if arch >= 90 else "fp8e5"
+    fp8 = "fp8e4nv" if arch >= 89 else "fp8e5"
     for w8a8 in (False, True):
         quantized = {"LARGEST": 448.0, "BLOCK_RANK": 32} if w8a8 else {}
         types = {"a": f"*{fp8}", "x": f"*{fp8}" if w8a8 else "*bf16", "h": f"*{fp8}" if w8a8 else "*fp32"}
