@@ -118,12 +118,12 @@ def fused_moe_lora(
         prepared(layer, work)
 
 
-def _chosen(layer: _Layer, work: BlockWork, block_rank: int) -> PairConfig:
+def _chosen(layer: _Layer, work: BlockWork, block_rank: int) -> PairConfig | OnceConfig:
     fits = len(layer.lora_a) > 0 and layer.lora_a[0].dim() == 4
     check(fits, "lora_a", "must hold slices [max_loras, experts, max_rank, in]")
     block_rank = min(block_rank, triton.next_power_of_2(max(8, layer.max_rank)))
-    x = layer.x
-    return choose(work.rows, work.entries, len(layer.lora_a), x.shape[-1], block_rank, x.element_size())
+    x, slices = layer.x, len(layer.lora_a)
+    return choose(work.rows, work.entries, slices, x.shape[-1], layer.max_rank, block_rank, x.element_size())
 
 
 def _check(layer: _Layer) -> None:

@@ -51,7 +51,8 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     """(name, kernel, constants, warps)."""
     yield "count", count_kernel, ALIGN, 8
     for counted in (False, True):
-        yield "align", align_kernel, {**ALIGN, "BLOCK": 16, "PADDED": False, "COUNTED": counted}, 8
+        shape = {"WHOLE": 1024, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
+        yield "align", align_kernel, {**ALIGN, **shape}, 8
     for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS)):
         shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is BLOCKS else 1}
         yield f"expert shrink {name}", block_shrink_kernel, {**SHRINK, **rows, **shape}, 4
