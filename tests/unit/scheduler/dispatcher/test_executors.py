@@ -13,6 +13,7 @@ from scheduler.errors import (
 from scheduler.executor_state import Phase
 from scheduler.fakes import FakeExecutor
 from scheduler.tokenizer import Tokenizer
+from tests.support.name_server import name_server
 from tests.support.scheduling import (
     LINK,
     admitted,
@@ -96,6 +97,26 @@ async def test_a_restarted_executor_comes_back(tokenizer: Tokenizer) -> None:
         assert tokens_in(await reader) == expected_tokens(request)
         assert dispatcher.fleet.states[0].instance_id == "second"
         await second.stop()
+
+
+async def test_an_executor_moves_to_another_address_behind_its_name(tokenizer: Tokenizer) -> None:
+    """C46 b. The old address takes connections and says nothing: who dials it again never hears of anyone."""
+    async with executors(1) as [old], name_server("127.0.0.1") as names:
+        port = int(old.address.rpartition(":")[2])
+        new = FakeExecutor(LINK.fingerprint)
+        await new.start(port, host="127.0.0.2")
+        target = names.target("executor.test", port)
+        async with running(dispatcher_of([target], tokenizer)) as dispatcher:
+            await ready(dispatcher)
+            request = admitted(max_new_tokens=60)
+            reader = asyncio.create_task(read_all(live := dispatcher.submit(request, None)))
+            await until(lambda: len(live.progress.output) > 3)
+            names.address, old.mute = "127.0.0.2", True
+            assert tokens_in(await reader) == expected_tokens(request)
+        await new.stop()
+        delivered = list(new.dispatches[0].output_token_ids)
+        assert delivered == expected_tokens(request)[: len(delivered)] != []
+        assert (len(old.dispatches), len(new.dispatches), old.streams) == (1, 1, 1)
 
 
 async def test_an_executor_that_is_away_for_hours_comes_back(tokenizer: Tokenizer) -> None:
