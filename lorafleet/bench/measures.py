@@ -83,7 +83,7 @@ async def arriving_prompts(session: Session, sizes: Sizes) -> list[Row]:
     row = _spread_row(name, STREAM_ADAPTERS, gaps, played) | _against(gaps, quiet)
     return [
         _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone),
-        row | {"prompts_arrived": arrived},
+        row | {"prompts_arrived": arrived, "arrived_ttft_ms": spread_row(played.summary("short").ttft_ms)},
     ]
 
 
