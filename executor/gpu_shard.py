@@ -5,6 +5,7 @@ Needs triton; attention is FlashInfer's where that serves the model, else torch'
 
 import logging
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
 from executor.layers.triton_followers import TritonFollowers
 from executor.models import CausalLM, load_model
-from executor.shard import Shard, attach_slots, dtype_of
+from executor.shard import Shard, Slots, attach_slots, dtype_of
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels import paged_decode
 from kernels.punica_gpu import PunicaWrapperGPU
@@ -42,12 +43,12 @@ def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
         dummy=dummy, expert_parallel=config.expert_parallel,
     )  # fmt: skip
     punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
-    arena = attach_slots(config, model, punica)
+    slots = attach_slots(config, model, punica)
     logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
-    builder = _Builder(config, group, device, model, punica)
+    builder = _Builder(config, group, device, model, punica, slots)
     kv_cache, forward_pass = builder.build()
     logger.info("everything is compiled after %.1f s", time.monotonic() - started)
-    return Shard(model, kv_cache, punica, arena, forward_pass)
+    return Shard(model, kv_cache, punica, slots, forward_pass)
 
 
 def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
@@ -69,9 +70,10 @@ class _Builder:
         device: torch.device,
         model: CausalLM,
         punica: PunicaWrapperGPU,
+        slots: Slots,
     ) -> None:
         self._config, self._group, self._device, self._dtype = config, group, device, dtype_of(config)
-        self._model, self._punica = model, punica
+        self._model, self._punica, self._slots = model, punica, slots
         self._limits = StepLimits(
             max_rows=config.step_tokens,
             max_sequences=config.max_seats,
@@ -116,6 +118,9 @@ class _Builder:
     def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> ForwardPass:
         if self._attention is None:
             return EagerForwardPass(self._model, kv_cache, self._punica, TritonFollowers())
+        dora, full_heads = self._slots.dora, self._slots.full_heads
+        uncaptured: list[Set[int]] = [dora.slots] if dora else []
+        uncaptured += [full_heads.tables.keys()] if full_heads else []
         return GraphedForwardPass(
             self._model,
             kv_cache,
@@ -126,7 +131,8 @@ class _Builder:
             sizes,
             LoRAPlans(self._config.max_loras, self._config.max_lora_rank),
             GraphMemory(self._device),
-            head_has_lora="lm_head" in self._config.lora_modules,
+            head_has_lora="lm_head" in self._config.lora_modules or full_heads is not None,
+            uncaptured=uncaptured,
         )
 
     def _run_largest(self, forward_pass: ForwardPass, kv_cache: KVCache) -> None:

@@ -18,6 +18,7 @@ from executor.slots import SlotTable
 @dataclass(frozen=True)
 class Block:
     nbytes: int
+    num_full_heads: int = 0
 
 
 class Store:
@@ -206,7 +207,7 @@ def test_drop_frees_every_copy_when_the_last_user_is_gone(make: Make) -> None:
     world = make()
     world.pager.acquire("a")
     world.settle("a")
-    slot, _ = world.slots.assign("a") or pytest.fail("no slot")
+    slot, *_ = world.slots.assign("a") or pytest.fail("no slot")
     world.pager.page_in([PageIn(slot, "a", "")])
     world.pager.drop("a")
     assert "a" in world.pager.host and world.slots.find("a") == slot

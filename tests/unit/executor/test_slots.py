@@ -1,6 +1,6 @@
 import pytest
 
-from executor.slots import SlotState, SlotTable
+from executor.slots import Assigned, SlotState, SlotTable
 
 
 def resident(table: SlotTable, digest: str) -> int:
@@ -12,7 +12,7 @@ def resident(table: SlotTable, digest: str) -> int:
 
 def test_a_new_adapter_loads_then_is_resident() -> None:
     table = SlotTable(2)
-    assert table.assign("a") == (0, "")
+    assert table.assign("a") == Assigned(0, "")
     assert table.state(0) is SlotState.LOADING
     table.loaded(0)
     assert table.state(0) is SlotState.RESIDENT
@@ -25,7 +25,7 @@ def test_the_least_recently_used_idle_slot_is_reassigned() -> None:
     a, b = resident(table, "a"), resident(table, "b")
     table.acquire(a)
     table.release(a)
-    assert table.assign("c") == (b, "b")
+    assert table.assign("c") == Assigned(b, "b")
     assert table.find("b") is None
     table.check()
 
@@ -40,7 +40,7 @@ def test_slots_in_use_or_pinned_are_never_reassigned() -> None:
     with pytest.raises(RuntimeError, match="users"):
         table.empty(a)
     table.set_pinned(b, False)
-    assert table.assign("c") == (b, "b")
+    assert table.assign("c") == Assigned(b, "b")
 
 
 def test_emptied_slots_go_first_and_carry_no_pin() -> None:
@@ -51,7 +51,7 @@ def test_emptied_slots_go_first_and_carry_no_pin() -> None:
     assert table.pinned == {"a"}
     assert table.empty(a) == "a"
     assert table.pinned == frozenset()
-    assert table.assign("c") == (a, "")
+    assert table.assign("c") == Assigned(a, "")
     table.check()
 
 
