@@ -115,6 +115,9 @@ def _on_one_rank(
         shard = build_shard(config, SINGLE)
         slots, arena = shard.slots, shard.arena
         _check_host_memory(config, max_nbytes(arena.nbytes_per_slot, slots.dora, slots.full_heads))
+        pool.take_in()
+        if not pool.max_images:
+            raise StartError(f"--host-memory-bytes {config.host_memory_bytes}: the machine gives none")
     except BaseException:
         pool.close()
         raise

@@ -119,8 +119,8 @@ def output_factors(weight: Tensor, module: LoRAModule) -> Tensor:
 
     Raises NonFiniteWeights where a norm is 0.
     """
-    a = torch.from_numpy(np.asarray(module.lora_a, np.float32)).to(weight.device)
-    b = torch.from_numpy(np.asarray(module.lora_b, np.float32)).to(weight.device)
+    a = torch.from_numpy(np.array(module.lora_a, np.float32)).to(weight.device)
+    b = torch.from_numpy(np.array(module.lora_b, np.float32)).to(weight.device)
     norms = [
         torch.linalg.norm(
             weight[start : start + _CHUNK_ROWS].float()
@@ -129,7 +129,7 @@ def output_factors(weight: Tensor, module: LoRAModule) -> Tensor:
         )
         for start in range(0, len(weight), _CHUNK_ROWS)
     ]
-    magnitude = torch.from_numpy(np.asarray(module.magnitude, np.float32))
+    magnitude = torch.from_numpy(np.array(module.magnitude, np.float32))
     factors = magnitude / torch.cat(norms).cpu()
     if not torch.isfinite(factors).all():
         raise NonFiniteWeights(f"{module.name}.magnitude", str(module.lora_a.dtype), "a factor")

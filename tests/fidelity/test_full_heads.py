@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lorafleet import Client
-from tests.fidelity.conftest import Stream
+from tests.fidelity.conftest import DEVICES, Stream
 from tests.fidelity.families import PROMPT_TOKENS, VOCABULARY
 from tests.support.adapters import DENSE, TABLES, make_adapter, make_base
 from tests.support.fleet import running_fleet, scrape
@@ -28,9 +28,17 @@ TIED = {"tied": {"targets": SPARSE, "modules_to_save": ["embed_tokens"], "ensure
 PROMPT_SEEDS = {"qwen2": 4, "qwen3": 4}
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("kind", "tied"), [("qwen2", False), ("qwen3", True)])
 def test_answers_equal_pefts(
-    kind: str, tied: bool, expect: Callable, ask: Callable, assert_equal: Callable, tmp_path: Path
+    kind: str,
+    tied: bool,
+    device: tuple[str, ...],
+    expect: Callable,
+    ask: Callable,
+    assert_equal: Callable,
+    tmp_path: Path,
 ) -> None:
     model = make_base(tmp_path / "model", kind, tied=tied, vocab_size=VOCABULARY, std=0.15)  # type: ignore[arg-type]
     write_folder(model, byte_level())
@@ -46,17 +54,8 @@ def test_answers_equal_pefts(
     ]
     expected = expect(model, streams)
     modules = ("--lora-modules", ",".join((*DENSE, *TABLES)), "--max-lora-rank", "8", "--max-loras", "3")
-    with running_fleet(
-        model,
-        tmp_path / "store",
-        *modules,
-        "--max-full-heads",
-        "2",
-        "--num-kv-blocks",
-        "60",
-        "--block-size",
-        "4",
-    ) as fleet:
+    places = ("--max-full-heads", "2", "--num-kv-blocks", "60", "--block-size", "4")
+    with running_fleet(model, tmp_path / "store", *modules, *places, *device) as fleet:
         with Client(fleet.target) as client:
             for stream in streams[1:]:
                 client.adapters.push(stream.adapter, stream.name)
