@@ -123,8 +123,9 @@ def _refuse_unserved(config: Mapping[str, Any]) -> None:
             f"is {config['init_lora_weights']!r}: the adapter assumes a changed base. Save it converted "
             "(path_initial_model_for_weight_conversion)",
         )
-    if config.get("bias") not in (None, False, "none"):
-        raise _refusal("bias", f"is {config['bias']!r}: trained biases are not served")
+    # What the base has no biases for, PEFT saves none of: then "all" means "none". Those in a file are refused.
+    if config.get("bias") not in (None, False, "none", "all", "lora_only"):
+        raise _refusal("bias", f"is {str(config['bias'])[:40]!r}, not none, all or lora_only")
     switched_on = [
         key for key in config if key not in _HONOURED | _HARMLESS | {"bias"} and _is_on(config[key])
     ]

@@ -110,10 +110,3 @@ def test_what_sharded_training_forgot_to_gather(adapter: Path, store: DiskStore,
     rewrite(adapter, lambda tensors: {name: tensor[:0] for name, tensor in tensors.items()})
     with pytest.raises(InvalidAdapter, match="gather shards before saving"):
         store.put(adapter, "acme", "x", spec)
-
-
-def test_trained_heads_are_refused_by_name(adapter: Path, store: DiskStore, spec: ModelSpec) -> None:
-    """Unsloth turns embed_tokens and lm_head among the targets into fully trained modules."""
-    edit_config(adapter, modules_to_save=["lm_head", "embed_tokens"])
-    with pytest.raises(InvalidAdapter, match="modules_to_save"):
-        store.put(adapter, "acme", "x", spec)
