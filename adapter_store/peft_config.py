@@ -123,7 +123,7 @@ def _refuse_unserved(config: Mapping[str, Any]) -> None:
             f"is {config['init_lora_weights']!r}: the adapter assumes a changed base. Save it converted "
             "(path_initial_model_for_weight_conversion)",
         )
-    # What the base has no biases for, PEFT saves none of: then "all" means "none". Those in a file are refused.
+    # Of a base without biases PEFT saves none, and "all" means "none". Those in a file are refused.
     if config.get("bias") not in (None, False, "none", "all", "lora_only"):
         raise _refusal("bias", f"is {str(config['bias'])[:40]!r}, not none, all or lora_only")
     switched_on = [

@@ -62,7 +62,9 @@ def test_another_matrix_is_another_version(store: DiskStore, trained: Path, spec
 @pytest.mark.parametrize(
     "names", [["lm_head", "model.embed_tokens"], ["model.lm_head", "embed_tokens"]], ids=str
 )
-@pytest.mark.parametrize("key", ["{}.weight", "{}.modules_to_save.weight", "{}.modules_to_save.default.weight"])
+@pytest.mark.parametrize(
+    "key", ["{}.weight", "{}.modules_to_save.weight", "{}.modules_to_save.default.weight"]
+)
 def test_other_names_for_the_same(
     store: DiskStore, trained: Path, spec: ModelSpec, names: list[str], key: str
 ) -> None:
@@ -93,11 +95,13 @@ def test_manifests_written_before_there_were_any_are_read() -> None:
             InvalidAdapter,
         ),
         (
-            lambda t: t
-            | {
-                "base_model.model.lm_head.lora_A.weight": torch.ones(4, 64),
-                "base_model.model.lm_head.lora_B.weight": torch.ones(128, 4),
-            },
+            lambda t: (
+                t
+                | {
+                    "base_model.model.lm_head.lora_A.weight": torch.ones(4, 64),
+                    "base_model.model.lm_head.lora_B.weight": torch.ones(128, 4),
+                }
+            ),
             "lm_head has LoRA, too",
             InvalidAdapter,
         ),
@@ -129,7 +133,7 @@ def test_one_matrix_of_a_tied_base_is_written_twice(store: DiskStore, d0t: Path,
     version = store.put(alone, "acme", "alone", spec)
     assert [head.name for head in version.manifest.full_heads] == ["embed_tokens"]
     rewrite(tied, lambda tensors: tensors | {HEAD: tensors[HEAD] * 2})
-    with pytest.raises(InvalidAdapter, match="ensure_weight_tying is true, but .* differ"):
+    with pytest.raises(InvalidAdapter, match=r"ensure_weight_tying is true, but .* differ"):
         store.put(tied, "acme", "other", spec)
 
 
