@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -59,11 +59,15 @@ class GraphedForwardPass:
         memory: GraphMemory,
         *,
         head_has_lora: bool,
+        uncaptured: Sequence[Set[int]] = (),
     ) -> None:
+        """`head_has_lora`: adapters may change the head. `uncaptured`: slots whose adapters need
+        what no captured step does, as DoRA's factors, kept up to date: steps with one run layer by layer."""
         self._model, self._kv_cache, self._punica = model, kv_cache, punica
         self._attention, self._followers = attention, followers
         self._limits, self._sizes, self._plans = limits, sizes, plans
         self._head_has_lora = head_has_lora
+        self._uncaptured = tuple(uncaptured)
         self._memory = memory
         self._graphs: dict[_Key, Captured] = {}
         self._between: PlannedStep | None = None  # what attention the pieces of this step run
@@ -97,9 +101,16 @@ class GraphedForwardPass:
         rows = sum(len(sequence.token_ids) for sequence in sequences)
         decode = rows == len(sequences)
         size = self._sizes.fitting(rows, decode)
-        if size:
+        if size and not self._needs_layers(sequences):
             return self._replay(sequences, last_tokens, size, decode)
         return self._eager(sequences, last_tokens)
+
+    def _needs_layers(self, sequences: Sequence[SequenceRows]) -> bool:
+        present = [slots for slots in self._uncaptured if slots]
+        if not present:
+            return False
+        step = {sequence.slot for sequence in sequences}
+        return any(not slots.isdisjoint(step) for slots in present)
 
     def _replay(
         self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool

@@ -362,6 +362,8 @@ class Dispatcher:
 
 def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
     needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"
+    if live.admitted.full_heads:
+        needs += f", and {live.admitted.full_heads} places for full heads (executors' --max-full-heads)"
     return IncompatibleAdapter(
         f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
         metadata={"adapter": live.admitted.adapter},

@@ -65,7 +65,7 @@ class Plain:
     """Torch alone, on the CPU."""
 
     def __init__(self, folder: Path, shard: Shard, modules: frozenset[str], dtype: torch.dtype) -> None:
-        model = load_model(folder, dtype, "cpu", dummy=True)
+        self.model = model = load_model(folder, dtype, "cpu", dummy=True)
         values = {name.replace("base_layer.", ""): p for name, p in shard.model.named_parameters()}
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])

@@ -1,6 +1,7 @@
 """What executors are sent, and what becomes of requests when they are lost."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -216,6 +217,8 @@ async def test_a_refused_executor_is_named(
 async def test_an_adapter_that_no_executor_can_hold(dispatcher: Dispatcher, tokenizer: Tokenizer) -> None:
     with pytest.raises(IncompatibleAdapter, match="rank 64"):
         dispatcher.submit(admitted(digest=DIGEST, max_rank=64), None)
+    with pytest.raises(IncompatibleAdapter, match=r"2 places for full heads .*--max-full-heads"):
+        dispatcher.submit(replace(admitted(digest=DIGEST), full_heads=2), None)
     async with executors(1) as [fake], running(dispatcher_of([fake.address], tokenizer)) as fresh:
         early = fresh.submit(admitted(digest=DIGEST, max_rank=64), None)
         with pytest.raises(IncompatibleAdapter):
