@@ -125,6 +125,8 @@ class ExecutorConfig:
         _require("metrics-port", -1 <= self.metrics_port < 65536, "-1, 0 or a port")
         _require("load-format", self.load_format in ("safetensors", "dummy"), "safetensors or dummy")
         _require("device", _DEVICE.fullmatch(self.device), f"cpu, cuda or cuda:N, not {self.device!r}")
+        one_gpu = self.device.startswith("cuda:") and self.tensor_parallel_size > 1
+        _require("device", not one_gpu, "cpu or cuda with --tensor-parallel-size, for a GPU each")
         _require("dtype", self.dtype in _DTYPES, f"one of {_DTYPES}")
         _require("gpu-memory-utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         _require("num-kv-blocks", self.num_kv_blocks >= 0, "at least 0")

@@ -67,9 +67,13 @@ def connect(
     """Meet the other ranks of this host: NCCL for GPUs, gloo for the CPU. One group a process at a time.
 
     `meeting` is a file that does not exist yet, the same for all. `timeout_s` bounds how long a collective
-    waits for a rank that does not come, now and later.
+    waits for a rank that does not come, now and later. `cuda` without a number is the rank's own GPU, which
+    becomes this thread's current one.
     """
     device = torch.device(device)
+    if device.type == "cuda":
+        device = torch.device("cuda", rank if device.index is None else device.index)
+        torch.cuda.set_device(device)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside this host has a part in it
     dist.init_process_group(

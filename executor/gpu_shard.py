@@ -99,9 +99,9 @@ class _Builder:
             blocks = blocks_that_fit(use, utilization, spare.nbytes, least)
             blocks = self._least_of_all_ranks(blocks)
         kv_cache = self._cache(blocks)
-        # Graphs with collectives in them are not measured yet, so several ranks run layer by layer.
-        graphs = self._config.cuda_graphs and self._group.size == 1
         limits = self._limits
+        # Collectives are captured too: every rank captures and replays the same steps in the same order.
+        graphs = self._config.cuda_graphs
         sizes = GraphSizes.up_to(limits.max_sequences, limits.max_rows) if graphs else _NO_GRAPHS
         forward_pass = self._pass(kv_cache, sizes)
         forward_pass.warm_up()

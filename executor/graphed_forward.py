@@ -84,6 +84,10 @@ class GraphedForwardPass:
                     self._capture(_Key(rows, False, plan))
         logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
 
+    def close(self) -> None:
+        # NCCL does not part from ranks while a graph has collectives with them.
+        self._graphs.clear()
+
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
         for sequence in sequences:
