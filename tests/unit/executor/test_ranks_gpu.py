@@ -59,7 +59,12 @@ def test_tokens_equal_one_ranks(run_on: Start, digests: list[str], sharded: bool
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads that FlashInfer and the captured decode serve; logits that bfloat16 does not blur."""
     folder = tmp_path_factory.mktemp("wide")
-    make_model("llama", hidden_size=256, intermediate_size=512, head_dim=64).save_pretrained(folder)
+    model = make_model("llama", hidden_size=256, intermediate_size=512, head_dim=64)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(0.35)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -79,7 +84,9 @@ def test_captured_collectives_answer_as_uncaptured(
         for i in range(10)
     ]
     decoding = [
-        greedy(f"long-{i}", range(3 + i, 9 + i), digest=digests[i % 5], max_new_tokens=24, logprobs=0)
+        greedy(
+            f"long-{i}", range(3 + i // 5, 9 + i // 5), digest=digests[i % 5], max_new_tokens=24, logprobs=0
+        )
         for i in range(10)
     ]
     two = {"tensor_parallel_size": 2, "fully_sharded_loras": sharded}
@@ -92,6 +99,7 @@ def test_captured_collectives_answer_as_uncaptured(
         logprobs[name] = [
             [token.token.logprob for token in driver.tokens[dispatch.key]] for dispatch in decoding
         ]
+    assert len({tuple(answer) for answer in tokens["one"]}) == len(decoding), "an adapter is not loud"
     for name in ("eager", "captured"):
         compared = 0
         for number in range(len(decoding)):
@@ -99,5 +107,5 @@ def test_captured_collectives_answer_as_uncaptured(
                 if one != other:
                     break
                 compared += 1
-                assert logprobs[name][number][at] == pytest.approx(logprobs["one"][number][at], abs=0.15)
+                assert logprobs[name][number][at] == pytest.approx(logprobs["one"][number][at], abs=0.1)
         assert compared > 120, f"{name}: answers part too early to be compared ({compared} tokens alike)"
