@@ -1,4 +1,4 @@
-"""One engine over two GPUs, with NCCL between them, captured and not: the answers of one GPU, and of the CPU."""
+"""One engine over two GPUs, NCCL between them, captured and not: the answers of one GPU, and of the CPU."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
