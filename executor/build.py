@@ -115,6 +115,9 @@ def _on_one_rank(
         shard = build_shard(config, SINGLE)
         arena = shard.arena
         _check_host_memory(config, arena.nbytes_per_slot)
+        pool.take_in()
+        if not pool.max_images:
+            raise StartError(f"--host-memory-bytes {config.host_memory_bytes}: the machine gives none")
     except BaseException:
         pool.close()
         raise

@@ -56,6 +56,11 @@ class ExecutorConfig:
         0.9, "Share of a GPU's memory for this executor; what nothing else takes becomes KV blocks."
     )
     cuda_graphs: bool = _setting(True, "Capture small steps before the executor is ready: true or false.")
+    compile_processes: int = _setting(
+        0,
+        "Processes that compile kernels before a first start on a GPU; 1: the executor alone; 0: half of the "
+        "CPUs, at most 8.",
+    )
     tensor_parallel_size: int = _setting(
         1, "Ranks that share the model, each a process with a device of its own."
     )
@@ -130,6 +135,7 @@ class ExecutorConfig:
         _require("dtype", self.dtype in _DTYPES, f"one of {_DTYPES}")
         _require("gpu-memory-utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         _require("num-kv-blocks", self.num_kv_blocks >= 0, "at least 0")
+        _require("compile-processes", self.compile_processes >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
         modes = ("auto", "true", "false") if self.tensor_parallel_size == 1 else ("auto", "false")

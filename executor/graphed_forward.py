@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 from executor.attention import KVCache, LayerCache, StepAttention
 from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
 from executor.decode_attention import DecodeStep
-from executor.flashinfer_attention import FlashInfer, FlashInferStep, Kind
+from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
 from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
 from executor.layers.followers import Followers
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
+from executor.torch_attention import PlannedStep, StepPlanner
 from executor.warm_up import StepLimits
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping
@@ -49,7 +51,7 @@ class GraphedForwardPass:
         model: CausalLM,
         kv_cache: KVCache,
         punica: PunicaWrapperBase,
-        attention: FlashInfer,
+        attention: StepPlanner,
         followers: Followers,
         limits: StepLimits,
         sizes: GraphSizes,
@@ -64,7 +66,7 @@ class GraphedForwardPass:
         self._head_has_lora = head_has_lora
         self._memory = memory
         self._graphs: dict[_Key, Captured] = {}
-        self._between: FlashInferStep | None = None  # what attention the pieces of this step run
+        self._between: PlannedStep | None = None  # what attention the pieces of this step run
         pages = limits.max_sequences * -(-limits.max_model_len // kv_cache.block_size)
         few = max(sizes.largest, 1)
         most = max(limits.max_sequences, limits.warm_up_sequences)
@@ -76,17 +78,19 @@ class GraphedForwardPass:
     def warm_up(self) -> None:
         started = time.monotonic()
         with without_collection():
-            for rows in self._sizes.decode:
-                for plan in (None, *self._plans.of_decode(rows)):
-                    self._capture(_Key(rows, True, plan))
-            for rows in self._sizes.mixed:
-                for plan in (None, *self._plans.of_mixed(rows)):
-                    self._capture(_Key(rows, False, plan))
+            for key in self._keys():
+                self._capture(key)
         logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
 
     def close(self) -> None:
         # NCCL does not part from ranks while a graph has collectives with them.
         self._graphs.clear()
+
+    @torch.inference_mode()
+    def rehearse(self, part: int, parts: int) -> None:
+        """Run each `parts`-th of the steps that `warm_up` captures, from the `part`-th on."""
+        for key in islice(self._keys(), part, None, parts):
+            self._rehearse(key)
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
@@ -133,9 +137,7 @@ class GraphedForwardPass:
         head = head_runs(sequences) if self._head_has_lora else _NO_RUNS
         self._punica.update_metadata(LoRAMapping(runs, head), plan)
 
-    def _plan_attention(
-        self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind
-    ) -> FlashInferStep:
+    def _plan_attention(self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind) -> PlannedStep:
         slots = buffers.kv_slots[:rows]
         return self._attention.plan(shape, buffers, slots, self._kv_cache.block_size, kind)
 
@@ -152,7 +154,15 @@ class GraphedForwardPass:
         )
         return buffers.token_ids[:rows], context
 
-    def _capture(self, key: _Key) -> None:
+    def _keys(self) -> Iterator[_Key]:
+        for rows in self._sizes.decode:
+            for plan in (None, *self._plans.of_decode(rows)):
+                yield _Key(rows, True, plan)
+        for rows in self._sizes.mixed:
+            for plan in (None, *self._plans.of_mixed(rows)):
+                yield _Key(rows, False, plan)
+
+    def _rehearse(self, key: _Key) -> DecodeStep:
         buffers, rows = self._few_rows, key.rows
         buffers.fill((), single_rows=rows)
         step = DecodeStep.of(buffers, rows)
@@ -160,6 +170,10 @@ class GraphedForwardPass:
         runs = np.array([(slot, rows)], dtype=np.int32)
         self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
         self._model(*self._inputs(buffers, rows, step))
+        return step
+
+    def _capture(self, key: _Key) -> None:
+        buffers, rows, step = self._few_rows, key.rows, self._rehearse(key)
 
         def run(capture: Capture) -> Tensor:
             attention = step if key.decode else _Between(capture, step.kv_slots, self._attend_between)

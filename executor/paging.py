@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Adapters(Protocol[ImageT]):
     """Where images come from and go to. `nbytes_per_slot` is the most that one takes; host memory has room
-    for `max_images` of that size.
+    for `max_images` of that size, which may turn out to be fewer.
 
     load_image  reads and lays out an adapter, on a loader thread
     load        puts an image into a slot: the next step finds it there, and needs the image no more;
@@ -253,10 +253,12 @@ class Pager(Generic[ImageT]):
         return evicted
 
     def _choose(self, wanted: list[str]) -> None:
-        """Pins, then the longest waiting, as far as all their images fit together: these are not evicted."""
+        """Pins, then the longest waiting, as far as all their images fit together: these are not evicted.
+        Of the pins as many as leave room for one image more."""
         self._keep = set()
         size = 0
-        for digest in dict.fromkeys([*self._pins, *wanted]):
+        pins = list(self._pins)[: max(0, self._adapters.max_images - 1)]
+        for digest in dict.fromkeys([*pins, *wanted]):
             size += self.host.size(digest) if digest in self.host else self._adapters.nbytes_per_slot
             if self._keep and size > self.host.max_bytes:
                 break

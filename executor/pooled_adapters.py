@@ -45,7 +45,10 @@ class PooledAdapters:
         self._pool = pool
         self._writer = writer
         self.nbytes_per_slot = layout.max_block_bytes
-        self.max_images = pool.max_images
+
+    @property
+    def max_images(self) -> int:
+        return self._pool.max_images
 
     def load_image(self, digest: str) -> PooledImage:
         """Room is claimed once the adapter is known to be whole and to fit: what cannot be served pushes out

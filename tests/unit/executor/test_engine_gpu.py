@@ -23,6 +23,7 @@ def make(tiny_base: Path, tiny_store: DiskStore) -> Iterator[object]:
 
     def build(**settings: object) -> Driver:
         settings = {"device": "cuda", "dtype": "float32", "host_memory_bytes": 64 << 20} | settings
+        settings = {"compile_processes": 1} | settings
         drivers.append(make_driver(str(tiny_base), tiny_store, **settings))
         return drivers[-1]
 

@@ -55,7 +55,7 @@ def make_shard(folder: Path, **settings: object) -> Shard:
     given = {
         "model": str(folder), "store": "unused", "device": "cuda", "load_format": "dummy", "max_loras": SLOTS,
         "max_lora_rank": 16, "max_seats": SEQUENCES, "max_batched_tokens": 700, "num_kv_blocks": BLOCKS,
-        "block_size": BLOCK,
+        "block_size": BLOCK, "compile_processes": 1,
     } | settings  # fmt: skip
     return build_shard(ExecutorConfig(**given), SINGLE)  # type: ignore[arg-type]
 
