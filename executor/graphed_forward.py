@@ -182,9 +182,9 @@ class GraphedForwardPass:
 
         self._graphs[key] = self._memory.capture(run)
 
-    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None) -> None:
         if self._between is not None:
-            self._between.attend_into(out, query, cache)
+            self._between.attend_into(out, query, cache, sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,9 @@ class _Between:
 
     capture: Capture
     kv_slots: Tensor
-    attend_into: Callable[[Tensor, Tensor, LayerCache], None]
+    attend_into: Callable[[Tensor, Tensor, LayerCache, Tensor | None], None]
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
-        if sinks is not None:
-            raise ValueError("a captured step has no attention sinks")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self.capture.call_between(partial(self.attend_into, out, query, cache))
+        self.capture.call_between(partial(self.attend_into, out, query, cache, sinks))
         return out
