@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -87,7 +88,13 @@ def connect(
     return ParallelGroup(rank, size, dist.group.WORLD)
 
 
-def disconnect() -> None:
-    """Leave the group that `connect` made. Safe without one."""
+def disconnect(patience_s: float = 10.0) -> None:
+    """Leave the group that `connect` made. Safe without one.
+
+    NCCL may wait for ever: for a rank that hangs, or for a captured graph that nobody gave up. After
+    `patience_s` that is left to a thread which does not keep this process from ending.
+    """
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leaving = threading.Thread(target=dist.destroy_process_group, name="leave-group", daemon=True)
+        leaving.start()
+        leaving.join(patience_s)

@@ -134,9 +134,7 @@ class FlashInferStep:
         self.attend_into(out, query, cache, sinks)
         return out
 
-    def attend_into(
-        self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None
-    ) -> None:
+    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
         """Rows at and beyond `rows` are left alone."""
         if sinks is not None:
             raise ValueError("attention sinks are not for FlashInfer here: see `serves`")

@@ -77,9 +77,13 @@ class GraphedForwardPass:
     @torch.inference_mode()
     def warm_up(self) -> None:
         started = time.monotonic()
-        with without_collection():
-            for key in self._keys():
-                self._capture(key)
+        try:
+            with without_collection():
+                for key in self._keys():
+                    self._capture(key)
+        except BaseException:
+            self.close()
+            raise
         logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
 
     def close(self) -> None:
@@ -166,8 +170,8 @@ class GraphedForwardPass:
         buffers, rows = self._few_rows, key.rows
         buffers.fill((), single_rows=rows)
         step = DecodeStep.of(buffers, rows)
-        slot = -1 if key.plan is None else 0
-        runs = np.array([(slot, rows)], dtype=np.int32)
+        adapted = 0 if key.plan is None else min(rows, key.plan.items * key.plan.rows_per_item)
+        runs = np.array([(0, adapted), (-1, rows - adapted)], dtype=np.int32)
         self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
         self._model(*self._inputs(buffers, rows, step))
         return step

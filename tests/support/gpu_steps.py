@@ -76,9 +76,7 @@ class BufferStep:
         self.attend_into(out, query, cache, sinks)
         return out
 
-    def attend_into(
-        self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None
-    ) -> None:
+    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
         buffers = self.buffers
         for number in range(self.sequences):
             first, last = buffers.qo_indptr[number : number + 2].tolist()
