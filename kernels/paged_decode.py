@@ -63,8 +63,8 @@ def paged_decode_kernel(
     out, partials, query, cache, kv_indices, kv_indptr, last_page_len, sinks, scale_log2,
     query_stride, plane_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_KV: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, ROWS: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_KV: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head and split, sequence): the query heads of one KV head, over a share of the tokens."""
     let_next_kernel_start(PDL)
@@ -191,7 +191,8 @@ def paged_decode(
         partials = torch.empty(shape, dtype=torch.float32, device=out.device)
     paged_decode_kernel[(kv_heads * config.splits, sequences)](
         out=out, partials=partials, query=query, cache=cache, kv_indices=kv_indices, kv_indptr=kv_indptr,
-        last_page_len=last_page_len, sinks=out if sinks is None else sinks, scale_log2=math.log2(math.e) / math.sqrt(head_dim),
+        last_page_len=last_page_len, sinks=out if sinks is None else sinks,
+        scale_log2=math.log2(math.e) / math.sqrt(head_dim),
         query_stride=query.stride(0), plane_stride=cache.stride(0), KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE=page, BLOCK_KV=config.block_kv,
         SPLITS=config.splits, WINDOW=window or 0, SINKS=sinks is not None, ROWS=_ROWS, PDL=pdl,

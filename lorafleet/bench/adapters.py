@@ -18,8 +18,8 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Of a base model: its layers, and (in_features, out_features) of each projection, by its path in a layer:
-    "self_attn.q_proj", "mlp.up_proj", "mlp.experts.7.up_proj"."""
+    """Of a base model: its layers, and (in_features, out_features) of each projection by its path in a layer,
+    as "self_attn.q_proj" or "mlp.experts.7.up_proj"."""
 
     num_layers: int
     projections: Mapping[str, tuple[int, int]]

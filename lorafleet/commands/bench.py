@@ -83,8 +83,9 @@ def _add_make_adapters(group: Subparsers) -> None:
         "make-adapters",
         "random adapters to measure with",
         "Make adapters of one rank on all projections of every layer, those of each expert included, with\n"
-        "random values that are the same each time: as PEFT folders (--folder), straight into a store (--store), or pushed to a\n"
-        "scheduler (neither). They are called bench-0000 and so on, as `lorafleet bench` asks for them.",
+        "random values that are the same each time: as PEFT folders (--folder), straight into a store\n"
+        "(--store), or pushed to a scheduler (neither). They are called bench-0000 and so on, as\n"
+        "`lorafleet bench` asks for them.",
         "  lorafleet bench make-adapters --model M --store S --count 128 --rank 16\n"
         "  lorafleet bench make-adapters --model M --folder ./adapters --count 4\n"
         "  lorafleet bench make-adapters --model M --count 16 --target 127.0.0.1:50051",

@@ -15,7 +15,6 @@ from tests.fidelity.moe_families import KINDS, make_moe_family
 from tests.support.engines import greedy, make_driver
 from tests.support.moe_models import ATTENTION
 
-
 # What runs it, for the float32 that is compared. On a GPU decoding is captured, attention sinks included.
 ON = [
     pytest.param({}, id="cpu"),
