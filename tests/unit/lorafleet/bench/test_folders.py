@@ -30,8 +30,8 @@ def test_a_folder_of_shapes_is_a_model_to_store_and_scheduler(name: str, tmp_pat
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.vocab_size == spec.vocab_size
     assert tokenizer.token_bytes(17) == b"t17 "
-    blocks = (tmp_path / "model.safetensors").stat().st_blocks
-    assert blocks * 512 < 1 << 20, "the checkpoint is a hole"
+    checkpoint = (tmp_path / "model.safetensors").stat()
+    assert checkpoint.st_blocks * 512 < max(1 << 20, checkpoint.st_size // 1000), "the checkpoint is a hole"
 
 
 def test_unknown_shapes_and_models_are_named(tmp_path: Path) -> None:
@@ -47,7 +47,8 @@ def test_adapters_of_experts_enter_a_store(tmp_path: Path) -> None:
     for name, attention_only in (("all", False), ("attention", True)):
         maker = AdapterMaker.make(Shapes.of(tmp_path / "model", attention_only=attention_only), rank=4)
         put_into_store(maker, str(tmp_path / "store"), tmp_path / "model", {0: name}, lambda _: None)
-    kinds = [store.resolve(Ref.parse(name, "default")).manifest.module_kinds for name in ("all", "attention")]
+    versions = [store.resolve(Ref.parse(name, "default")) for name in ("all", "attention")]
+    kinds = [version.manifest.module_kinds for version in versions]
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert kinds == [attention | {"experts"}, attention]
 
