@@ -118,7 +118,13 @@ class ExecutorConfig:
     outbox_timeout: float = _setting(
         10.0, "Seconds that an outbox may stay full before its stream is closed."
     )
-    step_timeout: float = _setting(60.0, "Seconds without progress in a step until liveness fails.")
+    step_timeout: float = _setting(
+        60.0,
+        "Seconds without progress in a step until liveness fails; with several ranks the executor then ends.",
+    )
+    start_timeout: float = _setting(
+        120.0, "Seconds that another rank may take longer to start than this one."
+    )
     drain_timeout: float = _setting(60.0, "Seconds that accepted work has to finish after SIGTERM.")
     log_format: str = _setting("text", "text or json.")
     log_level: str = _setting("info", f"One of {', '.join(LOG_LEVELS)}.")
@@ -184,7 +190,7 @@ class ExecutorConfig:
 _POSITIVE = (
     "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
-    "outbox_messages", "outbox_timeout", "step_timeout", "drain_timeout",
+    "outbox_messages", "outbox_timeout", "step_timeout", "start_timeout", "drain_timeout",
 )  # fmt: skip
 
 

@@ -68,8 +68,8 @@ def connect(
     """Meet the other ranks of this host: NCCL for GPUs, gloo for the CPU. One group a process at a time.
 
     `meeting` is a file that does not exist yet, the same for all. `timeout_s` bounds how long a collective
-    waits for a rank that does not come, now and later. `cuda` without a number is the rank's own GPU, which
-    becomes this thread's current one.
+    waits for a rank that does not come, now and later; NCCL aborts the process then. `cuda` without a number
+    is the rank's own GPU, which becomes this thread's current one.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -82,7 +82,8 @@ def connect(
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=timeout_s),
+        # NCCL waits longer: whoever watches the steps sees it first, and can end them in order.
+        timeout=timedelta(seconds=timeout_s * (2 if device.type == "cuda" else 1)),
         device_id=device if device.type == "cuda" else None,
     )
     return ParallelGroup(rank, size, dist.group.WORLD)

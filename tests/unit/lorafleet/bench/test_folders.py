@@ -86,6 +86,7 @@ def test_the_same_number_is_the_same_adapter(tmp_path: Path) -> None:
 def test_an_adapter_that_does_not_fit_is_refused_by_the_store(tmp_path: Path) -> None:
     write_shapes("tiny", tmp_path / "model")
     shapes = Shapes.of(tmp_path / "model")
-    wrong = AdapterMaker.make(Shapes(shapes.num_layers, {**shapes.projections, "self_attn.q_proj": (64, 32)}), rank=2)
+    narrow = {**shapes.projections, "self_attn.q_proj": (64, 32)}
+    wrong = AdapterMaker.make(Shapes(shapes.num_layers, narrow), rank=2)
     with pytest.raises(BenchError, match="q_proj"):
         put_into_store(wrong, str(tmp_path / "store"), tmp_path / "model", NAMES, lambda name: None)
