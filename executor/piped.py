@@ -34,6 +34,7 @@ from executor.errors import ConfigError
 from executor.events import EngineInfo, StepEvents
 from executor.logs import setup_logging
 from executor.metrics import Metrics
+from executor.ranks.leader import kill_ranks
 from executor.sequence import Dispatch
 from executor.store import open_source
 from lorafleet.v1 import common_pb2, executor_pb2
@@ -100,6 +101,7 @@ class _Pipe:
     def end(self, error: Exception | None) -> None:
         if error is not None:
             logger.error("the engine ends: %s", error)
+            kill_ranks()
             os._exit(1)
 
     def write(self, message: Mapping[str, Any]) -> None:

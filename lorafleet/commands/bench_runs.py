@@ -127,6 +127,8 @@ def add_preset(group: Subparsers) -> None:
         "Measure ready-made loads, one row each, beside the figures of vLLM on an H100. The adapters must\n"
         "be there (see make-adapters), the executor with --prefix-cache false, and with so many slots:\n"
         "  d1, d2, d3, d4      64 and more: decoding, 256 requests, one request, prefill\n"
+        "  experts             8: decoding by a model with experts, whose adapters are on all projections\n"
+        "  experts-attention   64: the same, with adapters on attention alone\n"
         "  d2-paged            16, and host memory for 128 adapters; not used since the executor's start\n"
         "  page-in-stall       16, and host memory for 108: what page-ins do to 64 running streams\n"
         "  arriving-prompts    8 and more: what short prompts do to 64 running streams\n"
