@@ -53,13 +53,14 @@ def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int
         if source.is_symlink() and source.resolve().parent != source.parent.resolve():
             raise InvalidAdapter(f"{source.name} is a link that leads out of its folder")
         files = [file for file in KNOWN_FILES if _is_usable(source, file, max_file_bytes)]
-        open_weights(source)  # a damaged header is refused before gigabytes are copied
         target.mkdir()
         weights = None
         for file in files:
             if file == WEIGHTS_FILE and (source / file).stat().st_size <= max_memory_bytes:
                 weights = TensorFile.in_memory(file, read_file(source / file))
             else:
+                if file == WEIGHTS_FILE:
+                    open_weights(source)  # a damaged header is refused before gigabytes are copied
                 shutil.copyfile(source / file, target / file)
         return weights
     except (OSError, ValueError) as error:
