@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.base_copy import check_base_copy
-from adapter_store.cores import on_all_cores
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.manifest import ModuleInfo
 from adapter_store.model_spec import ModelSpec
@@ -76,9 +75,10 @@ def read_adapter(
     plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
     modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
-    checked = [tensor for half in halves.values() for tensor in half.tensors]
-    checked += [file.header.tensors[name] for name in sorted(experts.tensors)]
-    on_all_cores(lambda tensor: _check_finite(file, tensor), checked)
+    for tensor in (tensor for half in halves.values() for tensor in half.tensors):
+        _check_finite(file, tensor)
+    for name in sorted(experts.tensors):
+        _check_finite(file, file.header.tensors[name])
     for module, copy in copies.items():
         check_base_copy(file, copy, module, spec)
     check_token_ids(folder, spec)
