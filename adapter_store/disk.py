@@ -4,6 +4,7 @@
     changes                         how many there were, and of what (changes_file.py)
     blobs/<hex>/                    content, immutable once here (blob.py)
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
+    format-2                        what it is, and how it is kept (store_folder.py)
     tmp/                            work in progress, and what crashes left
 
 A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
@@ -43,6 +44,7 @@ from adapter_store.record import NameRecord
 from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import take_adapter
+from adapter_store.store_folder import claim_folder
 from adapter_store.summary import Summary, is_deleted, parse_lines
 from adapter_store.watch import News, Watcher
 
@@ -55,7 +57,9 @@ _log = logging.getLogger(__name__)
 class DiskStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
-    def __init__(self, root: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        """`create`: a folder that is missing or empty becomes a store. Raises NoStore, OtherFormat,
+        StoreUnavailable."""
         self._root, self._max_file_bytes = root, max_file_bytes
         self._blobs, self._tmp = root / "blobs", root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
@@ -67,6 +71,7 @@ class DiskStore(Catalogue):
         self._mutex = threading.Lock()  # guards these two
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
+            claim_folder(root, create=create)
             for folder in (self._blobs, root / "names", self._tmp):
                 folder.mkdir(parents=True, exist_ok=True)
             with self._locked():

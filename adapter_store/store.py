@@ -195,25 +195,25 @@ class AdapterStore(WeightsSource, Protocol):
         ...
 
 
-def open_store(url: str, *, allow_volatile: bool = False) -> AdapterStore:
+def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -> AdapterStore:
     """`disk:/folder`, a bare path, or `redis://...`, `rediss://...` (redis_store/url.py).
 
-    `allow_volatile` accepts a Redis that may lose in a crash what it acknowledged. Raises InvalidRef for
-    another scheme, StoreUnavailable.
+    `create` makes a store where none is. `allow_volatile` accepts a Redis that may lose in a crash what it
+    acknowledged. Raises InvalidRef for another scheme, NoStore, OtherFormat, StoreUnavailable.
     """
     from adapter_store.disk import DiskStore
 
     scheme, colon, rest = url.partition(":")
     if colon and scheme in ("redis", "rediss"):
-        return _open_redis(url, allow_volatile)
+        return _open_redis(url, create, allow_volatile)
     if not colon or "/" in scheme:
         scheme, rest = "disk", url
     if scheme != "disk" or not rest:
         raise InvalidRef(f"store url {scheme}:... is not disk:/folder, a path, redis://... or rediss://...")
-    return DiskStore(Path(rest))
+    return DiskStore(Path(rest), create=create)
 
 
-def _open_redis(url: str, allow_volatile: bool) -> AdapterStore:
+def _open_redis(url: str, create: bool, allow_volatile: bool) -> AdapterStore:
     try:
         from adapter_store.redis_store.store import RedisStore
         from adapter_store.redis_store.url import RedisUrl
@@ -221,4 +221,4 @@ def _open_redis(url: str, allow_volatile: bool) -> AdapterStore:
         raise InvalidRef(
             f"store url redis://... needs the package {error.name}: pip install 'lorafleet[redis]'"
         ) from error
-    return RedisStore(RedisUrl.parse(url, allow_volatile=allow_volatile))
+    return RedisStore(RedisUrl.parse(url, allow_volatile=allow_volatile), create=create)

@@ -29,6 +29,10 @@ class Keys:
         return self._meta(f"operation:{identifier}")
 
     @property
+    def format(self) -> str:
+        return self._meta("format")
+
+    @property
     def changes(self) -> str:
         return self._meta("changes")
 

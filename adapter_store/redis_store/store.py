@@ -22,6 +22,7 @@ from adapter_store.redis_store.changes import Changes
 from adapter_store.redis_store.content import Content, prepare
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
+from adapter_store.redis_store.namespace import claim_namespace
 from adapter_store.redis_store.notices import Notices
 from adapter_store.redis_store.orphans import find_orphans
 from adapter_store.redis_store.primary import Primary
@@ -42,8 +43,9 @@ _log = logging.getLogger(__name__)
 class RedisStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
-    def __init__(self, url: RedisUrl, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """Raises StoreUnavailable; UnsafeStore when the server may lose what it acknowledged."""
+    def __init__(self, url: RedisUrl, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        """`create`: an empty namespace becomes a store. Raises NoStore, OtherFormat, StoreUnavailable;
+        UnsafeStore when the server may lose what it acknowledged."""
         self._max_file_bytes = max_file_bytes
         self._primary, self._keys = Primary(url), Keys(url.namespace)
         keys = self._keys
@@ -55,6 +57,7 @@ class RedisStore(Catalogue):
         self._notices: Notices | None = None
         self._mutex = threading.Lock()  # guards the two above
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
+        claim_namespace(self._primary, keys, str(url), create=create)
         self._changes.sweep()
 
     def put(
