@@ -18,6 +18,7 @@ from adapter_store.errors import (
     UnsafeStore,
     UploadLost,
 )
+from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
@@ -42,6 +43,7 @@ __all__ = [
     "InvalidAdapter",
     "InvalidModel",
     "InvalidRef",
+    "Lease",
     "LoRAModule",
     "Manifest",
     "ModelSpec",

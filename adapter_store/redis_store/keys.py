@@ -33,6 +33,14 @@ class Keys:
         return self._meta("format")
 
     @property
+    def leases(self) -> str:
+        return self._meta("leases")
+
+    @property
+    def leased(self) -> str:
+        return self._meta("leased")
+
+    @property
     def changes(self) -> str:
         return self._meta("changes")
 

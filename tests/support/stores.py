@@ -108,7 +108,8 @@ class RedisMedium:
 
     def leftovers(self) -> list[str]:
         operations = self.keys.operation("")
-        counters = {self.keys.changes, self.keys.first_change, self.keys.changed, self.keys.format}
+        keys = self.keys
+        counters = {keys.changes, keys.first_change, keys.changed, keys.format}
         return [key for key in self.all_keys() if key not in counters and not key.startswith(operations)]
 
     def all_keys(self) -> list[str]:
