@@ -4,15 +4,20 @@ import logging
 import threading
 from pathlib import Path
 
-from adapter_store import AdapterStoreError, CachedStore, WeightsSource, open_store
+from adapter_store import AdapterStoreError, CachedStore, NoStore, WeightsSource, open_store
 from executor.config import ExecutorConfig
+from executor.errors import StartError
 
 logger = logging.getLogger(__name__)
 
 
 def open_source(config: ExecutorConfig) -> WeightsSource:
-    """Every rank opens its own. Raises AdapterStoreError."""
-    store = open_store(config.store, allow_volatile=config.allow_volatile)
+    """Every rank opens its own. An executor only reads: it makes no store. Raises StartError when there is
+    none, AdapterStoreError."""
+    try:
+        store = open_store(config.store, create=False, allow_volatile=config.allow_volatile)
+    except NoStore as error:
+        raise StartError(f"--store: {error}") from error
     return CachedStore(store, Path(config.cache_dir), config.cache_bytes) if config.cache_dir else store
 
 

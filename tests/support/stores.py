@@ -61,7 +61,7 @@ class DiskMedium:
 
     def leftovers(self) -> list[str]:
         files = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
-        return sorted(set(files) - {"lock", "changes"})
+        return sorted(set(files) - {"lock", "changes", "format-2"})
 
     def _blob(self, digest: str) -> Path:
         return self.root / "blobs" / digest.removeprefix("sha256:")
@@ -108,7 +108,8 @@ class RedisMedium:
 
     def leftovers(self) -> list[str]:
         operations = self.keys.operation("")
-        counters = {self.keys.changes, self.keys.first_change, self.keys.changed}
+        keys = self.keys
+        counters = {keys.changes, keys.first_change, keys.changed, keys.format}
         return [key for key in self.all_keys() if key not in counters and not key.startswith(operations)]
 
     def all_keys(self) -> list[str]:

@@ -72,7 +72,7 @@ def test_a_damaged_record_stops_no_collection(medium: Medium, versions: list[Ver
     for version in versions:
         store.withdraw(Ref(version.tenant, version.name, alias="latest"))
     medium.change_record(hurt.tenant, hurt.name, partial(_flipped, position=0, bit=1))
-    assert [each.digest for each in store.collect(1e12, lambda _: False)] == [other.digest]
+    assert [each.digest for each in store.collect(0, lambda _: False)] == [other.digest]
 
 
 def test_what_is_read_to_serve_is_checked_when_it_is_opened(medium: Medium, versions: list[Version]) -> None:
