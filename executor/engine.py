@@ -110,14 +110,14 @@ class Engine:
     def prefetch(self, digest: str) -> None:
         self.pager.prefetch(digest)
 
-    def pin(self, digest: str, tier: Tier) -> None:
-        self.pager.pin(digest, tier)
+    def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
+        self.pager.pin(digest, tier, adapter)
 
-    def unpin(self, digest: str) -> None:
-        self.pager.unpin(digest)
+    def unpin(self, digest: str, adapter: str = "") -> None:
+        self.pager.unpin(digest, adapter)
 
-    def drop(self, digest: str) -> None:
-        self.pager.drop(digest)
+    def drop(self, digest: str, adapter: str = "") -> None:
+        self.pager.drop(digest, adapter)
 
     def on_disk(self, copies: tuple[Copy, ...]) -> None:
         self.pager.on_disk(copies)

@@ -134,13 +134,14 @@ class Hub:
                 self._engine.submit(lambda engine: engine.prefetch(digest))
             case "pin":
                 digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
-                self._engine.submit(lambda engine: engine.pin(digest, tier))
+                adapter = command.pin.adapter
+                self._engine.submit(lambda engine: engine.pin(digest, tier, adapter))
             case "unpin":
-                digest = command.unpin.digest
-                self._engine.submit(lambda engine: engine.unpin(digest))
+                digest, adapter = command.unpin.digest, command.unpin.adapter
+                self._engine.submit(lambda engine: engine.unpin(digest, adapter))
             case "drop":
-                digest = command.drop.digest
-                self._engine.submit(lambda engine: engine.drop(digest))
+                digest, adapter = command.drop.digest, command.drop.adapter
+                self._engine.submit(lambda engine: engine.drop(digest, adapter))
                 if self._discard_copy:
                     self._discard_copy(digest)
             case "drain":

@@ -22,7 +22,7 @@ class Leases:
         """On disk when it is the first. Of later ones a crash may lose the last: what it said before counts
         then, and only delays others."""
         keys = (self._keys.leases, self._keys.leased, self._keys.format)
-        arguments = (lease.holder, lease.seconds, lease.to_bytes(), FORMAT)
+        arguments = (lease.holder, str(lease.seconds), lease.to_bytes(), FORMAT)
         command = ("EVAL", scripts.HOLD, len(keys), *keys, *arguments)
         self._primary.run(command, durable=lease.holder not in self._told)
         self._told.add(lease.holder)

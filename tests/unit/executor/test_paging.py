@@ -241,6 +241,26 @@ def test_pins_load_and_stay(make: Make) -> None:
     assert world.slots.pinned == frozenset()
 
 
+def test_each_adapter_with_that_content_has_a_pin_of_its_own(make: Make) -> None:
+    world = make(room=3, slots=2)
+    world.pager.pin("a", Tier.HOST, "acme/x")
+    world.pager.pin("a", Tier.SLOT, "zoo/y")
+    world.settle()
+    assert world.slots.pinned == {"a"}
+    world.pager.unpin("a", "zoo/y")
+    assert world.slots.pinned == frozenset()
+    world.pager.drop("a", "zoo/y")
+    world.settle("b", "c", "d")
+    assert "a" in world.pager.host  # for acme/x
+    world.pager.drop("a", "acme/x")
+    assert not world.pager.holds("a")
+    for adapter in ("acme/x", "zoo/y"):
+        world.pager.pin("a", Tier.HOST, adapter)
+    world.settle()
+    world.pager.drop("a")
+    assert not world.pager.holds("a")
+
+
 def test_pins_never_take_the_last_slot_or_the_last_room(make: Make) -> None:
     world = make(room=3, slots=2)
     world.pager.pin("a", Tier.SLOT)
