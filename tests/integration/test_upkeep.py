@@ -114,8 +114,10 @@ def test_a_drain_frees_slot_host_and_disk_everywhere(fleet: Fleet, adapter: Call
         rows = here.adapters.residency("draining")
         assert {(row.executor, row.tier) for row in rows} >= {(each, "slot") for each in pinned.executors}
         wait_until(
-            lambda: {row.executor for row in here.adapters.residency("draining") if row.tier == "disk"}
-            == {*pinned.executors},
+            lambda: (
+                {row.executor for row in here.adapters.residency("draining") if row.tier == "disk"}
+                == {*pinned.executors}
+            ),
             "their disks are told",
         )
         assert all(row.max_rank == 4 and row.adapters == ("default/draining",) for row in rows)
