@@ -163,6 +163,7 @@ def test_a_damaged_entry_is_fetched_again(
 def test_a_cleaner_that_removes_entries_under_way(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
+    """C40."""
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
     done = threading.Event()
 
@@ -189,6 +190,7 @@ def test_a_cleaner_that_removes_entries_under_way(
 def test_many_first_users_of_several_caches_on_one_folder_make_one_fetch(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
+    """C39."""
     origin.slow = threading.Event()
     caches = [CachedStore(origin, tmp_path / "cache", ROOMY) for _ in range(4)]
     digest = versions[0].digest
@@ -204,6 +206,7 @@ def test_many_first_users_of_several_caches_on_one_folder_make_one_fetch(
 def test_a_failed_fetch_leaves_nothing_and_may_be_tried_again(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
+    """C39."""
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
     origin.away = True
     with pytest.raises(StoreUnavailable):
