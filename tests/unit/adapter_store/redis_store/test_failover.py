@@ -58,6 +58,7 @@ def store_of(*servers: RedisServer, options: str = "") -> RedisStore:
 def test_roles_are_swapped_during_a_stream_of_changes(
     pair: tuple[RedisServer, RedisServer], adapters: list[Path], spec: ModelSpec, known: str
 ) -> None:
+    """C37: by command, without losing a connection."""
     first, second = pair
     store = store_of(*{"first": [first], "both": [first, second], "replica": [second]}[known])
     digests = [store.put(folder, "acme", "x", spec).digest for folder in adapters]
@@ -95,7 +96,7 @@ def test_roles_are_swapped_during_a_stream_of_changes(
 def test_reads_leave_a_primary_that_became_a_replica(
     pair: tuple[RedisServer, RedisServer], adapters: list[Path], spec: ModelSpec
 ) -> None:
-    """It still answers, with what it knew then: a version that it never heard of is not "deleted"."""
+    """C37: it still answers, with what it knew then: a version that it never heard of is not "deleted"."""
     first, second = pair
     store = store_of(first, second)
     store.put(adapters[0], "acme", "x", spec)
