@@ -39,6 +39,19 @@ class ModuleInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FullHead:
+    """A fully trained lm_head or embed_tokens."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocab_size, self.hidden_size
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     digest: str
     modules: tuple[ModuleInfo, ...]  # by layer, then in the order of the forward pass
@@ -48,6 +61,7 @@ class Manifest:
     peft_version: str | None
     chat_template: str | None
     warnings: tuple[str, ...]
+    full_heads: tuple[FullHead, ...] = ()  # an executor needs a place for each, besides the slot
 
     @property
     def max_rank(self) -> int:
@@ -66,6 +80,7 @@ class Manifest:
         try:
             fields: dict[str, Any] = json.loads(text)
             fields["modules"] = tuple(ModuleInfo(**module) for module in fields["modules"])
+            fields["full_heads"] = tuple(FullHead(**head) for head in fields.get("full_heads", ()))
             fields["dtypes"], fields["warnings"] = tuple(fields["dtypes"]), tuple(fields["warnings"])
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
