@@ -18,7 +18,7 @@ from executor.metrics import Metrics
 from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
 from executor.rejection import Rejection, draining, internal, invalid_logits, no_seats, rejection_of
-from executor.residency import Tier
+from executor.residency import Copy, Tier
 from executor.sampling import SampledToken
 from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 
@@ -118,6 +118,9 @@ class Engine:
 
     def drop(self, digest: str, adapter: str = "") -> None:
         self.pager.drop(digest, adapter)
+
+    def on_disk(self, copies: tuple[Copy, ...]) -> None:
+        self.pager.on_disk(copies)
 
     def drain(self) -> None:
         """Reject what comes from now on; what is accepted goes on."""

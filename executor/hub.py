@@ -44,9 +44,10 @@ class Hub:
         self,
         engine: EngineThread,
         outbox_messages: int,
-        discard_copy: Callable[[str], None] = lambda digest: None,
+        discard_copy: Callable[[str], None] | None = None,
     ) -> None:
-        """`discard_copy` frees what is kept of a version on this machine's disk; it must not block."""
+        """`discard_copy` frees what is kept of a version on this machine's disk; it must not block.
+        None: nothing is kept there."""
         self.instance_id = uuid.uuid4().hex
         self.info: EngineInfo | None = None
         self.streams: dict[int, Stream] = {}
@@ -141,7 +142,8 @@ class Hub:
             case "drop":
                 digest, adapter = command.drop.digest, command.drop.adapter
                 self._engine.submit(lambda engine: engine.drop(digest, adapter))
-                self._discard_copy(digest)
+                if self._discard_copy:
+                    self._discard_copy(digest)
             case "drain":
                 self._engine.submit(lambda engine: engine.drain())
             case unknown:

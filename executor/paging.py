@@ -87,6 +87,7 @@ class Pager(Generic[ImageT]):
         self._paged_in = paged_in  # told the digest
         self._page_in_took = page_in_took  # told seconds
         self._residency = Residency()
+        self._on_disk: tuple[Copy, ...] = ()
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins = Pins()
@@ -144,6 +145,11 @@ class Pager(Generic[ImageT]):
         if not self._users[digest]:
             self._purge(digest)
 
+    def on_disk(self, copies: tuple[Copy, ...]) -> None:
+        """What the cache on disk holds, for the reports: loads ask it by themselves."""
+        self._on_disk = copies
+        self._changed = True
+
     def collect(self, wanted: list[str], now: float) -> list[LoadFailure]:
         """Take in finished loads and start new ones, for `wanted` (longest waiting first), pins and hints.
 
@@ -191,10 +197,10 @@ class Pager(Generic[ImageT]):
             Copy(digest, Tier.SLOT, self._adapters.nbytes_per_slot, slot, digest in pinned)
             for digest, slot in self._slots.digests.items()
         ]
-        return self._residency.update([*host, *in_slots])
+        return self._residency.update([*self._on_disk, *host, *in_slots])
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a copy of it in any tier."""
+        """Whether there is a copy of it in host memory or a slot."""
         return digest in self.host or self._slots.find(digest) is not None
 
     @property

@@ -89,7 +89,7 @@ class RedisStore(Catalogue):
                 strict_base=strict_base,
                 max_memory_bytes=_MEMORY_BYTES,
             )
-            manifest, files = prepare(adapter, pushed)
+            manifest, files = prepare(adapter, pushed, _MEMORY_BYTES)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)

@@ -146,6 +146,13 @@ def test_a_drain_frees_slot_host_and_disk_everywhere(fleet: Fleet, adapter: Call
         assert pinned.missing == () and len(pinned.executors) == 2
         rows = here.adapters.residency("draining")
         assert {(row.executor, row.tier) for row in rows} >= {(each, "slot") for each in pinned.executors}
+        wait_until(
+            lambda: (
+                {row.executor for row in here.adapters.residency("draining") if row.tier == "disk"}
+                == {*pinned.executors}
+            ),
+            "their disks are told",
+        )
         assert all(row.max_rank == 4 and row.adapters == ("default/draining",) for row in rows)
         assert len(fleet.copies_on_disk(digest)) == 2
         reading = watch(there, PROMPT, 300, adapter=f"draining@{digest}")

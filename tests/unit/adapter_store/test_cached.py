@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from adapter_store import (
     AdapterNotFound,
@@ -158,6 +160,45 @@ def test_a_damaged_entry_is_fetched_again(
         assert np.array_equal(weights["layers.0.q_proj"].lora_b, expected["layers.0.q_proj"].lora_b)
     assert origin.opened[first] == 2
     assert path.read_bytes() == content
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+@given(data=st.data())
+def test_any_byte_of_any_entry(
+    tmp_path: Path, origin: Origin, versions: list[Version], data: st.DataObject
+) -> None:
+    first, second = versions[0].digest, versions[1].digest
+    cache = CachedStore(origin, tmp_path / "cache", ROOMY)
+    for digest in (first, second):
+        cache.open(digest).close()
+    origin.opened.clear()
+    files = sorted((tmp_path / "cache" / "entries" / first.removeprefix("sha256:")).iterdir())
+    path = data.draw(st.sampled_from(files), label="file")
+    content = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1), label="position")
+    content[position] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+    path.write_bytes(content)
+    reader = CachedStore(origin, tmp_path / "cache", ROOMY)
+    with reader.open(first) as weights, origin.store.open(first) as expected:
+        assert weights.manifest == expected.manifest
+        for half in ("lora_a", "lora_b"):
+            names = [getattr(each["layers.0.q_proj"], half) for each in (weights, expected)]
+            assert np.array_equal(*names)
+    reader.open(second).close()
+    assert origin.opened == {first: 1}
+
+
+def test_what_is_held_is_told(tmp_path: Path, origin: Origin, versions: list[Version]) -> None:
+    cache, other = (CachedStore(origin, tmp_path / "cache", ROOMY) for _ in range(2))
+    assert cache.held() == {}
+    for version in versions[:2]:
+        cache.open(version.digest).close()
+    sizes = {version.digest: version.manifest.num_bytes for version in versions[:2]}
+    assert cache.held() == other.held() == sizes
+    other.discard(versions[0].digest)
+    assert cache.held() == {versions[1].digest: versions[1].manifest.num_bytes}
 
 
 def test_a_cleaner_that_removes_entries_under_way(

@@ -11,7 +11,7 @@ from adapter_store import AdapterNotFound, StoreUnavailable
 from executor.batcher import PageIn
 from executor.host_tier import HostTier
 from executor.paging import LoadFailure, Pager
-from executor.residency import Residency, Tier
+from executor.residency import Copy, Residency, Tier
 from executor.slots import SlotTable
 
 
@@ -306,6 +306,26 @@ def _copies(world: World) -> tuple[object, ...]:
     assert delta is not None
     residency.apply(delta)
     return residency.copies
+
+
+def test_copies_on_disk_are_reported_beside_all_others(make: Make) -> None:
+    world = make()
+    world.settle("a")
+    disk = (Copy("a", Tier.DISK, 7), Copy("b", Tier.DISK, 7))
+    world.pager.on_disk(disk)
+    follower = Residency()
+    first = world.pager.take_delta()
+    assert first is not None
+    follower.apply(first)
+    assert {(copy.digest, copy.tier) for copy in follower.copies} == {
+        ("a", Tier.DISK),
+        ("b", Tier.DISK),
+        ("a", Tier.HOST),
+    }
+    assert not world.pager.holds("b")
+    world.pager.on_disk(disk[:1])
+    second = world.pager.take_delta()
+    assert second is not None and second.removed == disk[1:] and second.added == ()
 
 
 def test_host_memory_must_hold_one_adapter(make: Make) -> None:

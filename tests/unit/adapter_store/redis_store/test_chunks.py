@@ -1,5 +1,6 @@
 """Bytes of any kind and any size, in and out."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 
 from adapter_store import AdapterNotFound, ModelSpec, Ref
 from adapter_store.memory import memory
-from adapter_store.redis_store.index import CHUNK_BYTES
+from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
@@ -94,3 +95,11 @@ def test_big_adapters_come_back_while_small_reads_go_on(
     with pytest.raises(AdapterNotFound):
         store.open(big.digest)
     assert redis_medium.digests() == {small.digest}
+
+
+def test_uploads_of_before_had_chunks_of_another_size() -> None:
+    index = Index("sha256:" + "0" * 64, "upload", (StoredFile("file", 3, ("",)),), CHUNK_BYTES)
+    assert Index.from_json(index.to_json()) == index
+    untold = json.loads(index.to_json())
+    del untold["chunk_bytes"]
+    assert Index.from_json(json.dumps(untold)).chunk_bytes == 4 << 20
