@@ -155,16 +155,18 @@ def _max_extra_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
 
 def _on_ranks(config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exception], None]) -> _Parts:
     ranks, group = start_ranks(config, lost)
+    started = time.monotonic()
     try:
         shard = build_shard(config, group)
-        nbytes = shard.arena.nbytes_per_slot + ranks.wait_ready()
+        nbytes = shard.arena.nbytes_per_slot + ranks.wait_ready(time.monotonic() - started)
         _check_host_memory(config, nbytes)
     except BaseException:
         ranks.close()
         raise
     writer = WriterInTurn(shard.arena, shard.punica)
     load = partial(_load, store, shard.arena)
-    return _Parts(ranks, shard, SpreadAdapters(ranks, writer, nbytes, config.host_memory_bytes, load), writer)
+    adapters = SpreadAdapters(ranks, writer, nbytes, config.host_memory_bytes, load, config.load_timeout)
+    return _Parts(ranks, shard, adapters, writer)
 
 
 def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:

@@ -123,7 +123,13 @@ class ExecutorConfig:
     outbox_timeout: float = _setting(
         10.0, "Seconds that an outbox may stay full before its stream is closed."
     )
-    step_timeout: float = _setting(60.0, "Seconds without progress in a step until liveness fails.")
+    step_timeout: float = _setting(
+        60.0,
+        "Seconds without progress in a step until liveness fails; with several ranks the executor then ends.",
+    )
+    start_timeout: float = _setting(
+        120.0, "Seconds that another rank may take longer to start than this one."
+    )
     drain_timeout: float = _setting(60.0, "Seconds that accepted work has to finish after SIGTERM.")
     log_format: str = _setting("text", "text or json.")
     log_level: str = _setting("info", f"One of {', '.join(LOG_LEVELS)}.")
@@ -135,6 +141,8 @@ class ExecutorConfig:
         _require("metrics-port", -1 <= self.metrics_port < 65536, "-1, 0 or a port")
         _require("load-format", self.load_format in ("safetensors", "dummy"), "safetensors or dummy")
         _require("device", _DEVICE.fullmatch(self.device), f"cpu, cuda or cuda:N, not {self.device!r}")
+        one_gpu = self.device.startswith("cuda:") and self.tensor_parallel_size > 1
+        _require("device", not one_gpu, "cpu or cuda with --tensor-parallel-size, for a GPU each")
         _require("dtype", self.dtype in _DTYPES, f"one of {_DTYPES}")
         _require("gpu-memory-utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         _require("num-kv-blocks", self.num_kv_blocks >= 0, "at least 0")
@@ -191,7 +199,7 @@ class ExecutorConfig:
 _POSITIVE = (
     "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
-    "outbox_messages", "outbox_timeout", "step_timeout", "drain_timeout",
+    "outbox_messages", "outbox_timeout", "step_timeout", "start_timeout", "drain_timeout",
 )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
 def _decodes(config: ModelConfig, heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
     """Whether the attention of captured decode steps serves the model."""
     narrow = config.head_dim * dtype.itemsize <= _MOST_HEAD_BYTES
-    return not config.attention_sinks and narrow and paged_decode.serves(heads, kv_heads, config.head_dim)
+    return narrow and paged_decode.serves(heads, kv_heads, config.head_dim)
 
 
 class _Builder:
@@ -145,10 +145,9 @@ class _Builder:
         torch.cuda.synchronize(self._device)
 
     def _sizes(self) -> GraphSizes:
-        # Graphs with collectives in them are not measured yet, so several ranks run layer by layer.
-        graphs = self._captures and self._group.size == 1
         limits = self._limits
-        return GraphSizes.up_to(limits.max_sequences, limits.max_rows) if graphs else _NO_GRAPHS
+        # Collectives are captured too: every rank captures and replays the same steps in the same order.
+        return GraphSizes.up_to(limits.max_sequences, limits.max_rows) if self._captures else _NO_GRAPHS
 
     def _cache(self, blocks: int) -> KVCache:
         config = self._config

@@ -81,10 +81,18 @@ class GraphedForwardPass:
     @torch.inference_mode()
     def warm_up(self) -> None:
         started = time.monotonic()
-        with without_collection():
-            for key in self._keys():
-                self._capture(key)
+        try:
+            with without_collection():
+                for key in self._keys():
+                    self._capture(key)
+        except BaseException:
+            self.close()
+            raise
         logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
+
+    def close(self) -> None:
+        # NCCL does not part from ranks while a graph has collectives with them.
+        self._graphs.clear()
 
     @torch.inference_mode()
     def rehearse(self, part: int, parts: int) -> None:
@@ -188,9 +196,9 @@ class GraphedForwardPass:
 
         self._graphs[key] = self._memory.capture(run)
 
-    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None) -> None:
         if self._between is not None:
-            self._between.attend_into(out, query, cache)
+            self._between.attend_into(out, query, cache, sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +207,9 @@ class _Between:
 
     capture: Capture
     kv_slots: Tensor
-    attend_into: Callable[[Tensor, Tensor, LayerCache], None]
+    attend_into: Callable[[Tensor, Tensor, LayerCache, Tensor | None], None]
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
-        if sinks is not None:
-            raise ValueError("a captured step has no attention sinks")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self.capture.call_between(partial(self.attend_into, out, query, cache))
+        self.capture.call_between(partial(self.attend_into, out, query, cache, sinks))
         return out

@@ -14,7 +14,7 @@ from executor.step_buffers import StepBuffers, StepShape
 class PlannedStep(StepAttention, Protocol):
     """Attention of a step that is planned on the host, for steps whose pieces are captured without it."""
 
-    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
         """As `attend`; rows that fill the step up are left alone."""
         ...
 

@@ -76,7 +76,7 @@ class Plain:
 
 
 class Served:
-    """A shard on the GPU; its weights and adapters on the CPU in float32, and in its own dtype."""
+    """A shard on the GPU; the same weights and adapters on the CPU, in float32 and in its own dtype."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.shard = make_shard(folder, **settings)
