@@ -67,7 +67,7 @@ class PooledAdapters:
         """Room is claimed once the adapter is known to be whole and to fit: what cannot be served pushes out
         nothing. Raises what `open` and `build_slot_image` raise, FullHeadNotServed, and HostMemoryFull."""
         with self._store.open(digest) as weights:
-            check_full_heads(weights, self._full_heads.number if self._full_heads else 0)
+            check_full_heads(weights, self._full_heads)
             loading = _Loading(digest, weights, self._pool, self._dora, self._full_heads)
             try:
                 image = build_slot_image(
