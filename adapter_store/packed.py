@@ -9,7 +9,7 @@ contiguous prefix of rows), and with DoRA `{name}.magnitude` [out]; of a fully t
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,17 +74,19 @@ class LoRAModule:
 class Weights(Mapping[str, LoRAModule]):
     """One version's modules by packed name, in memory or mapped, in the order of the manifest."""
 
-    def __init__(self, file: TensorFile, manifest: Manifest, hashes: Sequence[str] | None) -> None:
+    def __init__(
+        self, file: TensorFile, manifest: Manifest, hashes: Callable[[], Sequence[str]] | None
+    ) -> None:
         """Raises DataLoss when the file does not hold what `manifest` and its digest say.
 
-        `hashes`: sha256 of each tensor's data in the order of the file, in hex. None takes the data on trust:
-        for a file that this process has verified before.
+        `hashes`: waits for the sha256 of each tensor's data in the order of the file, in hex, while all else
+        is checked. None takes the data on trust: for a file that this process has verified before.
         """
         self.manifest = manifest
         self._file: TensorFile | None = file
         self._modules = {module.name: module for module in manifest.modules}
         self._check_header(file)
-        if hashes is not None and self._digest(file, hashes) != manifest.digest:
+        if hashes is not None and self._digest(file, hashes()) != manifest.digest:
             raise DataLoss(f"stored weights no longer match {manifest.digest}: push the adapter again")
 
     @classmethod
@@ -99,7 +101,7 @@ class Weights(Mapping[str, LoRAModule]):
         with ParallelHashes() as hashes:
             for tensor in in_file_order(file):
                 hashes.add(file.raw(tensor.name))
-            return cls(file, manifest, hashes.finish())
+            return cls(file, manifest, hashes.finish)
 
     def write_to(self, target: BinaryIO) -> None:
         """The packed file, byte for byte."""

@@ -12,7 +12,7 @@ The packed tensors have their own hashes, in the version's digest.
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -53,7 +53,7 @@ def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
         (packed[each.name], -1) if each.name in packed else ("", each.end - each.begin) for each in tensors
     ]
     header = file.content[: tensors[0].begin]
-    head = json.dumps(asdict(_Head(len(header), tuple(parts)))).encode()
+    head = json.dumps({"header_bytes": len(header), "parts": parts}).encode()
     left_out = [file.raw(each.name) for each in tensors if each.name not in packed]
     pieces = [memoryview(len(head).to_bytes(8, "little") + head), header, *left_out]
     found = hashlib.sha256()

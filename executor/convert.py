@@ -20,6 +20,7 @@ _REASONS = {
     FinishReason.TIME_LIMIT: common_pb2.FINISH_REASON_TIME_LIMIT,
 }
 _TIERS = {
+    Tier.DISK: adapters_pb2.RESIDENCY_TIER_DISK,
     Tier.HOST: adapters_pb2.RESIDENCY_TIER_HOST,
     Tier.SLOT: adapters_pb2.RESIDENCY_TIER_SLOT,
 }

@@ -18,7 +18,7 @@ from executor.metrics import Metrics
 from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
 from executor.rejection import Rejection, draining, internal, invalid_logits, no_seats, rejection_of
-from executor.residency import Tier
+from executor.residency import Copy, Tier
 from executor.sampling import SampledToken
 from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 
@@ -110,14 +110,17 @@ class Engine:
     def prefetch(self, digest: str) -> None:
         self.pager.prefetch(digest)
 
-    def pin(self, digest: str, tier: Tier) -> None:
-        self.pager.pin(digest, tier)
+    def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
+        self.pager.pin(digest, tier, adapter)
 
-    def unpin(self, digest: str) -> None:
-        self.pager.unpin(digest)
+    def unpin(self, digest: str, adapter: str = "") -> None:
+        self.pager.unpin(digest, adapter)
 
-    def drop(self, digest: str) -> None:
-        self.pager.drop(digest)
+    def drop(self, digest: str, adapter: str = "") -> None:
+        self.pager.drop(digest, adapter)
+
+    def on_disk(self, copies: tuple[Copy, ...]) -> None:
+        self.pager.on_disk(copies)
 
     def drain(self) -> None:
         """Reject what comes from now on; what is accepted goes on."""

@@ -16,6 +16,7 @@ from executor.batcher import PageIn
 from executor.errors import AdapterLoadTimeout, HostMemoryFull
 from executor.host_tier import HostTier, ImageT
 from executor.loader import Loader, Outcome
+from executor.pins import Pins
 from executor.rejection import Rejection, rejection_of
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.slots import SlotState, SlotTable
@@ -86,9 +87,10 @@ class Pager(Generic[ImageT]):
         self._paged_in = paged_in  # told the digest
         self._page_in_took = page_in_took  # told seconds
         self._residency = Residency()
+        self._on_disk: tuple[Copy, ...] = ()
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
-        self._pins: dict[str, Tier] = {}
+        self._pins = Pins()
         self._dropped: set[str] = set()
         self._hints: list[str] = []
         self._backoffs = Backoffs()
@@ -109,8 +111,9 @@ class Pager(Generic[ImageT]):
         """A hint: it is loaded into host memory if that pushes out nothing that is needed."""
         self._hints.append(digest)
 
-    def pin(self, digest: str, tier: Tier) -> None:
-        """Load and keep until `unpin`. What would leave no room for anything else is refused, in the log."""
+    def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
+        """Load and keep until all adapters that pinned it unpin it, in the closest tier of their pins. What
+        would leave no room for anything else is refused, in the log."""
         room = self._adapters.max_images
         if digest not in self._pins and len(self._pins) + 1 >= room:
             logger.warning("not pinned, host memory holds %d adapters", room, extra={"digest": digest})
@@ -119,25 +122,33 @@ class Pager(Generic[ImageT]):
         if tier is Tier.SLOT and in_slots + 1 >= len(self._slots):
             logger.warning("pinned to host memory, the last slot stays free", extra={"digest": digest})
             tier = Tier.HOST
-        self.unpin(digest)
         self._dropped.discard(digest)
-        self._pins[digest] = tier
-        self._changed = True
+        self._pins.set(digest, adapter, tier)
+        self._release_slot(digest)
 
-    def unpin(self, digest: str) -> None:
-        slot = self._slots.find(digest)
-        if slot is not None:
-            self._slots.set_pinned(slot, False)
-        self._pins.pop(digest, None)
-        self._changed = True
+    def unpin(self, digest: str, adapter: str = "") -> None:
+        self._pins.end(digest, adapter)
+        self._release_slot(digest)
 
-    def drop(self, digest: str) -> None:
-        """Free every copy, pins included, as soon as no accepted sequence needs it."""
-        self.unpin(digest)
+    def drop(self, digest: str, adapter: str = "") -> None:
+        """End this adapter's pin, all of them when it is "". Unless another pins it, free every copy as soon
+        as no accepted sequence needs it."""
+        if adapter:
+            self._pins.end(digest, adapter)
+        else:
+            self._pins.end_all(digest)
+        self._release_slot(digest)
+        if digest in self._pins:
+            return
         self._backoffs.clear(digest)
         self._dropped.add(digest)
         if not self._users[digest]:
             self._purge(digest)
+
+    def on_disk(self, copies: tuple[Copy, ...]) -> None:
+        """What the cache on disk holds, for the reports: loads ask it by themselves."""
+        self._on_disk = copies
+        self._changed = True
 
     def collect(self, wanted: list[str], now: float) -> list[LoadFailure]:
         """Take in finished loads and start new ones, for `wanted` (longest waiting first), pins and hints.
@@ -186,10 +197,10 @@ class Pager(Generic[ImageT]):
             Copy(digest, Tier.SLOT, self._adapters.nbytes_per_slot, slot, digest in pinned)
             for digest, slot in self._slots.digests.items()
         ]
-        return self._residency.update([*host, *in_slots])
+        return self._residency.update([*self._on_disk, *host, *in_slots])
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a copy of it in any tier."""
+        """Whether there is a copy of it in host memory or a slot."""
         return digest in self.host or self._slots.find(digest) is not None
 
     @property
@@ -245,7 +256,7 @@ class Pager(Generic[ImageT]):
             self._backoffs.failed(digest, rejection, now)
         else:
             self._backoffs.clear(digest)
-            self._pins.pop(digest, None)
+            self._pins.end_all(digest)
         if not self._users[digest]:
             self._dropped.discard(digest)
         return [LoadFailure(digest, rejection)]
@@ -284,6 +295,13 @@ class Pager(Generic[ImageT]):
             else:
                 self._loader.start(digest, now)
         return failures
+
+    def _release_slot(self, digest: str) -> None:
+        """Unless a pin keeps it there."""
+        slot = self._slots.find(digest)
+        if slot is not None and self._pins.get(digest) is not Tier.SLOT:
+            self._slots.set_pinned(slot, False)
+        self._changed = True
 
     def _place_pins(self) -> None:
         for digest, tier in self._pins.items():

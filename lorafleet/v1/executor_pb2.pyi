@@ -71,24 +71,30 @@ class Prefetch(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., need_by_ms: _Optional[int] = ..., expected_uses: _Optional[int] = ...) -> None: ...
 
 class PinAdapter(_message.Message):
-    __slots__ = ("digest", "tier")
+    __slots__ = ("digest", "tier", "adapter")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     digest: str
     tier: _adapters_pb2.ResidencyTier
-    def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[_adapters_pb2.ResidencyTier, str]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[_adapters_pb2.ResidencyTier, str]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class UnpinAdapter(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "adapter")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     digest: str
-    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+    adapter: str
+    def __init__(self, digest: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class DropAdapter(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "adapter")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     digest: str
-    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+    adapter: str
+    def __init__(self, digest: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class DrainExecutor(_message.Message):
     __slots__ = ()

@@ -11,7 +11,7 @@ from adapter_store import AdapterNotFound, StoreUnavailable
 from executor.batcher import PageIn
 from executor.host_tier import HostTier
 from executor.paging import LoadFailure, Pager
-from executor.residency import Residency, Tier
+from executor.residency import Copy, Residency, Tier
 from executor.slots import SlotTable
 
 
@@ -243,6 +243,26 @@ def test_pins_load_and_stay(make: Make) -> None:
     assert world.slots.pinned == frozenset()
 
 
+def test_each_adapter_with_that_content_has_a_pin_of_its_own(make: Make) -> None:
+    world = make(room=3, slots=2)
+    world.pager.pin("a", Tier.HOST, "acme/x")
+    world.pager.pin("a", Tier.SLOT, "zoo/y")
+    world.settle()
+    assert world.slots.pinned == {"a"}
+    world.pager.unpin("a", "zoo/y")
+    assert world.slots.pinned == frozenset()
+    world.pager.drop("a", "zoo/y")
+    world.settle("b", "c", "d")
+    assert "a" in world.pager.host  # for acme/x
+    world.pager.drop("a", "acme/x")
+    assert not world.pager.holds("a")
+    for adapter in ("acme/x", "zoo/y"):
+        world.pager.pin("a", Tier.HOST, adapter)
+    world.settle()
+    world.pager.drop("a")
+    assert not world.pager.holds("a")
+
+
 def test_pins_never_take_the_last_slot_or_the_last_room(make: Make) -> None:
     world = make(room=3, slots=2)
     world.pager.pin("a", Tier.SLOT)
@@ -286,6 +306,26 @@ def _copies(world: World) -> tuple[object, ...]:
     assert delta is not None
     residency.apply(delta)
     return residency.copies
+
+
+def test_copies_on_disk_are_reported_beside_all_others(make: Make) -> None:
+    world = make()
+    world.settle("a")
+    disk = (Copy("a", Tier.DISK, 7), Copy("b", Tier.DISK, 7))
+    world.pager.on_disk(disk)
+    follower = Residency()
+    first = world.pager.take_delta()
+    assert first is not None
+    follower.apply(first)
+    assert {(copy.digest, copy.tier) for copy in follower.copies} == {
+        ("a", Tier.DISK),
+        ("b", Tier.DISK),
+        ("a", Tier.HOST),
+    }
+    assert not world.pager.holds("b")
+    world.pager.on_disk(disk[:1])
+    second = world.pager.take_delta()
+    assert second is not None and second.removed == disk[1:] and second.added == ()
 
 
 def test_host_memory_must_hold_one_adapter(make: Make) -> None:
