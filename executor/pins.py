@@ -24,6 +24,10 @@ class Pins(Mapping[str, Tier]):
     def end_all(self, digest: str) -> None:
         self._tiers.pop(digest, None)
 
+    def only_in_host(self, digest: str) -> None:
+        """It cannot keep a slot: all of its pins are for host memory."""
+        self._tiers[digest] = dict.fromkeys(self._tiers[digest], Tier.HOST)
+
     def __getitem__(self, digest: str) -> Tier:
         return Tier.SLOT if Tier.SLOT in self._tiers[digest].values() else Tier.HOST
 
