@@ -55,7 +55,8 @@ def test_tokens_and_logprobs_equal_one_ranks(
     start: Start, digests: list[str], size: int, sharded: bool
 ) -> None:
     """Two slots for five adapters: every slot is reused. With 4 ranks, two hold each KV head."""
-    one, many = start(1), start(size, fully_sharded_loras=sharded)
+    one = start(1)
+    many = start(size, fully_sharded_loras=sharded, async_scheduling="true" if sharded else "false")
     expected, actual = (driver.run(*mixed(digests)) for driver in (one, many))
     assert actual == expected
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "an adapter is not loud"
@@ -172,7 +173,7 @@ def test_a_rank_that_cannot_start_says_why(start: Start, tmp_path: Path) -> None
 
 def test_a_worker_keeps_images_until_told(tiny_base: Path, store_folder: Path, digests: list[str]) -> None:
     config = ExecutorConfig(model=str(tiny_base), **(SMALL | {"store": str(store_folder)}))
-    worker = Worker(build_shard(config, SINGLE), open_source(config))
+    worker = Worker(build_shard(config, SINGLE), open_source(config), SINGLE, config.max_seats)
     lane, control = multiprocessing.Pipe(), multiprocessing.Pipe()
     threads = [
         threading.Thread(target=worker.serve_lane, args=(lane[1],)),
