@@ -12,10 +12,13 @@ from adapter_store.errors import (
     InvalidAdapter,
     InvalidModel,
     InvalidRef,
+    NoStore,
+    OtherFormat,
     StoreUnavailable,
     UnsafeStore,
     UploadLost,
 )
+from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
@@ -40,12 +43,15 @@ __all__ = [
     "InvalidAdapter",
     "InvalidModel",
     "InvalidRef",
+    "Lease",
     "LoRAModule",
     "Manifest",
     "ModelSpec",
     "ModuleInfo",
     "NameRecord",
     "News",
+    "NoStore",
+    "OtherFormat",
     "Ref",
     "StoreUnavailable",
     "Summary",

@@ -29,7 +29,7 @@ class ArrivingWeights:
         self.arrived(len(self._content))
         if self._file is None:
             raise DataLoss(f"stored weights of {self._manifest.digest} are damaged: {_NAME} is cut short")
-        return Weights(self._file, self._manifest, self._hashes.finish())
+        return Weights(self._file, self._manifest, self._hashes.finish)
 
     def _read_header(self, num_bytes: int) -> bool:
         if num_bytes < 8:

@@ -61,6 +61,13 @@ class CachedStore:
         with medium_errors(), exclusive(turn), exclusive(lock):
             self._discard(self._blob(digest).folder)
 
+    def held(self) -> dict[str, int]:
+        """Bytes of the packed files that are here, by digest. Others who share the folder change it, too."""
+        with medium_errors():
+            names = os.listdir(self._entries)
+        found = {name: _packed_size(self._entries / name) for name in names}
+        return {f"sha256:{name}": size for name, size in found.items() if size is not None}
+
     def _find(self, digest: str) -> Weights | None:
         blob = self._blob(digest)
         if not blob.folder.exists():
@@ -133,6 +140,11 @@ class CachedStore:
 def _mark_used(folder: Path) -> None:
     now = time.time_ns()  # finer than what the file system would take
     os.utime(folder, ns=(now, now))
+
+
+def _packed_size(entry: Path) -> int | None:
+    identity = Blob(entry).identity()
+    return None if identity is None else identity[2]
 
 
 def _size(folder: Path) -> int:

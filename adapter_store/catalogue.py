@@ -38,12 +38,23 @@ class Catalogue(ABC):
     ) -> builtins.list[Summary]: ...
 
     @abstractmethod
+    def now(self) -> float: ...
+
+    @abstractmethod
+    def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
+        """As _change, while what is stored of the version in `ref` is that upload; else False."""
+
+    @abstractmethod
     def _change(self, ref: Ref, change: Change) -> NameRecord:
         """Replaces the record of `ref`'s name, whatever others do to it at the same time."""
 
     @abstractmethod
     def _remove(self, ref: Ref, change: Change) -> None:
         """The same for a change that takes the version behind `ref` away; its content goes with the last."""
+
+    @abstractmethod
+    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+        """(tenant, name, record) of all that have the version, perhaps of some more. None: it is damaged."""
 
     @abstractmethod
     def _buried(self, before: float) -> Iterator[Summary]:
@@ -68,19 +79,18 @@ class Catalogue(ABC):
     ) -> builtins.list[Version]:
         found = self.summaries(tenant, name=name, after=after, limit=limit)
         manifests = self._manifests([summary.digest for summary in found])
+        records = {each: self.record(tenant, each) for each in dict.fromkeys(s.name for s in found)}
         return [
-            Version(
-                summary.tenant,
-                summary.name,
-                summary.digest,
-                manifests[summary.digest],
-                summary.created_at,
-                summary.protected,
-                summary.state,
-                summary.quarantined,
-            )
-            for summary in found
-            if summary.digest in manifests  # or it was removed while we read
+            version_of(ref, records[ref.name], digest, manifests[digest])
+            for ref, digest in ((Ref(tenant, s.name, digest=s.digest), s.digest) for s in found)
+            if digest in manifests and digest in records[ref.name].versions  # or it went while we read
+        ]
+
+    def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
+        return [
+            (tenant, name)
+            for tenant, name, record in self._users_of(digest)
+            if record is not None and record.takes_requests(digest)
         ]
 
     def delete(self, ref: Ref) -> None:
@@ -94,7 +104,7 @@ class Catalogue(ABC):
         force: bool = False,
         end_requests: bool = False,
     ) -> Version:
-        now = time.time()
+        now = self.now()
         digest = ""
 
         def change(record: NameRecord) -> NameRecord:
@@ -105,9 +115,9 @@ class Catalogue(ABC):
         return self._version(ref, self._change(ref, change), digest)
 
     def collect(
-        self, before: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
+        self, grace_s: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
     ) -> builtins.list[Summary]:
-        collected = []
+        before, collected = self.now() - grace_s, []
         for summary in self._buried(before):
             if keep(summary):
                 continue
@@ -148,9 +158,18 @@ class Catalogue(ABC):
         record = self._change(ref, lambda record: record.with_protection(ref, protected))
         return self._version(ref, record, digest)
 
-    def set_quarantined(self, tenant: str, name: str, digest: str, quarantined: bool) -> None:
+    def set_quarantined(
+        self, tenant: str, name: str, digest: str, quarantined: bool, *, upload: str | None = None
+    ) -> bool:
         ref = Ref(tenant, name, digest=digest)
-        self._change(ref, lambda record: record.with_quarantine(ref, quarantined))
+
+        def change(record: NameRecord) -> NameRecord:
+            return record.with_quarantine(ref, quarantined)
+
+        if upload is not None:
+            return self._change_content(ref, change, upload)
+        self._change(ref, change)
+        return True
 
     def _find(self, ref: Ref) -> Version:
         record = self.record(ref.tenant, ref.name)

@@ -4,6 +4,9 @@
     changes                         how many there were, and of what (changes_file.py)
     blobs/<hex>/                    content, immutable once here (blob.py)
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
+    users/<hex>                     which names have that content (user_files.py)
+    leases/<holder>                 what schedulers still use (lease.py)
+    format-2                        what it is, and how it is kept (store_folder.py)
     tmp/                            work in progress, and what crashes left
 
 A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
@@ -35,6 +38,8 @@ from adapter_store.durable import (
     sync_tree,
 )
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.lease import Lease
+from adapter_store.lease_files import LeaseFiles
 from adapter_store.listing import Listing
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
@@ -43,7 +48,9 @@ from adapter_store.record import NameRecord
 from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import take_adapter
+from adapter_store.store_folder import claim_folder
 from adapter_store.summary import Summary, is_deleted, parse_lines
+from adapter_store.user_files import UserFiles
 from adapter_store.watch import News, Watcher
 
 MAX_FILE_BYTES = 16 << 30
@@ -55,11 +62,15 @@ _log = logging.getLogger(__name__)
 class DiskStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
-    def __init__(self, root: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        """`create`: a folder that is missing or empty becomes a store. Raises NoStore, OtherFormat,
+        StoreUnavailable."""
         self._root, self._max_file_bytes = root, max_file_bytes
         self._blobs, self._tmp = root / "blobs", root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
+        self._users = UserFiles(root / "users", self._tmp, self._records)
         self._changes = ChangesFile(root / "changes", aside=self._tmp)
+        self._leases = LeaseFiles(root / "leases")
         self._listings: dict[str, Listing] = {}  # by tenant
         self._listing_mutex = threading.Lock()  # guards the one above, and its listings
         self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
@@ -67,10 +78,12 @@ class DiskStore(Catalogue):
         self._mutex = threading.Lock()  # guards these two
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
-            for folder in (self._blobs, root / "names", self._tmp):
+            claim_folder(root, create=create)
+            for folder in (self._blobs, root / "names", root / "leases", self._tmp):
                 folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._remove_garbage()
+                self._users.make()
 
     def put(
         self,
@@ -136,10 +149,12 @@ class DiskStore(Catalogue):
 
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
         with medium_errors():
+            if name is not None:
+                return [*aliases_in(tenant, name, self._records.read(tenant, name))]
             return [
                 alias
-                for each in self._records.names(tenant, name)
-                for alias in aliases_in(tenant, each, self._records.read(tenant, each))
+                for each, record in self._records.whole(tenant)
+                for alias in aliases_in(tenant, each, record)
             ]
 
     def export(self, ref: Ref, target: Path) -> None:
@@ -149,11 +164,39 @@ class DiskStore(Catalogue):
     def verify(self, ref: Ref) -> Version:
         return self._certain(lambda: self._verify(ref))
 
+    def upload(self, digest: str) -> str:
+        with medium_errors():
+            return self._blob(check_digest(digest)).upload()
+
+    def now(self) -> float:
+        with medium_errors():
+            return self._leases.now()
+
+    def hold(self, lease: Lease) -> None:
+        with medium_errors():
+            self._leases.hold(lease)
+
+    def let_go(self, holder: str) -> None:
+        with medium_errors():
+            self._leases.let_go(holder)
+
+    def leases(self) -> builtins.list[Lease]:
+        with medium_errors():
+            return list(self._leases.all())
+
     def orphans(self) -> builtins.list[str]:
         with medium_errors(), self._locked():
-            kept = set(self._records.digests())
             found = (f"sha256:{folder.name}" for folder in self._blobs.iterdir())
-            return sorted(digest for digest in found if digest not in kept)
+            return sorted(digest for digest in found if not self._is_used(digest))
+
+    def damaged(self, tenant: str) -> builtins.list[str]:
+        with medium_errors():
+            return self._records.damaged(check_identifier("tenant", tenant))
+
+    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+        with medium_errors():
+            names = self._users.names(check_digest(digest))
+            return [(*name, self._records.read_if_whole(*name)) for name in names]
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         watcher = Watcher(self._change_number, callback)
@@ -250,17 +293,18 @@ class DiskStore(Catalogue):
         digest = ref.digest or ""
         healthy = self._is_healthy(digest)  # hashes, so not under the lock
         with self._locked():
-            old = self._records.read(ref.tenant, ref.name)
-            new = change(old)
+            change(self._records.read(ref.tenant, ref.name))  # refused before content moves
             target = self._blob(digest).folder
             if target.exists() and not healthy and not self._is_healthy(digest):
                 self._discard(target)  # damaged: this push repairs it
             if not target.exists():
                 blob.folder.rename(target)
                 sync_folder(self._blobs)
-            if new != old:
-                self._write_record(ref, new)
-            return self._version(ref, new, digest)
+            return self._version(ref, self._replace(ref, change), digest)
+
+    def _is_used(self, digest: str) -> bool:
+        """By any record, as far as they can be read."""
+        return any(record is None or digest in record.versions for *_, record in self._users_of(digest))
 
     def _is_healthy(self, digest: str) -> bool:
         """Hashes all of it, whatever was found before: a push is how damage is repaired."""
@@ -275,26 +319,41 @@ class DiskStore(Catalogue):
 
     def _change(self, ref: Ref, change: Change) -> NameRecord:
         with medium_errors(), self._locked():
-            old = self._records.read(ref.tenant, ref.name)
-            new = change(old)
-            if new != old:
-                self._write_record(ref, new)
-            return new
+            return self._replace(ref, change)
+
+    def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
+        with medium_errors(), self._locked():
+            found = self.upload(ref.digest or "") == upload
+            if found:
+                self._replace(ref, change)
+            return found
+
+    def _replace(self, ref: Ref, change: Change) -> NameRecord:
+        old = self._records.read(ref.tenant, ref.name)
+        new = change(old)
+        if new != old:
+            self._write_record(ref, old, new)
+        return new
 
     def _remove(self, ref: Ref, change: Change) -> None:
         with medium_errors(), self._locked():
             record = self._records.read(ref.tenant, ref.name)
             digest = record.digest_of(ref)
-            self._write_record(ref, change(record))
+            self._write_record(ref, record, change(record))
             self._cached_manifest.cache_clear()
             with self._mutex:
                 self._verified.pop(digest, None)
-            if not self._records.mention(digest):
+            if not self._is_used(digest):
                 self._discard(self._blob(digest).folder)
 
-    def _write_record(self, ref: Ref, record: NameRecord) -> None:
-        self._changes.begin(ref.tenant, ref.name)
-        self._records.write(ref.tenant, ref.name, record)
+    def _write_record(self, ref: Ref, old: NameRecord, new: NameRecord) -> None:
+        name = (ref.tenant, ref.name)
+        self._changes.begin(*name)
+        for digest in new.versions.keys() - old.versions.keys():
+            self._users.add(digest, name)
+        self._records.write(*name, new)
+        for digest in old.versions.keys() - new.versions.keys():
+            self._users.remove(digest, name)
         self._changes.settle()
         with self._mutex:
             watchers = [*self._watchers]

@@ -9,6 +9,8 @@ AdapterStoreError
 ├── InUse                 an alias or a protection still points there
 ├── GenerationMismatch    the alias moved since the caller looked
 ├── DataLoss              stored bytes no longer match their digest
+├── NoStore               nobody made a store where one is looked for
+├── OtherFormat           the store is of a format that is not read here
 └── StoreUnavailable      the medium cannot be read or written now
     ├── UnsafeStore       it may lose what it acknowledged, and nobody said that this is fine
     └── UploadLost        the medium lost a part of a push, which is not published and never will be
@@ -48,6 +50,14 @@ class GenerationMismatch(AdapterStoreError):
 
 
 class DataLoss(AdapterStoreError):
+    pass
+
+
+class NoStore(AdapterStoreError):
+    pass
+
+
+class OtherFormat(AdapterStoreError):
     pass
 
 

@@ -1,23 +1,23 @@
 """sha256 of many pieces at once. hashlib lets go of the interpreter, so threads use other cores."""
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from adapter_store.cores import num_threads
+
 _JOB_BYTES = 1 << 20  # handed to a thread at once: half a millisecond's work
 _WAITING_JOBS = 32  # what may be held in memory for the threads
-_MAX_THREADS = 8
 
 
 class ParallelHashes:
     """Pieces go in one by one, their hashes come out in the same order."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "sha256")
+        self._pool = ThreadPoolExecutor(num_threads(), "sha256")
         self._job, self._job_bytes = list[memoryview](), 0
         self._waiting = deque[Future[list[str]]]()
         self._hashes = list[str]()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +38,24 @@ class ModuleInfo:
         return (self.num_experts, *shape) if self.num_experts else shape
 
 
+def _fields(value: Any) -> dict[str, Any]:
+    """Of a dataclass, without dataclasses.asdict's copies of all that is in it."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+@dataclass(frozen=True, slots=True)
+class FullHead:
+    """A fully trained lm_head or embed_tokens."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocab_size, self.hidden_size
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     digest: str
@@ -48,6 +66,7 @@ class Manifest:
     peft_version: str | None
     chat_template: str | None
     warnings: tuple[str, ...]
+    full_heads: tuple[FullHead, ...] = ()  # an executor needs a place for each, besides the slot
 
     @property
     def max_rank(self) -> int:
@@ -58,16 +77,17 @@ class Manifest:
         return frozenset(module.kind for module in self.modules)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        return json.dumps(self, default=_fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
         """Raises DataLoss when `text` is not what to_json wrote."""
         try:
-            fields: dict[str, Any] = json.loads(text)
-            fields["modules"] = tuple(ModuleInfo(**module) for module in fields["modules"])
-            fields["dtypes"], fields["warnings"] = tuple(fields["dtypes"]), tuple(fields["warnings"])
-            return cls(**fields)
+            content: dict[str, Any] = json.loads(text)
+            content["modules"] = tuple(ModuleInfo(**module) for module in content["modules"])
+            content["full_heads"] = tuple(FullHead(**head) for head in content.get("full_heads", ()))
+            content["dtypes"], content["warnings"] = tuple(content["dtypes"]), tuple(content["warnings"])
+            return cls(**content)
         except (ValueError, TypeError, KeyError) as error:
             raise DataLoss(f"a stored manifest is damaged: {error}") from error
 

@@ -1,15 +1,15 @@
 """The packed form: one neutral safetensors file, values bit-equal to the pushed ones.
 
 Per module `{name}.lora_a` [r, in] and `{name}.lora_b` [r, out] (PEFT's B transposed, so that rank r is a
-contiguous prefix of rows), and with DoRA `{name}.magnitude` [out]; source dtype, unscaled. The header's
-metadata holds rank and scale per module:
+contiguous prefix of rows), and with DoRA `{name}.magnitude` [out]; of a fully trained head `{name}.weight`
+[vocab, hidden]; source dtype, unscaled. The header's metadata holds rank and scale per module:
 {"format": "lorafleet.packed.1", "modules": '[["layers.0.q_proj", 4, 2.0], ...]'}.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,17 +74,19 @@ class LoRAModule:
 class Weights(Mapping[str, LoRAModule]):
     """One version's modules by packed name, in memory or mapped, in the order of the manifest."""
 
-    def __init__(self, file: TensorFile, manifest: Manifest, hashes: Sequence[str] | None) -> None:
+    def __init__(
+        self, file: TensorFile, manifest: Manifest, hashes: Callable[[], Sequence[str]] | None
+    ) -> None:
         """Raises DataLoss when the file does not hold what `manifest` and its digest say.
 
-        `hashes`: sha256 of each tensor's data in the order of the file, in hex. None takes the data on trust:
-        for a file that this process has verified before.
+        `hashes`: waits for the sha256 of each tensor's data in the order of the file, in hex, while all else
+        is checked. None takes the data on trust: for a file that this process has verified before.
         """
         self.manifest = manifest
         self._file: TensorFile | None = file
         self._modules = {module.name: module for module in manifest.modules}
         self._check_header(file)
-        if hashes is not None and self._digest(file, hashes) != manifest.digest:
+        if hashes is not None and self._digest(file, hashes()) != manifest.digest:
             raise DataLoss(f"stored weights no longer match {manifest.digest}: push the adapter again")
 
     @classmethod
@@ -99,7 +101,7 @@ class Weights(Mapping[str, LoRAModule]):
         with ParallelHashes() as hashes:
             for tensor in in_file_order(file):
                 hashes.add(file.raw(tensor.name))
-            return cls(file, manifest, hashes.finish())
+            return cls(file, manifest, hashes.finish)
 
     def write_to(self, target: BinaryIO) -> None:
         """The packed file, byte for byte."""
@@ -127,6 +129,13 @@ class Weights(Mapping[str, LoRAModule]):
         magnitude = self._file.array(f"{name}.magnitude") if module.dora else None
         return LoRAModule(name, module.rank, module.scale, a, b, magnitude)
 
+    @property
+    def full_heads(self) -> dict[str, NDArray[Any]]:
+        """Fully trained matrices [vocab, hidden] by name: read-only views, as those of the modules."""
+        if self._file is None:
+            raise ValueError(f"the weights of {self.manifest.digest} are closed")
+        return {head.name: self._file.array(f"{head.name}.weight") for head in self.manifest.full_heads}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
 
@@ -138,6 +147,7 @@ class Weights(Mapping[str, LoRAModule]):
         shapes = {f"{m.name}.lora_a": m.a_shape for m in modules}
         shapes |= {f"{m.name}.lora_b": m.b_shape for m in modules}
         shapes |= {f"{m.name}.magnitude": (m.out_features,) for m in modules if m.dora}
+        shapes |= {f"{head.name}.weight": head.shape for head in self.manifest.full_heads}
         tensors = in_file_order(file)
         if shapes != {tensor.name: tensor.shape for tensor in tensors}:
             raise DataLoss(f"stored weights of {self.manifest.digest}: the tensors contradict the manifest")

@@ -1,14 +1,17 @@
 """The way into the packed form (packed.py says what that is)."""
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 
+from adapter_store.cores import on_all_cores
 from adapter_store.hashing import ParallelHashes
 from adapter_store.manifest import Manifest
+from adapter_store.memory import memory
 from adapter_store.packed import content_digest, packed_header
 from adapter_store.peft import PeftAdapter
 from adapter_store.safetensors_file import NUMPY_DTYPES, TensorInfo
@@ -38,18 +41,20 @@ class Packing:
 
     def __init__(self, adapter: PeftAdapter) -> None:
         self._adapter, self._parts = adapter, _parts(adapter)
+        self._kept: Mapping[str, memoryview] = {}  # what was transposed, by name
         self._header = packed_header(adapter.modules, ((p.name, p.dtype, p.shape) for p in self._parts))
 
     @property
     def num_bytes(self) -> int:
         return len(self._header) + sum(part.num_bytes for part in self._parts)
 
-    def manifest(self) -> Manifest:
-        """Hashes everything, without writing it."""
-        with ParallelHashes() as hashes:
-            for part in self._parts:
-                hashes.add(self._data(part))
-            return self._manifest(hashes.finish())
+    def manifest(self, *, keep: bool = False) -> Manifest:
+        """Hashes everything, without writing it. `keep`: what is transposed for that, half of the packed
+        file, stays in memory for `pieces`."""
+        room = self._room() if keep else {}
+        hashes = on_all_cores(lambda part: _sha256(self._data(part, room)), self._parts)
+        self._kept = room
+        return self._manifest(hashes)
 
     def write(self, target: BinaryIO) -> Manifest:
         """Writes the packed file. The caller syncs `target`."""
@@ -65,16 +70,29 @@ class Packing:
         """The packed file in pieces, of at most a tensor each; transposed ones are made on the way."""
         yield memoryview(self._header)
         for part in self._parts:
-            yield self._data(part)
+            yield self._kept[part.name] if part.name in self._kept else self._data(part)
 
-    def _data(self, part: _Part) -> memoryview:
+    def _room(self) -> dict[str, memoryview]:
+        """One piece of memory for all: fresh pages for each of them cost more than what is done there."""
+        parts = [part for part in self._parts if part.transposed]
+        area, room = memory(sum(part.num_bytes for part in parts)), {}
+        for part in parts:
+            room[part.name], area = area[: part.num_bytes], area[part.num_bytes :]
+        return room
+
+    def _data(self, part: _Part, room: Mapping[str, memoryview] | None = None) -> memoryview:
+        """`room`: where transposed ones go, by name, if they are not to have their own memory."""
         file = self._adapter.file
         if isinstance(part.source, StackedHalf):
             return part.source.packed(file)
         if not part.transposed:
             return file.raw(part.source.name)
         bits = file.array(part.source.name).view(f"u{NUMPY_DTYPES[part.dtype].itemsize}")
-        return np.ascontiguousarray(bits.T).reshape(-1).view(np.uint8).data
+        if not room:
+            return np.ascontiguousarray(bits.T).reshape(-1).view(np.uint8).data
+        target = room[part.name]
+        np.frombuffer(target, bits.dtype).reshape(part.shape)[:] = bits.T
+        return target
 
     def _manifest(self, hashes: Sequence[str]) -> Manifest:
         adapter, parts = self._adapter, self._parts
@@ -88,7 +106,12 @@ class Packing:
             peft_version=adapter.peft_version,
             chat_template=adapter.chat_template,
             warnings=adapter.warnings,
+            full_heads=adapter.full_heads,
         )
+
+
+def _sha256(data: memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _parts(adapter: PeftAdapter) -> list[_Part]:
@@ -105,5 +128,7 @@ def _parts(adapter: PeftAdapter) -> list[_Part]:
         if halves.magnitude is not None:
             shape = (module.out_features,)
             parts.append(_Part(f"{module.name}.magnitude", shape, halves.magnitude, transposed=False))
+    for head in adapter.full_heads:
+        parts.append(_Part(f"{head.name}.weight", head.shape, adapter.head_tensors[head.name]))
     # Wider items first: then every tensor starts at a multiple of its item size.
     return sorted(parts, key=lambda part: -NUMPY_DTYPES[part.dtype].itemsize)

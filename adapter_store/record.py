@@ -72,14 +72,17 @@ class NameRecord:
         alias = self.aliases.get(ref.alias) if ref.alias is not None else None
         digest = self.digest_of(ref)
         if alias is not None and alias.weights:
-            shares = {d: w for d, w in alias.weights.items() if self._takes_requests(d)}
+            shares = {d: w for d, w in alias.weights.items() if self.takes_requests(d)}
             if shares and (sticky_key is not None or digest not in shares):
                 digest = choose(f"{ref.tenant}/{ref.name}@{ref.alias}", shares, sticky_key or "")
-        if not self._takes_requests(digest):
+        if not self.takes_requests(digest):
             raise not_found(ref)
         if self.versions[digest].quarantined:
             raise DataLoss(f"{ref.tenant}/{ref.name}@{digest} is damaged: push the adapter again")
         return digest
+
+    def takes_requests(self, digest: str) -> bool:
+        return digest in self.versions and self.versions[digest].state is VersionState.ACTIVE
 
     def aliases_of(self, digest: str) -> list[str]:
         return sorted(alias for alias, entry in self.aliases.items() if digest in entry.targets)
@@ -116,7 +119,7 @@ class NameRecord:
         alias = str(ref.alias)
         _check_targets(targets)
         for digest in targets:
-            if digest not in self.versions or not self._takes_requests(digest):
+            if digest not in self.versions or not self.takes_requests(digest):
                 raise not_found(Ref(ref.tenant, ref.name, digest=digest))
         old = self.aliases.get(alias, AliasEntry(None, 0))
         seen = old.generation if old.digest is not None else 0
@@ -131,14 +134,21 @@ class NameRecord:
         return replace(self, aliases={**self.aliases, alias: new})
 
     def taking_over(self, other: "NameRecord") -> "NameRecord":
-        """With what `other` says of the versions that are here, too, and with its aliases of these."""
-        told = {digest: entry for digest, entry in other.versions.items() if digest in self.versions}
+        """With what `other` says of the versions that are here, too, and with its aliases of these. A version
+        that an alias points to stays as it is here where `other` has DELETED it."""
         aliases = {
             alias: entry
             for alias, entry in other.aliases.items()
             if all(digest in self.versions for digest in entry.targets)
         }
-        return NameRecord({**self.versions, **told}, {**self.aliases, **aliases})
+        new = replace(self, aliases={**self.aliases, **aliases})
+        told = {
+            digest: entry
+            for digest, entry in other.versions.items()
+            if digest in self.versions
+            and not (entry.state is VersionState.DELETED and new.aliases_of(digest))
+        }
+        return replace(new, versions={**self.versions, **told})
 
     def without_alias(self, alias: str, ref: Ref) -> "NameRecord":
         """`ref` is the alias's own, for the error."""
@@ -184,9 +194,6 @@ class NameRecord:
         if entry.state is not VersionState.DELETED or entry.left_at > before:
             raise not_found(ref)
         return self.without_version(ref)
-
-    def _takes_requests(self, digest: str) -> bool:
-        return digest in self.versions and self.versions[digest].state is VersionState.ACTIVE
 
     def _check_free(self, ref: Ref, digest: str) -> None:
         holders = [alias for alias in self.aliases_of(digest) if alias != ref.alias]

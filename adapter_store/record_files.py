@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from adapter_store.seal import seal, unseal
 from adapter_store.summary import lines_of
 
 _CACHED_RECORDS = 4096
+_DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
@@ -77,12 +79,31 @@ class RecordFiles:
                 value = _read(f"{self._folder}/{tenant}/{file}")
                 yield from _decode(f"{tenant}/{file.removesuffix('.json')}", value).versions
 
-    def mention(self, digest: str) -> bool:
-        needle = digest.encode()
-        return any(needle in path.read_bytes() for path in self._all())
+    def mentions(self) -> Iterator[tuple[tuple[str, str], str]]:
+        """(tenant, name), and a digest that its record mentions, damaged or not, for all of them."""
+        for tenant in os.listdir(self._folder):
+            for file in os.listdir(f"{self._folder}/{tenant}"):
+                value = _read(f"{self._folder}/{tenant}/{file}")
+                for digest in sorted(set(_DIGEST.findall(value))):
+                    yield (tenant, file.removesuffix(".json")), digest.decode()
 
-    def _all(self) -> Iterator[Path]:
-        return self._folder.glob("*/*.json")
+    def read_if_whole(self, tenant: str, name: str) -> NameRecord | None:
+        """None for a damaged one, which is logged. Raises OSError."""
+        try:
+            return self.read(tenant, name)
+        except DataLoss as error:
+            _log.error("adapter store: what is said of %s/%s is damaged: %s", tenant, name, error)
+            return None
+
+    def whole(self, tenant: str) -> Iterator[tuple[str, NameRecord]]:
+        """All names of a tenant whose records can be read. One that is damaged hides no other."""
+        for name in self.names(tenant):
+            if (record := self.read_if_whole(tenant, name)) is not None:
+                yield name, record
+
+    def damaged(self, tenant: str) -> list[str]:
+        """Names whose records cannot be read."""
+        return [name for name in self.names(tenant) if self.read_if_whole(tenant, name) is None]
 
     def _path(self, tenant: str, name: str) -> Path:
         return self._folder / check_identifier("tenant", tenant) / f"{check_identifier('name', name)}.json"

@@ -130,7 +130,9 @@ def _tensor_info(file: str, name: str, entry: object, data_start: int) -> Tensor
             raise DamagedFile(f"{file}: tensor {name!r} needs exactly dtype, shape and data_offsets")
     if dtype not in _ITEM_BYTES:
         raise DamagedFile(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
-    if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
+    # In the interpreter's own loops: a load waits for this, once for each of some thousand tensors.
+    plain = set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < 2**63
+    if len(shape) > MAX_DIMENSIONS or not plain:
         raise DamagedFile(f"{file}: tensor {name!r} has an impossible shape or offset")
     if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
         raise DamagedFile(f"{file}: tensor {name!r}: offsets {begin}..{end} do not fit {dtype} {shape}")

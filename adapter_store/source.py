@@ -15,12 +15,15 @@ from adapter_store.peft_tokenizer import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
-from adapter_store.safetensors_file import TensorFile
+from adapter_store.safetensors_file import DamagedFile, TensorFile
 
 _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 # Only looked at: their ids equal the base's, and they would take megabytes per adapter.
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (*_KEPT, *_CHECKED)
+
+# Of some trainers: weights that change answers and that nobody here serves.
+UNSERVED_FILES = ("non_lora_trainables.bin", "non_lora_state_dict.bin", "trainable_params.bin")
 
 
 def take_adapter(
@@ -52,16 +55,22 @@ def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int
             raise InvalidAdapter(f"{source.name or source} is not a folder")
         if source.is_symlink() and source.resolve().parent != source.parent.resolve():
             raise InvalidAdapter(f"{source.name} is a link that leads out of its folder")
+        for name in UNSERVED_FILES:
+            if (source / name).exists():
+                raise InvalidAdapter(f"{name} holds trained weights, which are not served")
         files = [file for file in KNOWN_FILES if _is_usable(source, file, max_file_bytes)]
-        open_weights(source)  # a damaged header is refused before gigabytes are copied
         target.mkdir()
         weights = None
+        if WEIGHTS_FILE in files and (source / WEIGHTS_FILE).stat().st_size <= max_memory_bytes:
+            files.remove(WEIGHTS_FILE)
+            weights = TensorFile.in_memory(WEIGHTS_FILE, read_file(source / WEIGHTS_FILE))
+        else:
+            open_weights(source)  # a missing or damaged file is refused before gigabytes are copied
         for file in files:
-            if file == WEIGHTS_FILE and (source / file).stat().st_size <= max_memory_bytes:
-                weights = TensorFile.in_memory(file, read_file(source / file))
-            else:
-                shutil.copyfile(source / file, target / file)
+            shutil.copyfile(source / file, target / file)
         return weights
+    except DamagedFile as error:
+        raise InvalidAdapter(str(error)) from error
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"the pushed folder cannot be read: {error}") from error
 

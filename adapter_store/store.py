@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from adapter_store.errors import InvalidRef
+from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
@@ -58,9 +59,17 @@ class AdapterStore(WeightsSource, Protocol):
         """All that have a version, sorted."""
         ...
 
+    def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
+        """(tenant, name) of all whose requests may get the content. Cheap: there is an index."""
+        ...
+
+    def damaged(self, tenant: str) -> builtins.list[str]:
+        """Names whose records cannot be read: their versions are DATA_LOSS and in no listing."""
+        ...
+
     def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
         """What another store says of a name: the states, protections and times of the versions that are in
-        both, and the aliases whose versions are all here."""
+        both, and the aliases whose versions are all here. What an alias points to does not become DELETED."""
         ...
 
     def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
@@ -112,10 +121,27 @@ class AdapterStore(WeightsSource, Protocol):
         ...
 
     def collect(
-        self, before: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
+        self, grace_s: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
     ) -> builtins.list[Summary]:
-        """Removes the versions of all tenants that are DELETED since `before` (unix seconds) and that `keep`
-        does not hold, with the content that no other name has. Returns them."""
+        """Removes the versions of all tenants that have been DELETED for `grace_s` seconds by the store's
+        clock and that `keep` does not hold, with the content that no other name has. Returns them."""
+        ...
+
+    def now(self) -> float:
+        """Unix seconds by the store's own clock, which is the same for all who use it."""
+        ...
+
+    def hold(self, lease: Lease) -> None:
+        """Tells what this holder still uses, in place of what it told before; it counts for the lease's
+        seconds from now on. lease.py says what for."""
+        ...
+
+    def let_go(self, holder: str) -> None:
+        """It uses nothing any more."""
+        ...
+
+    def leases(self) -> builtins.list[Lease]:
+        """Of all holders, but for those that did not renew theirs in time."""
         ...
 
     def orphans(self) -> builtins.list[str]:
@@ -167,8 +193,18 @@ class AdapterStore(WeightsSource, Protocol):
         """Raises AdapterNotFound."""
         ...
 
-    def set_quarantined(self, tenant: str, name: str, digest: str, quarantined: bool) -> None:
-        """A version in quarantine is refused as DataLoss. A push of its content ends that, too."""
+    def upload(self, digest: str) -> str:
+        """Names what is stored as that content now: a push that repairs it makes another. "": nothing."""
+        ...
+
+    def set_quarantined(
+        self, tenant: str, name: str, digest: str, quarantined: bool, *, upload: str | None = None
+    ) -> bool:
+        """A version in quarantine is refused as DataLoss. A push of its content ends that, too.
+
+        With `upload`, only while that is what is stored; else False, and nothing changed. Raises
+        AdapterNotFound, DataLoss.
+        """
         ...
 
     def export(self, ref: Ref, target: Path) -> None:
@@ -195,25 +231,25 @@ class AdapterStore(WeightsSource, Protocol):
         ...
 
 
-def open_store(url: str, *, allow_volatile: bool = False) -> AdapterStore:
+def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -> AdapterStore:
     """`disk:/folder`, a bare path, or `redis://...`, `rediss://...` (redis_store/url.py).
 
-    `allow_volatile` accepts a Redis that may lose in a crash what it acknowledged. Raises InvalidRef for
-    another scheme, StoreUnavailable.
+    `create` makes a store where none is. `allow_volatile` accepts a Redis that may lose in a crash what it
+    acknowledged. Raises InvalidRef for another scheme, NoStore, OtherFormat, StoreUnavailable.
     """
     from adapter_store.disk import DiskStore
 
     scheme, colon, rest = url.partition(":")
     if colon and scheme in ("redis", "rediss"):
-        return _open_redis(url, allow_volatile)
+        return _open_redis(url, create, allow_volatile)
     if not colon or "/" in scheme:
         scheme, rest = "disk", url
     if scheme != "disk" or not rest:
         raise InvalidRef(f"store url {scheme}:... is not disk:/folder, a path, redis://... or rediss://...")
-    return DiskStore(Path(rest))
+    return DiskStore(Path(rest), create=create)
 
 
-def _open_redis(url: str, allow_volatile: bool) -> AdapterStore:
+def _open_redis(url: str, create: bool, allow_volatile: bool) -> AdapterStore:
     try:
         from adapter_store.redis_store.store import RedisStore
         from adapter_store.redis_store.url import RedisUrl
@@ -221,4 +257,4 @@ def _open_redis(url: str, allow_volatile: bool) -> AdapterStore:
         raise InvalidRef(
             f"store url redis://... needs the package {error.name}: pip install 'lorafleet[redis]'"
         ) from error
-    return RedisStore(RedisUrl.parse(url, allow_volatile=allow_volatile))
+    return RedisStore(RedisUrl.parse(url, allow_volatile=allow_volatile), create=create)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from adapter_store import AdapterStoreError
 from executor.config import load_config
-from executor.errors import ConfigError, ExecutorError, RankLost
+from executor.errors import ConfigError, ExecutorError, RankLost, StartError
 from executor.lora.errors import LoRAError
 from executor.store import open_source
 
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         config = load_config(sys.argv[1:])
         store = open_source(config)
-    except (ConfigError, AdapterStoreError) as error:
+    except (ConfigError, StartError, AdapterStoreError) as error:
         return _complain(error)
     # Threads of one operation spin while they wait for each other, and starve whatever else the machine runs:
     # with two threads on two busy cores a step took 200 ms that takes 5.

@@ -12,16 +12,16 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import start_http_server
 
-from adapter_store import WeightsSource
+from adapter_store import CachedStore, WeightsSource
 from executor.build import build_engine
 from executor.config import ExecutorConfig
+from executor.disk_tier import DiskTier
 from executor.engine_thread import EngineThread
 from executor.errors import RankLost, StartError
 from executor.events import EngineInfo
 from executor.hub import Hub
 from executor.metrics import Metrics, StateCollector
 from executor.server import ExecutorServicer, HealthBoard, make_server
-from executor.store import discard_copy
 
 WATCH_INTERVAL_S = 0.25
 LOAD_INTERVAL_S = 0.75  # schedulers expect a load each second
@@ -52,7 +52,13 @@ class ExecutorApp:
             on_events=lambda events: self._later(self.hub.take, events),
             on_end=lambda error: self._later(self._on_end, error),
         )
-        self.hub = Hub(self._engine, config.outbox_messages, lambda digest: discard_copy(store, digest))
+        self._disk: DiskTier | None = None
+        if isinstance(store, CachedStore):
+            self._disk = DiskTier(
+                store, lambda copies: self._engine.submit(lambda engine: engine.on_disk(copies))
+            )
+        discard = self._disk.discard if self._disk else None
+        self.hub = Hub(self._engine, config.outbox_messages, discard)
         registry.register(StateCollector(self.hub.snapshot, time.time))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
@@ -76,6 +82,8 @@ class ExecutorApp:
             raise
         self._watcher = self._start_task(self._watch())
         self._engine.start()
+        if self._disk:
+            self._disk.start()
         logger.info("listening on %s:%d, loading the model", self._config.host, self.port)
         return self
 
@@ -85,6 +93,8 @@ class ExecutorApp:
         self._watcher.cancel()
         await self._server.stop(STOP_GRACE_S)
         self._engine.stop()
+        if self._disk:
+            self._disk.close()
         await asyncio.to_thread(self._engine.join, STOP_GRACE_S)
         gc.unfreeze()  # of `_on_ready`
         self._stop_metrics()

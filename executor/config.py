@@ -81,6 +81,11 @@ class ExecutorConfig:
     lora_modules: tuple[str, ...] = _setting(
         DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
     )
+    max_full_heads: int = _setting(
+        0,
+        "Places for fully trained lm_head and embed_tokens (modules_to_save), each as large as the base's; "
+        "an adapter with both takes two. One rank only.",
+    )
     max_seats: int = _setting(64, "Sequences that are accepted at once.")
     max_batched_tokens: int = _setting(
         0,
@@ -159,6 +164,10 @@ class ExecutorConfig:
         _require("lora-dtype", served, f"auto on a GPU with --lora-modules {', '.join(other_than_dense)}")
         sharded_fp8 = self.lora_dtype != "auto" and self.fully_sharded_loras
         _require("lora-dtype", not sharded_fp8, "auto with --fully-sharded-loras")
+        heads = self.max_full_heads
+        _require("max-full-heads", heads >= 0, "at least 0")
+        one_rank = self.tensor_parallel_size == 1
+        _require("max-full-heads", one_rank or heads == 0, "0 with --tensor-parallel-size above 1")
         both = self.expert_parallel and self.fully_sharded_loras
         _require("fully-sharded-loras", not both, "false with --expert-parallel")
         _require("log-format", self.log_format in ("text", "json"), "text or json")

@@ -20,6 +20,7 @@ _REASONS = {
     FinishReason.TIME_LIMIT: common_pb2.FINISH_REASON_TIME_LIMIT,
 }
 _TIERS = {
+    Tier.DISK: adapters_pb2.RESIDENCY_TIER_DISK,
     Tier.HOST: adapters_pb2.RESIDENCY_TIER_HOST,
     Tier.SLOT: adapters_pb2.RESIDENCY_TIER_SLOT,
 }
@@ -85,6 +86,7 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
         max_rank=info.max_rank,
         modules=info.modules,
         max_loras=info.max_loras,
+        max_full_heads=info.max_full_heads,
         max_seats=info.max_seats,
         num_kv_blocks=info.num_kv_blocks,
         block_size=info.block_size,

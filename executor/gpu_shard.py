@@ -5,6 +5,7 @@ Needs triton; attention of prompts is FlashInfer's where that serves the model, 
 
 import logging
 import time
+from collections.abc import Iterator, Set
 from itertools import islice
 from pathlib import Path
 
@@ -17,16 +18,16 @@ from executor.cuda_graphs import GraphMemory
 from executor.distributed import SINGLE, ParallelGroup
 from executor.errors import StartError
 from executor.flashinfer_attention import FlashInfer, serves
+from executor.forward import SequenceRows
 from executor.forward_pass import ForwardPass
 from executor.gpu_memory import blocks_that_fit, measure
 from executor.graph_plans import GraphSizes, LoRAPlans
 from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
 from executor.layers.triton_followers import TritonFollowers
-from executor.lora.arena import SlotArena
 from executor.model_config import ModelConfig
 from executor.models import CausalLM, load_model
-from executor.shard import Shard, attach_slots, dtype_of
+from executor.shard import Shard, Slots, attach_slots, dtype_of
 from executor.torch_attention import StepPlanner, TorchAttention
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels import paged_decode
@@ -51,7 +52,7 @@ def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
     if compilation:
         compilation.done()
     logger.info("everything is compiled after %.1f s", time.monotonic() - started)
-    return Shard(builder.model, kv_cache, builder.punica, builder.arena, forward_pass)
+    return Shard(builder.model, kv_cache, builder.punica, builder.slots, forward_pass)
 
 
 def compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
@@ -67,9 +68,9 @@ def _builder(config: ExecutorConfig, group: ParallelGroup, device: torch.device)
         dummy=dummy, expert_parallel=config.expert_parallel,
     )  # fmt: skip
     punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
-    arena = attach_slots(config, model, punica)
+    slots = attach_slots(config, model, punica)
     logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
-    return _Builder(config, group, device, model, punica, arena)
+    return _Builder(config, group, device, model, punica, slots)
 
 
 def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
@@ -97,9 +98,9 @@ class _Builder:
         device: torch.device,
         model: CausalLM,
         punica: PunicaWrapperGPU,
-        arena: SlotArena,
+        slots: Slots,
     ) -> None:
-        self.model, self.punica, self.arena = model, punica, arena
+        self.model, self.punica, self.slots = model, punica, slots
         self._config, self._group, self._device, self._dtype = config, group, device, dtype_of(config)
         self._limits = StepLimits(
             max_rows=config.step_tokens,
@@ -138,7 +139,7 @@ class _Builder:
     def compile(self, part: int, parts: int) -> None:
         kv_cache = self._cache(self._config.num_kv_blocks)
         forward_pass = self._pass(kv_cache, self._sizes())
-        for sequences in islice(warm_up_steps(self._limits, kv_cache, self.punica), part, None, parts):
+        for sequences in islice(self._warm_up_steps(kv_cache), part, None, parts):
             forward_pass.run(sequences)
         forward_pass.rehearse(part, parts)
         torch.cuda.synchronize(self._device)
@@ -155,6 +156,9 @@ class _Builder:
         )
 
     def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> GraphedForwardPass:
+        dora, full_heads = self.slots.dora, self.slots.full_heads
+        uncaptured: list[Set[int]] = [dora.slots] if dora else []
+        uncaptured += [full_heads.tables.keys()] if full_heads else []
         return GraphedForwardPass(
             self.model,
             kv_cache,
@@ -165,12 +169,21 @@ class _Builder:
             sizes,
             LoRAPlans(self._config.max_loras, self._config.max_lora_rank),
             GraphMemory(self._device),
-            head_has_lora="lm_head" in self._config.lora_modules,
+            head_has_lora="lm_head" in self._config.lora_modules or full_heads is not None,
+            uncaptured=uncaptured,
         )
 
     def _run_largest(self, forward_pass: ForwardPass, kv_cache: KVCache) -> None:
-        for sequences in warm_up_steps(self._limits, kv_cache, self.punica):
+        for sequences in self._warm_up_steps(kv_cache):
             forward_pass.run(sequences)
+
+    def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[list[SequenceRows]]:
+        yield from warm_up_steps(self._limits, kv_cache, self.punica)
+        if (dora := self.slots.dora) is not None:
+            # Once more as if all slots had factors, which are 1: their layers run in other forms.
+            dora.slots.update(range(self._limits.max_loras))
+            yield from warm_up_steps(self._limits, kv_cache, self.punica)
+            dora.slots.clear()
 
     def _least_of_all_ranks(self, blocks: int) -> int:
         counts = self._group.all_gather(torch.tensor([blocks], device=self._device))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,7 +16,7 @@ from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collect
 from executor.decode_attention import DecodeStep
 from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
-from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
+from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, rehearsal_runs, step_runs
 from executor.layers.followers import Followers
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
@@ -59,11 +59,15 @@ class GraphedForwardPass:
         memory: GraphMemory,
         *,
         head_has_lora: bool,
+        uncaptured: Sequence[Set[int]] = (),
     ) -> None:
+        """`head_has_lora`: adapters may change the head. `uncaptured`: slots whose adapters need
+        what no captured step does, as DoRA's factors, kept up to date: steps with one run layer by layer."""
         self._model, self._kv_cache, self._punica = model, kv_cache, punica
         self._attention, self._followers = attention, followers
         self._limits, self._sizes, self._plans = limits, sizes, plans
         self._head_has_lora = head_has_lora
+        self._uncaptured = tuple(uncaptured)
         self._memory = memory
         self._graphs: dict[_Key, Captured] = {}
         self._between: PlannedStep | None = None  # what attention the pieces of this step run
@@ -105,9 +109,16 @@ class GraphedForwardPass:
         rows = sum(len(sequence.token_ids) for sequence in sequences)
         decode = rows == len(sequences)
         size = self._sizes.fitting(rows, decode)
-        if size:
+        if size and not self._needs_layers(sequences):
             return self._replay(sequences, last_tokens, size, decode)
         return self._eager(sequences, last_tokens)
+
+    def _needs_layers(self, sequences: Sequence[SequenceRows]) -> bool:
+        present = [slots for slots in self._uncaptured if slots]
+        if not present:
+            return False
+        step = {sequence.slot for sequence in sequences}
+        return any(not slots.isdisjoint(step) for slots in present)
 
     def _replay(
         self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool
@@ -170,9 +181,8 @@ class GraphedForwardPass:
         buffers, rows = self._few_rows, key.rows
         buffers.fill((), single_rows=rows)
         step = DecodeStep.of(buffers, rows)
-        adapted = 0 if key.plan is None else min(rows, key.plan.items * key.plan.rows_per_item)
-        runs = np.array([(0, adapted), (-1, rows - adapted)], dtype=np.int32)
-        self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
+        mapping = LoRAMapping(rehearsal_runs(key.plan, rows), _NO_RUNS)
+        self._punica.update_metadata(mapping, key.plan)
         self._model(*self._inputs(buffers, rows, step))
         return step
 

@@ -44,9 +44,10 @@ class Hub:
         self,
         engine: EngineThread,
         outbox_messages: int,
-        discard_copy: Callable[[str], None] = lambda digest: None,
+        discard_copy: Callable[[str], None] | None = None,
     ) -> None:
-        """`discard_copy` frees what is kept of a version on this machine's disk; it must not block."""
+        """`discard_copy` frees what is kept of a version on this machine's disk; it must not block.
+        None: nothing is kept there."""
         self.instance_id = uuid.uuid4().hex
         self.info: EngineInfo | None = None
         self.streams: dict[int, Stream] = {}
@@ -133,14 +134,16 @@ class Hub:
                 self._engine.submit(lambda engine: engine.prefetch(digest))
             case "pin":
                 digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
-                self._engine.submit(lambda engine: engine.pin(digest, tier))
+                adapter = command.pin.adapter
+                self._engine.submit(lambda engine: engine.pin(digest, tier, adapter))
             case "unpin":
-                digest = command.unpin.digest
-                self._engine.submit(lambda engine: engine.unpin(digest))
+                digest, adapter = command.unpin.digest, command.unpin.adapter
+                self._engine.submit(lambda engine: engine.unpin(digest, adapter))
             case "drop":
-                digest = command.drop.digest
-                self._engine.submit(lambda engine: engine.drop(digest))
-                self._discard_copy(digest)
+                digest, adapter = command.drop.digest, command.drop.adapter
+                self._engine.submit(lambda engine: engine.drop(digest, adapter))
+                if self._discard_copy:
+                    self._discard_copy(digest)
             case "drain":
                 self._engine.submit(lambda engine: engine.drain())
             case unknown:

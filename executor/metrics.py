@@ -126,6 +126,7 @@ class StateCollector(Collector):
 def _totals(snapshot: Snapshot) -> Iterator[Metric]:
     info, status = snapshot.info, snapshot.status
     resident = sum(copy.tier is Tier.SLOT for copy in snapshot.copies)
+    disk_bytes = sum(copy.num_bytes for copy in snapshot.copies if copy.tier is Tier.DISK)
     for name, text, value in (
         ("running_sequences", "Sequences that run.", status.running),
         ("waiting_sequences", "Accepted sequences before their first step.", status.waiting),
@@ -136,6 +137,7 @@ def _totals(snapshot: Snapshot) -> Iterator[Metric]:
         ("slots_resident", "Slots that hold an adapter.", resident),
         ("slots_in_use", "Slots with running sequences.", status.slots_in_use),
         ("host_tier_bytes", "Adapter bytes in host memory.", status.host_bytes),
+        ("disk_tier_bytes", "Adapter bytes in the cache on disk.", disk_bytes),
         ("loads_in_flight", "Adapters on their way from the store.", status.loading),
         ("draining", "1 while no new dispatch is taken.", status.draining),
     ):
@@ -143,11 +145,11 @@ def _totals(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _by_adapter(snapshot: Snapshot) -> Iterator[Metric]:
-    """Bounded by what is resident or has accepted sequences; residency does not depend on traffic."""
+    """Bounded by what is in memory or has accepted sequences; residency does not depend on traffic."""
     resident = GaugeMetricFamily(
-        PREFIX + "adapter_resident", "1 for every copy, by tier.", labels=["digest", "tier"]
+        PREFIX + "adapter_resident", "1 for every copy in memory, by tier.", labels=["digest", "tier"]
     )
-    for copy in snapshot.copies:
+    for copy in (copy for copy in snapshot.copies if copy.tier is not Tier.DISK):
         resident.add_metric([copy.digest, copy.tier.value], 1)
     yield resident
     sequences = GaugeMetricFamily(

@@ -16,6 +16,7 @@ from executor.batcher import PageIn
 from executor.errors import AdapterLoadTimeout, HostMemoryFull
 from executor.host_tier import HostTier, ImageT
 from executor.loader import Loader, Outcome
+from executor.pins import Pins
 from executor.rejection import Rejection, rejection_of
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.slots import SlotState, SlotTable
@@ -86,9 +87,10 @@ class Pager(Generic[ImageT]):
         self._paged_in = paged_in  # told the digest
         self._page_in_took = page_in_took  # told seconds
         self._residency = Residency()
+        self._on_disk: tuple[Copy, ...] = ()
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
-        self._pins: dict[str, Tier] = {}
+        self._pins = Pins()
         self._dropped: set[str] = set()
         self._hints: list[str] = []
         self._backoffs = Backoffs()
@@ -109,8 +111,9 @@ class Pager(Generic[ImageT]):
         """A hint: it is loaded into host memory if that pushes out nothing that is needed."""
         self._hints.append(digest)
 
-    def pin(self, digest: str, tier: Tier) -> None:
-        """Load and keep until `unpin`. What would leave no room for anything else is refused, in the log."""
+    def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
+        """Load and keep until all adapters that pinned it unpin it, in the closest tier of their pins. What
+        would leave no room for anything else is refused, in the log."""
         room = self._adapters.max_images
         if digest not in self._pins and len(self._pins) + 1 >= room:
             logger.warning("not pinned, host memory holds %d adapters", room, extra={"digest": digest})
@@ -119,25 +122,33 @@ class Pager(Generic[ImageT]):
         if tier is Tier.SLOT and in_slots + 1 >= len(self._slots):
             logger.warning("pinned to host memory, the last slot stays free", extra={"digest": digest})
             tier = Tier.HOST
-        self.unpin(digest)
         self._dropped.discard(digest)
-        self._pins[digest] = tier
-        self._changed = True
+        self._pins.set(digest, adapter, tier)
+        self._release_slot(digest)
 
-    def unpin(self, digest: str) -> None:
-        slot = self._slots.find(digest)
-        if slot is not None:
-            self._slots.set_pinned(slot, False)
-        self._pins.pop(digest, None)
-        self._changed = True
+    def unpin(self, digest: str, adapter: str = "") -> None:
+        self._pins.end(digest, adapter)
+        self._release_slot(digest)
 
-    def drop(self, digest: str) -> None:
-        """Free every copy, pins included, as soon as no accepted sequence needs it."""
-        self.unpin(digest)
+    def drop(self, digest: str, adapter: str = "") -> None:
+        """End this adapter's pin, all of them when it is "". Unless another pins it, free every copy as soon
+        as no accepted sequence needs it."""
+        if adapter:
+            self._pins.end(digest, adapter)
+        else:
+            self._pins.end_all(digest)
+        self._release_slot(digest)
+        if digest in self._pins:
+            return
         self._backoffs.clear(digest)
         self._dropped.add(digest)
         if not self._users[digest]:
             self._purge(digest)
+
+    def on_disk(self, copies: tuple[Copy, ...]) -> None:
+        """What the cache on disk holds, for the reports: loads ask it by themselves."""
+        self._on_disk = copies
+        self._changed = True
 
     def collect(self, wanted: list[str], now: float) -> list[LoadFailure]:
         """Take in finished loads and start new ones, for `wanted` (longest waiting first), pins and hints.
@@ -159,6 +170,8 @@ class Pager(Generic[ImageT]):
     def page_in(self, page_ins: Iterable[PageIn]) -> None:
         """Put host images into the slots that a plan assigned."""
         for page_in in page_ins:
+            for slot in page_in.emptied:
+                self._adapters.clear(slot)
             self._adapters.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
             self._paged_in(page_in.digest)
@@ -184,10 +197,10 @@ class Pager(Generic[ImageT]):
             Copy(digest, Tier.SLOT, self._adapters.nbytes_per_slot, slot, digest in pinned)
             for digest, slot in self._slots.digests.items()
         ]
-        return self._residency.update([*host, *in_slots])
+        return self._residency.update([*self._on_disk, *host, *in_slots])
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a copy of it in any tier."""
+        """Whether there is a copy of it in host memory or a slot."""
         return digest in self.host or self._slots.find(digest) is not None
 
     @property
@@ -228,6 +241,7 @@ class Pager(Generic[ImageT]):
         if digest in self._dropped and not self._users[digest]:
             self._dropped.discard(digest)
         elif digest not in self.host and self.host.put(digest, image, self._keep):
+            self._slots.set_heads(digest, image.num_full_heads)
             self._changed = True
             return
         # Nobody wants it any more, or there is no room for one that nobody waits for: its load was for
@@ -242,7 +256,7 @@ class Pager(Generic[ImageT]):
             self._backoffs.failed(digest, rejection, now)
         else:
             self._backoffs.clear(digest)
-            self._pins.pop(digest, None)
+            self._pins.end_all(digest)
         if not self._users[digest]:
             self._dropped.discard(digest)
         return [LoadFailure(digest, rejection)]
@@ -282,17 +296,28 @@ class Pager(Generic[ImageT]):
                 self._loader.start(digest, now)
         return failures
 
+    def _release_slot(self, digest: str) -> None:
+        """Unless a pin keeps it there."""
+        slot = self._slots.find(digest)
+        if slot is not None and self._pins.get(digest) is not Tier.SLOT:
+            self._slots.set_pinned(slot, False)
+        self._changed = True
+
     def _place_pins(self) -> None:
         for digest, tier in self._pins.items():
             slot = self._slots.find(digest)
+            if tier is Tier.SLOT and self._slots.needs_heads(digest):
+                logger.warning("pinned to host memory: full heads stay free", extra={"digest": digest})
+                self._pins[digest] = tier = Tier.HOST
+                self._changed = True
             if tier is not Tier.SLOT or (slot is None and digest not in self.host):
                 continue
             if slot is None:
                 assigned = self._slots.assign(digest)
                 if assigned is None:
                     continue
-                slot, evicted = assigned
-                self.page_in([PageIn(slot, digest, evicted)])
+                slot = assigned.slot
+                self.page_in([PageIn(slot, digest, assigned.evicted)])
             if digest not in self._slots.pinned:
                 self._slots.set_pinned(slot, True)
                 self._changed = True
@@ -302,6 +327,7 @@ class Pager(Generic[ImageT]):
         if slot is not None:
             self._empty(slot)
         self.host.discard(digest)
+        self._slots.set_heads(digest, 0)
         self._changed = True
         if digest not in self._loader.in_flight:
             self._dropped.discard(digest)

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from adapter_store import AdapterStoreError, WeightsSource
 from executor import convert
@@ -60,6 +60,7 @@ def main() -> int:
 
 def _serve(config: ExecutorConfig, store: WeightsSource) -> None:
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     metrics = Metrics(registry)
     pipe = _Pipe()
     thread = EngineThread(

@@ -6,6 +6,7 @@ from enum import Enum
 
 
 class Tier(Enum):
+    DISK = "disk"
     HOST = "host"
     SLOT = "slot"
 

@@ -51,6 +51,7 @@ class LocalFleet:
 
     def __init__(self, config: LocalConfig, log: LogLine) -> None:
         ports = _free_ports(config)
+        self._store = str(config.store)
         self.target = f"{_reachable(config.host)}:{ports.scheduler}"
         self.scheduler_metrics = f"http://{_reachable(config.host)}:{ports.scheduler_metrics}/metrics"
         self.executor_metrics = tuple(f"http://127.0.0.1:{port}/metrics" for port in ports.executor_metrics)
@@ -63,6 +64,7 @@ class LocalFleet:
         self._scheduler = Service("scheduler", "scheduler", arguments, self.target, log, self._exits)
 
     def __enter__(self) -> Self:
+        _make_store(self._store)
         try:
             for service in [*self._executors, self._scheduler]:
                 service.start()
@@ -109,6 +111,20 @@ class LocalFleet:
         finally:  # an interrupt while draining comes here, too
             for service in [self._scheduler, *self._executors]:
                 service.kill()
+
+
+def _make_store(url: str) -> None:
+    """Executors make none, and may be faster than the scheduler. What it may lose the services judge."""
+    try:
+        from adapter_store import AdapterStoreError, open_store
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            f"an adapter store needs {error.name}: pip install 'lorafleet[scheduler]'"
+        ) from error
+    try:
+        open_store(url, allow_volatile=True)
+    except AdapterStoreError as error:
+        raise LaunchError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import validation
 from scheduler.auth import INFER, Authenticator, Identity
 from scheduler.chat import ChatTemplates
-from scheduler.errors import InvalidRequest
+from scheduler.errors import AdapterNotFound, InvalidRequest, StoreUnavailable
 from scheduler.lookup import check_fits, find_version, parse_ref, require
 from scheduler.text_stream import PROMPT_TAIL
 from scheduler.tokenizer import Tokenizer
 from scheduler.versions import Versions
 
 MAX_FITTING = 4096
+MAX_LOOKS = 10
 
 __all__ = ["Admission", "AdmittedRequest", "Authenticator", "Identity"]
 
@@ -31,9 +33,9 @@ class AdmittedRequest:
 
     `adapter` is "tenant/name" and `digest` the resolved version; both are empty for the base model.
     `resumed_token_ids` were delivered before a resumption. `cache_salt` is 32 bytes made from tenant and
-    client salt. `echo_text` is what the stream's text starts with. `max_rank` and `modules` are what the
-    version needs of a slot (0 and nothing for the base model). `stopping.max_new_tokens` is set, fits the
-    model's length, and counts the resumed tokens.
+    client salt. `echo_text` is what the stream's text starts with. `max_rank`, `modules` and `full_heads` are
+    what the version needs of an executor (0 and nothing for the base model). `stopping.max_new_tokens` is
+    set, fits the model's length, and counts the resumed tokens.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class AdmittedRequest:
     echo_text: str
     max_rank: int
     modules: frozenset[str]
+    full_heads: int = 0
 
 
 class Admission:
@@ -79,7 +82,8 @@ class Admission:
     async def admit(
         self, request: inference_pb2.GenerateRequest, identity: Identity, *, one_message: bool = False
     ) -> AdmittedRequest:
-        """`one_message`: the answer is sent whole.
+        """`one_message`: the answer is sent whole. Nothing is waited for after the last look at the version:
+        it takes requests when this returns, so submit the request at once.
 
         Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable.
         """
@@ -97,7 +101,7 @@ class Admission:
         validation.check_prompt_logprobs(request.response, len(prompt))
         if one_message:
             validation.check_fits_one_message(request.response, stopping)
-        return AdmittedRequest(
+        admitted = AdmittedRequest(
             request_id=request_id,
             identity=identity,
             adapter=f"{version.tenant}/{version.name}" if version else "",
@@ -112,7 +116,11 @@ class Admission:
             echo_text=await self._echo_text(request, prompt),
             max_rank=version.manifest.max_rank if version else 0,
             modules=version.manifest.module_kinds if version else frozenset(),
+            full_heads=len(version.manifest.full_heads) if version else 0,
         )
+        if version:
+            await self._look_again(version, request.adapter)
+        return admitted
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
         """The prompt's token ids. Raises as admit does."""
@@ -156,6 +164,18 @@ class Admission:
             version = await asyncio.get_running_loop().run_in_executor(self._pool, find)
         self._check_fits(version)
         return version
+
+    async def _look_again(self, version: Version, text: str) -> None:
+        """Templates and tokenizers take their time: what was ACTIVE may have been withdrawn meanwhile."""
+        ref = Ref(version.tenant, version.name, digest=version.digest)
+        try:
+            for _ in range(MAX_LOOKS):
+                if self._versions.takes(ref):
+                    return
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._versions.resolve, ref)
+        except adapter_store.AdapterNotFound:
+            raise AdapterNotFound(text) from None
+        raise StoreUnavailable("others keep changing this adapter")
 
     def _check_fits(self, version: Version) -> None:
         """Once for each content. Raises IncompatibleAdapter."""

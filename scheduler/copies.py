@@ -42,10 +42,12 @@ class Copies:
     def unreachable(self) -> list[str]:
         return sorted(state.address for state in self._fleet.states if state.limits is None)
 
-    async def pin(self, digest: str, tier: Tier, addresses: Collection[str]) -> tuple[list[str], list[str]]:
+    async def pin(
+        self, digest: str, adapter: str, tier: Tier, addresses: Collection[str]
+    ) -> tuple[list[str], list[str]]:
         """Executors that hold and keep it, and those that do not after `WAIT_S`. An executor that has no room
         for it in slots keeps it in host memory."""
-        self._fleet.pin(digest, tier, addresses)
+        self._fleet.pin(digest, adapter, tier, addresses)
 
         def lacking() -> list[str]:
             return self._where(addresses, lambda state: not _is_pinned(state, digest))
@@ -54,17 +56,17 @@ class Copies:
         everywhere = self._where(addresses, lambda state: True)
         return [address for address in everywhere if address not in missing], missing
 
-    def unpin(self, digest: str, addresses: Collection[str]) -> None:
-        self._fleet.unpin(digest, addresses)
+    def unpin(self, digest: str, adapter: str, addresses: Collection[str]) -> None:
+        self._fleet.unpin(digest, adapter, addresses)
 
-    async def drop(
-        self, digest: str, addresses: Collection[str] = (), wait_s: float | None = WAIT_S
-    ) -> list[str]:
-        """Executors that still hold it after `wait_s` (None: waits until there are none)."""
-        self._fleet.drop(digest, addresses)
-        return await _wait(
-            lambda: self._where(addresses, lambda state: state.residency.tier(digest) > Tier.NOWHERE), wait_s
-        )
+    async def drop(self, digest: str, adapter: str, addresses: Collection[str]) -> list[str]:
+        """Executors that still hold it after `WAIT_S`."""
+        self._fleet.drop(digest, adapter, addresses)
+        return await _wait(lambda: self.holders(digest, addresses), WAIT_S)
+
+    def holders(self, digest: str, addresses: Collection[str]) -> list[str]:
+        """Those of the executors that have a copy."""
+        return self._where(addresses, lambda state: state.residency.tier(digest) > Tier.NOWHERE)
 
     def _where(self, addresses: Collection[str], holds: Callable[[ExecutorState], bool]) -> list[str]:
         states: Sequence[ExecutorState] = self._fleet.states
@@ -78,10 +80,10 @@ def _is_pinned(state: ExecutorState, digest: str) -> bool:
     return any(copy.pinned for copy in state.residency.copies_of(digest))
 
 
-async def _wait(left: Callable[[], list[str]], wait_s: float | None) -> list[str]:
+async def _wait(left: Callable[[], list[str]], wait_s: float) -> list[str]:
     """Until nothing is left, or for so long."""
     loop = asyncio.get_running_loop()
-    give_up = None if wait_s is None else loop.time() + wait_s
-    while (remaining := left()) and (give_up is None or loop.time() < give_up):
+    give_up = loop.time() + wait_s
+    while (remaining := left()) and loop.time() < give_up:
         await asyncio.sleep(POLL_S)
     return remaining

@@ -8,6 +8,7 @@ SchedulerError
 ├── IncompatibleAdapter  FAILED_PRECONDITION   wrong base, more rank or modules than a slot holds
 ├── InUse                FAILED_PRECONDITION   an alias or a protection points at it
 ├── AdapterRemoved       FAILED_PRECONDITION   it was removed at once, requests in flight included
+├── PushedAgain          ABORTED               what was to be drained takes requests again
 ├── GenerationMismatch   ABORTED               an alias has moved since the caller looked
 ├── Superseded           ABORTED               a second call took this request id
 ├── QueueFull            RESOURCE_EXHAUSTED    with a retry delay
@@ -108,6 +109,17 @@ class AdapterRemoved(SchedulerError):
     def __init__(self, adapter: str, digest: str) -> None:
         super().__init__(
             f"{adapter}@{digest} was removed while this request ran",
+            metadata={"adapter": adapter, "digest": digest},
+        )
+
+
+class PushedAgain(SchedulerError):
+    code = grpc.StatusCode.ABORTED
+    reason = "PUSHED_AGAIN"
+
+    def __init__(self, adapter: str, digest: str) -> None:
+        super().__init__(
+            f"{adapter}@{digest} was pushed again while it was drained, so it is active",
             metadata={"adapter": adapter, "digest": digest},
         )
 

@@ -70,7 +70,7 @@ class ExecutorLink:
         self._listener = listener
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
-        self._pins: dict[str, Tier] = {}
+        self.pins: dict[tuple[str, str], Tier] = {}  # By (digest, adapter). For reading.
 
     async def run(self) -> NoReturn:
         """Keeps a stream open until cancelled."""
@@ -98,26 +98,30 @@ class ExecutorLink:
         hint = executor_pb2.Prefetch(digest=digest, expected_uses=expected_uses)
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
-    def drop(self, digest: str) -> None:
-        """Frees its copies, pinned ones too, as soon as nothing uses them. Nothing while there is no
-        connection."""
-        self._pins.pop(digest, None)
+    def drop(self, digest: str, adapter: str) -> None:
+        """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as
+        nothing uses them. Nothing while there is no connection."""
+        for pin in [pin for pin in self.pins if pin[0] == digest and adapter in ("", pin[1])]:
+            del self.pins[pin]
         if self.state.limits:
-            self._send(executor_pb2.ExecutorCommand(drop=executor_pb2.DropAdapter(digest=digest)))
+            drop = executor_pb2.DropAdapter(digest=digest, adapter=adapter)
+            self._send(executor_pb2.ExecutorCommand(drop=drop))
 
-    def pin(self, digest: str, tier: Tier) -> None:
+    def pin(self, digest: str, adapter: str, tier: Tier) -> None:
         """Now, and again on every stream to come, until `unpin` or `drop`."""
-        self._pins[digest] = tier
+        self.pins[digest, adapter] = tier
         if self.state.limits:
-            self._send_pin(digest, tier)
+            self._send_pin(digest, adapter, tier)
 
-    def unpin(self, digest: str) -> None:
-        self._pins.pop(digest, None)
+    def unpin(self, digest: str, adapter: str) -> None:
+        self.pins.pop((digest, adapter), None)
         if self.state.limits:
-            self._send(executor_pb2.ExecutorCommand(unpin=executor_pb2.UnpinAdapter(digest=digest)))
+            unpin = executor_pb2.UnpinAdapter(digest=digest, adapter=adapter)
+            self._send(executor_pb2.ExecutorCommand(unpin=unpin))
 
-    def _send_pin(self, digest: str, tier: Tier) -> None:
-        pin = executor_pb2.PinAdapter(digest=digest, tier=cast(adapters_pb2.ResidencyTier, int(tier)))
+    def _send_pin(self, digest: str, adapter: str, tier: Tier) -> None:
+        on_wire = cast(adapters_pb2.ResidencyTier, int(tier))
+        pin = executor_pb2.PinAdapter(digest=digest, tier=on_wire, adapter=adapter)
         self._send(executor_pb2.ExecutorCommand(pin=pin))
 
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
@@ -198,8 +202,8 @@ class ExecutorLink:
         self.state.instance_id = hello.instance_id
         self.state.limits = limits_of(hello)
         self.state.residency = Residency.from_snapshot(hello.residency_number, copies_of(hello.residency))
-        for digest, tier in self._pins.items():
-            self._send_pin(digest, tier)
+        for (digest, adapter), tier in self.pins.items():
+            self._send_pin(digest, adapter, tier)
         self._set_phase(Phase.CONNECTING, "waiting for its first report")
 
     def _handle(self, event: executor_pb2.ExecutorEvent) -> None:

@@ -59,17 +59,18 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.commands: list[executor_pb2.ExecutorCommand] = []
         self.pages = False  # Tells of copies: what it runs or pins is in a slot, until it is dropped.
         self.copies: dict[str, executor_pb2.ResidencyEntry] = {}  # By digest, when it pages.
+        self.pins: dict[str, dict[str, int]] = {}  # Tiers by digest and adapter.
         self.streams = 0
         self.running: dict[str, tuple[executor_pb2.Dispatch, int]] = {}  # With the next output index.
         self.address = ""  # Once started.
         self._unpaged: list[executor_pb2.ExecutorCommand] = []
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Serves on a loopback port, any free one by default."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         executor_pb2_grpc.add_ExecutorServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -125,15 +126,10 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         for digest in in_use - self.copies.keys():
             self.copies[digest] = executor_pb2.ResidencyEntry(digest=digest, tier=SLOT, num_bytes=100)
         for command in self._unpaged:
-            if command.HasField("pin"):
-                entry = executor_pb2.ResidencyEntry(digest=command.pin.digest, tier=SLOT, pinned=True)
-                self.copies[entry.digest] = entry
-            elif command.HasField("unpin") and command.unpin.digest in self.copies:
-                entry = executor_pb2.ResidencyEntry(digest=command.unpin.digest, tier=SLOT)
-                self.copies[entry.digest] = entry
+            self._take_pins(command)
         dropped = {command.drop.digest for command in self._unpaged if command.HasField("drop")}
         self._unpaged = [c for c in self._unpaged if c.HasField("drop") and c.drop.digest in in_use]
-        for digest in dropped - in_use:
+        for digest in dropped - in_use - self.pins.keys():
             self.copies.pop(digest, None)
         delta = executor_pb2.ResidencyDelta(
             added=[entry for digest, entry in self.copies.items() if told.get(digest) != entry],
@@ -142,6 +138,25 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         told.clear()
         told.update(self.copies)
         return delta if delta.added or delta.removed else None
+
+    def _take_pins(self, command: executor_pb2.ExecutorCommand) -> None:
+        if command.HasField("pin"):
+            digest = command.pin.digest
+            self.pins.setdefault(digest, {})[command.pin.adapter] = command.pin.tier
+        elif command.HasField("unpin"):
+            digest = command.unpin.digest
+            self.pins.get(digest, {}).pop(command.unpin.adapter, None)
+        elif command.HasField("drop"):
+            digest = command.drop.digest
+            pins = self.pins.get(digest, {})
+            pins.pop(command.drop.adapter, None) if command.drop.adapter else pins.clear()
+        else:
+            return
+        if not self.pins.get(digest):
+            self.pins.pop(digest, None)
+        if digest in self.copies or digest in self.pins:
+            pinned = digest in self.pins
+            self.copies[digest] = executor_pb2.ResidencyEntry(digest=digest, tier=SLOT, pinned=pinned)
 
     def _step(self, received_before: int) -> Iterator[executor_pb2.ExecutorEvent]:
         step = executor_pb2.StepTokens()

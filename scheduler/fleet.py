@@ -65,19 +65,26 @@ class Fleet:
     def prefetch(self, address: str, digest: str, expected_uses: int) -> None:
         self._links[address].prefetch(digest, expected_uses)
 
-    def drop(self, digest: str, addresses: Iterable[str] = ()) -> None:
-        """Executors (all, when none is named) free their copies once nobody uses them."""
+    def drop(self, digest: str, adapter: str = "", addresses: Iterable[str] = ()) -> None:
+        """Ends the pins of an adapter ("tenant/name"; "": of all), and frees the copies that no other adapter
+        pins, once nobody uses them: on these executors, all when none is named."""
         for link in self._chosen(addresses):
-            link.drop(digest)
+            link.drop(digest, adapter)
 
-    def pin(self, digest: str, tier: Tier, addresses: Iterable[str] = ()) -> None:
-        """Executors load the version and keep it; those that are away do when they come back."""
+    def pin(self, digest: str, adapter: str, tier: Tier, addresses: Iterable[str] = ()) -> None:
+        """Executors load the version and keep it while any adapter pins it; those that are away do when they
+        come back."""
         for link in self._chosen(addresses):
-            link.pin(digest, tier)
+            link.pin(digest, adapter, tier)
 
-    def unpin(self, digest: str, addresses: Iterable[str] = ()) -> None:
+    def unpin(self, digest: str, adapter: str, addresses: Iterable[str] = ()) -> None:
+        """Ends the pins of one adapter."""
         for link in self._chosen(addresses):
-            link.unpin(digest)
+            link.unpin(digest, adapter)
+
+    def pinned(self) -> set[tuple[str, str]]:
+        """("tenant/name", digest) of all pins that were asked for here."""
+        return {(adapter, digest) for link in self._links.values() for digest, adapter in link.pins}
 
     def _chosen(self, addresses: Iterable[str]) -> list[ExecutorLink]:
         return [self._links[address] for address in addresses or self._links]

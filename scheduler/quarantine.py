@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, DataLoss, Ref
 from scheduler.versions import Versions
 
+LOOKS = 5
+
 logger = logging.getLogger(__name__)
 
 
@@ -24,21 +26,45 @@ class Quarantine:
     def check(self, ref: Ref) -> str:
         """Hashes all bytes of the version that a digest ref names: into quarantine when they are damaged, out
         of it when they are whole. What is wrong, "" for nothing. Blocking. Raises StoreUnavailable."""
+        problem = ""
+        for _ in range(LOOKS):
+            upload, was_damaged = self._store.upload(str(ref.digest)), self._is_quarantined(ref)
+            problem = self._problem(ref)
+            if not (problem or was_damaged) or self._told(ref, bool(problem), upload):
+                break  # Else a push has repaired it meanwhile.
+        if problem:
+            self.found_damage()
+            logger.error("%s is damaged: %s", ref, problem)
+        return problem
+
+    def found_damage(self) -> None:
+        self._data_loss()
+
+    def _is_quarantined(self, ref: Ref) -> bool:
+        try:
+            entry = self._store.record(ref.tenant, ref.name).versions.get(str(ref.digest))
+        except DataLoss:
+            return False  # Nor can it be put there: what names it is damaged.
+        return entry is not None and entry.quarantined
+
+    def _problem(self, ref: Ref) -> str:
         try:
             self._store.verify(ref)
-            problem = ""
         except AdapterNotFound:
             return ""
         except DataLoss as error:
-            problem = str(error)
-            self._data_loss()
-            logger.error("%s is damaged: %s", ref, problem)
+            return str(error)
+        return ""
+
+    def _told(self, ref: Ref, damaged: bool, upload: str) -> bool:
+        """Whether the store knows. False: what was looked at is not what is stored now."""
+        tenant, name, digest = ref.tenant, ref.name, str(ref.digest)
         try:
-            self._store.set_quarantined(ref.tenant, ref.name, str(ref.digest), bool(problem))
+            done = self._store.set_quarantined(tenant, name, digest, damaged, upload=upload)
         except (AdapterNotFound, DataLoss):
-            return problem  # What names it is damaged, too, or it went meanwhile.
-        self._versions.forget(ref.tenant, ref.name)
-        return problem
+            return True  # What names it is damaged, too, or it went meanwhile.
+        self._versions.forget(tenant, name)
+        return done
 
     def suspect(self, adapter: str, digest: str) -> None:
         """An executor could not use it: its own copy may be damaged, or what is stored. On the event loop."""

@@ -66,6 +66,7 @@ class Scheduler:
         self.metrics_port = -1
         self._registry = prometheus_client.CollectorRegistry()
         self._metrics = Metrics(self._registry, config.metric_names)
+        prometheus_client.ProcessCollector(registry=self._registry)
         self._metrics_server: tuple[WSGIServer, threading.Thread] | None = None
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
@@ -83,7 +84,12 @@ class Scheduler:
             self._quarantine.suspect,
         )
         self._retirement = Retirement(
-            self._versions, self.dispatcher, self._pool, time.monotonic, self._metrics.version_gone
+            self._store,
+            self._versions,
+            self.dispatcher,
+            self._pool,
+            time.monotonic,
+            self._metrics.version_gone,
         )
         self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
         self._metrics.known_names.set_function(lambda: len(self._versions))
@@ -97,12 +103,12 @@ class Scheduler:
         self._readiness: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises CannotListen."""
+        """Raises CannotListen, StoreUnavailable."""
         await self._set_readiness(False)
+        await self._retirement.start()
         await self._listen()
         self._versions.start()
         self.dispatcher.start()
-        self._retirement.start()
         self._readiness = asyncio.create_task(self._follow_readiness(), name="readiness")
 
     async def drain(self) -> bool:
@@ -116,8 +122,8 @@ class Scheduler:
         """Ends what is still live with UNAVAILABLE."""
         if self._readiness:
             self._readiness.cancel()
-        self._retirement.stop()
         await self.dispatcher.stop()
+        await self._retirement.stop()
         self._versions.stop()
         await self._server.stop(grace=1.0)
         await self._admission.close()

@@ -3,12 +3,10 @@
 All of them need the right "admin".
 """
 
-import time
-
-from adapter_store import Summary, VersionState
+from adapter_store import Summary, Version, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters_calls import AdaptersCalls, Context, digest_ref
-from scheduler.auth import ADMIN
+from scheduler.auth import ADMIN, Identity
 from scheduler.errors import InvalidRequest
 from scheduler.lookup import require
 from scheduler.residency import Tier
@@ -34,6 +32,8 @@ class Upkeep(AdaptersCalls):
                 if problem:
                     response.damaged[summary.digest] = problem
                 response.verified += 1
+            if not request.adapter:
+                await self._look_at_records(identity, response)
             if not request.adapter and identity.sees_everything:
                 response.orphans.extend(await self._run(self._store.orphans))
         return response
@@ -62,21 +62,27 @@ class Upkeep(AdaptersCalls):
         if request.tier not in (pb.RESIDENCY_TIER_HOST, pb.RESIDENCY_TIER_SLOT):
             raise InvalidRequest("tier", "is neither HOST nor SLOT")
         self._copies.check(request.executors)
-        pinned, missing = await self._copies.pin(version.digest, Tier(request.tier), request.executors)
+        pinned, missing = await self._copies.pin(
+            version.digest, _name(version), Tier(request.tier), request.executors
+        )
         return pb.PinResponse(digest=version.digest, pinned=pinned, missing=missing)
 
     @translate_errors
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         version = await self._find(request.adapter, context, "unpinning an adapter")
         self._copies.check(request.executors)
-        self._copies.unpin(version.digest, request.executors)
+        self._copies.unpin(version.digest, _name(version), request.executors)
         return pb.UnpinResponse(digest=version.digest)
 
     @translate_errors
     async def Drop(self, request: pb.DropCopiesRequest, context: Context) -> pb.DropCopiesResponse:
         version = await self._find(request.adapter, context, "dropping the copies of an adapter")
         self._copies.check(request.executors)
-        remaining = await self._copies.drop(version.digest, request.executors)
+        if await self._retirement.sharers(_name(version), version.digest):
+            self._copies.unpin(version.digest, _name(version), request.executors)
+            remaining = self._copies.holders(version.digest, request.executors)
+        else:
+            remaining = await self._copies.drop(version.digest, _name(version), request.executors)
         return pb.DropCopiesResponse(digest=version.digest, remaining=remaining)
 
     @translate_errors
@@ -84,8 +90,7 @@ class Upkeep(AdaptersCalls):
         version = await self._find(request.adapter, context, "draining an adapter")
         ref = digest_ref(version)
         await self._change(request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING))
-        await self._retirement.settled(f"{version.tenant}/{version.name}", version.digest)
-        await self._copies.drop(version.digest, wait_s=None)
+        await self._retirement.drained(_name(version), version.digest)
         return pb.DrainAdapterResponse(digest=version.digest, unreachable=self._copies.unreachable())
 
     @translate_errors
@@ -93,15 +98,29 @@ class Upkeep(AdaptersCalls):
         """Of all tenants' versions, those that the caller sees."""
         identity = self._identify(context)
         require(identity, ADMIN, "collecting deleted adapters")
-        used = self._copies.resident() | self._retirement.live_digests()
+        used, resident = await self._retirement.all_used(), self._copies.resident()
 
         def keep(summary: Summary) -> bool:
-            return summary.digest in used or not identity.sees(summary.tenant, summary.name)
+            if (_name(summary), summary.digest) in used or not identity.sees(summary.tenant, summary.name):
+                return True
+            return summary.digest in resident and not self._store.active_names(summary.digest)
 
-        before = time.time() - self._limits.delete_grace_s
-        gone = await self._run(lambda: self._store.collect(before, keep, dry_run=request.dry_run))
+        grace_s = self._limits.delete_grace_s
+        gone = await self._run(lambda: self._store.collect(grace_s, keep, dry_run=request.dry_run))
         return pb.CollectResponse(
             digests=[summary.digest for summary in gone],
             num_bytes=sum(summary.num_bytes for summary in gone),
             adapters=[f"{summary.tenant}/{summary.name}" for summary in gone],
         )
+
+    async def _look_at_records(self, identity: Identity, response: pb.VerifyResponse) -> None:
+        """Of the caller's own tenant, as far as they see it. A damaged one is in no listing."""
+        for name in await self._run(self._store.damaged, identity.tenant):
+            if identity.sees(identity.tenant, name):
+                adapter = f"{identity.tenant}/{name}"
+                response.damaged[adapter] = f"what the store says of {adapter} is damaged"
+                self._quarantine.found_damage()
+
+
+def _name(version: Version | Summary) -> str:
+    return f"{version.tenant}/{version.name}"

@@ -87,6 +87,22 @@ class Versions:
         self._count("store")
         return version
 
+    @property
+    def number(self) -> int:
+        """Of the last change that answers here take into account."""
+        with self._changed:
+            return self._number
+
+    def takes(self, ref: Ref) -> bool:
+        """Whether the version that a digest ref names takes requests, by all changes up to `number`; never
+        blocks. False: it is not known here. Raises AdapterNotFound, DataLoss when it does not."""
+        with self._changed:
+            known = self._names.get((ref.tenant, ref.name))
+            if known is None or known.changed:
+                return False
+            known.record.active_digest_of(ref, None)
+            return True
+
     def entry(self, tenant: str, name: str, digest: str) -> VersionEntry | None:
         """What the last record that was read says of a version; None: it says nothing. Blocks while it reads
         a record that has changed. Raises StoreUnavailable, DataLoss."""
@@ -133,10 +149,15 @@ class Versions:
         return len(self._names)
 
     def _recall(self, ref: Ref, sticky_key: str | None, *, confirmed: bool) -> Version | None:
-        """Under the lock. Not confirmed: only what a digest ref named when the store last answered."""
+        """Under the lock. Not confirmed: only what a digest ref named when the store last answered, and then
+        only while it has not told that this name changed."""
         key = (ref.tenant, ref.name)
         known = self._names.get(key)
-        if known is None or (confirmed and (self._is_old(known) or not self._is_confirmed())):
+        if (
+            known is None
+            or known.changed
+            or (confirmed and (self._is_old(known) or not self._is_confirmed()))
+        ):
             return None
         if not confirmed and ref.digest is None:
             return None

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from adapter_store.bench import raw
 from adapter_store.bench.inputs import SPEC, write_adapter
 from adapter_store.bench.raw import RawClient
 from adapter_store.bench.server import find_server, running
@@ -29,6 +30,7 @@ from adapter_store.disk import DiskStore
 from adapter_store.hashing import ParallelHashes
 from adapter_store.memory import memory
 from adapter_store.packed import Weights
+from adapter_store.redis_store import index
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.ref import Ref
@@ -83,10 +85,14 @@ def _run(folder: Path, effort: _Effort, server: Path) -> Iterator[dict[str, Any]
     for fsync in ("everysec", "always"):
         data = folder / f"redis-{fsync}"
         data.mkdir()
-        with running(server, data, fsync) as port, RawClient(port) as raw:
+        with running(server, data, fsync) as port:
             redis = RedisStore(RedisUrl.parse(f"redis://127.0.0.1:{port}"))
-            yield {"case": "push", "appendfsync": fsync, **_push(redis, raw, pushed, effort)}
-            yield {"case": "cold load", "appendfsync": fsync, **_cold_load(redis, raw, pushed, effort)}
+            # Smaller values are easier for the server: what that alone brings is told, too.
+            for chunk_bytes in (raw.CHUNK_BYTES, index.CHUNK_BYTES):
+                about = {"appendfsync": fsync, "raw_chunk_bytes": chunk_bytes}
+                with RawClient(port, chunk_bytes) as client:
+                    yield {"case": "push", **about, **_push(redis, client, pushed, effort)}
+                    yield {"case": "cold load", **about, **_cold_load(redis, client, pushed, effort)}
     yield {"case": "warm disk", **_warm_disk(store, digest, folder / "cache", effort)}
     yield {"case": "disk, first open", **_first_open(store, digest, folder / "cache", effort)}
 
@@ -112,7 +118,7 @@ def _hash_speed(store: DiskStore, digest: str) -> Iterator[dict[str, Any]]:
         yield {"case": name, "mb_per_s": round(num_bytes / seconds / 1e6)}
 
 
-def _push(store: RedisStore, raw: RawClient, pushed: Path, effort: _Effort) -> dict[str, Any]:
+def _push(store: RedisStore, client: RawClient, pushed: Path, effort: _Effort) -> dict[str, Any]:
     """From a folder to acknowledged; the raw client writes the packed bytes and waits for the same file."""
     digest = store.put(pushed, "bench", "a", SPEC).digest
     with store.open(digest) as weights:
@@ -123,25 +129,28 @@ def _push(store: RedisStore, raw: RawClient, pushed: Path, effort: _Effort) -> d
         store.put(pushed, "bench", "a", SPEC)
 
     def theirs() -> None:
-        raw.write(content)
+        client.write(content)
 
     def clean() -> None:
-        raw.delete(len(content))
+        client.delete(len(content))
         if store.list("bench"):
             store.delete(LATEST)
 
     return _pairs(ours, theirs, len(content), effort, clean)
 
 
-def _cold_load(store: RedisStore, raw: RawClient, pushed: Path, effort: _Effort) -> dict[str, Any]:
+def _cold_load(store: RedisStore, client: RawClient, pushed: Path, effort: _Effort) -> dict[str, Any]:
     """From Redis to verified weights in memory; the raw client reads into fresh memory, too."""
     digest = store.put(pushed, "bench", "a", SPEC).digest
     with store.open(digest) as weights:
         content = _bytes(weights)
-    raw.write(content)
-    return _pairs(
-        lambda: store.open(digest).close(), lambda: raw.read(memory(len(content))), len(content), effort
+    client.write(content)
+    result = _pairs(
+        lambda: store.open(digest).close(), lambda: client.read(memory(len(content))), len(content), effort
     )
+    client.delete(len(content))
+    store.delete(LATEST)
+    return result
 
 
 def _warm_disk(store: DiskStore, digest: str, folder: Path, effort: _Effort) -> dict[str, Any]:

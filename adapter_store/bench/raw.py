@@ -11,7 +11,8 @@ _UNDER_WAY = 4
 class RawClient:
     """Writes and reads one value cut into chunks, keyed `raw:<n>`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._ahead = bytearray()
@@ -26,9 +27,9 @@ class RawClient:
 
     def write(self, value: memoryview) -> None:
         """Sets all chunks, then waits until they are in the append-only file."""
-        starts = range(0, len(value), CHUNK_BYTES)
+        starts = range(0, len(value), self._chunk_bytes)
         for number, start in enumerate(starts):
-            chunk = value[start : start + CHUNK_BYTES]
+            chunk = value[start : start + self._chunk_bytes]
             self._command(b"SET", b"raw:%d" % number, chunk)
         for _ in starts:
             self._line()
@@ -38,17 +39,17 @@ class RawClient:
 
     def read(self, target: memoryview) -> None:
         """Into `target`, which has the size of what was written."""
-        starts, asked = range(0, len(target), CHUNK_BYTES), 0
+        starts, asked = range(0, len(target), self._chunk_bytes), 0
         for number, start in enumerate(starts):
             while asked < min(len(starts), number + _UNDER_WAY):
                 self._command(b"GET", b"raw:%d" % asked)
                 asked += 1
             self._line()
-            self._receive(target[start : start + CHUNK_BYTES])
+            self._receive(target[start : start + self._chunk_bytes])
             self._line()
 
     def delete(self, num_bytes: int) -> None:
-        for number in range(-(-num_bytes // CHUNK_BYTES)):
+        for number in range(-(-num_bytes // self._chunk_bytes)):
             self._command(b"UNLINK", b"raw:%d" % number)
             self._line()
 

@@ -38,6 +38,16 @@ class Changes:
 
         return _race(attempt)
 
+    def change_content(self, ref: Ref, change: Change, upload: str) -> bool:
+        """As `change`, while what is stored of the version in `ref` is that upload; else False."""
+
+        def attempt() -> tuple[bool] | None:
+            old = self._metadata.record(ref.tenant, ref.name)
+            outcome = self._metadata.commit(ref, old, change(old.record), upload=upload)
+            return None if outcome == "stale" else (outcome == "done",)
+
+        return _race(attempt)[0]
+
     def remove(self, ref: Ref, change: Change) -> None:
         """A change that takes the version behind `ref` away."""
 

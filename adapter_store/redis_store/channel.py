@@ -1,6 +1,9 @@
 """A connection to the primary for bulk data: straight from where it is, straight to where it goes."""
 
+import itertools
 import socket
+import ssl
+from collections import deque
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -16,6 +19,7 @@ from redis.exceptions import (
 )
 
 _LINE_BYTES = 4096  # what is read ahead with a reply's first line: little of a bulk passes through here
+_PARTS = 1024  # that the system sends in one call
 _ERRORS: dict[str, type[ResponseError]] = {
     "READONLY": ReadOnlyError,
     "CLUSTERDOWN": ClusterDownError,
@@ -56,8 +60,17 @@ class Channel:
     def send(self, *parts: bytes | memoryview) -> None:
         """One command, as it goes over the wire."""
         self._awaited += 1  # from the first byte on
-        for part in parts:
-            self._socket.sendall(part)
+        if isinstance(self._socket, ssl.SSLSocket):
+            for part in parts:
+                self._socket.sendall(part)
+            return
+        rest = deque(memoryview(part) for part in parts)
+        while rest:
+            sent = self._socket.sendmsg(itertools.islice(rest, _PARTS))
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.popleft())
+            if sent:
+                rest[0] = rest[0][sent:]
 
     def status(self) -> None:
         """Reads a reply that says nothing but yes. Raises ResponseError when the server says no."""

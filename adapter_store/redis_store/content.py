@@ -21,15 +21,21 @@ from adapter_store.redis_store.upload import Sendable
 _PACKED, _RECIPE, _SOURCE = "packed.safetensors", "recipe", "source/"
 
 
-def prepare(adapter: PeftAdapter, source: Path) -> tuple[Manifest, dict[str, Sendable]]:
-    """The files to store, by stored name. `source`, the pushed folder, must stay until they are sent."""
+def prepare(
+    adapter: PeftAdapter, source: Path, max_memory_bytes: int
+) -> tuple[Manifest, dict[str, Sendable]]:
+    """The files to store, by stored name. `source`, the pushed folder, must stay until they are sent.
+
+    A packed file of at most `max_memory_bytes` is not made twice, for its hashes and to be sent.
+    """
     packing = Packing(adapter)
     files = {
         _PACKED: Sendable(packing.pieces, in_digest=True),
         _RECIPE: Sendable(lambda: recipe_pieces(adapter)),
     }
     others = [file for file in sorted(source.iterdir()) if file.name != WEIGHTS_FILE]
-    return packing.manifest(), files | {_SOURCE + file.name: Sendable.of_file(file) for file in others}
+    manifest = packing.manifest(keep=packing.num_bytes <= max_memory_bytes)
+    return manifest, files | {_SOURCE + file.name: Sendable.of_file(file) for file in others}
 
 
 class Content:

@@ -29,6 +29,18 @@ class Keys:
         return self._meta(f"operation:{identifier}")
 
     @property
+    def format(self) -> str:
+        return self._meta("format")
+
+    @property
+    def leases(self) -> str:
+        return self._meta("leases")
+
+    @property
+    def leased(self) -> str:
+        return self._meta("leased")
+
+    @property
     def changes(self) -> str:
         return self._meta("changes")
 

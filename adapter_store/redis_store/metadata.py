@@ -1,11 +1,12 @@
 """Records, manifests and indexes: what is small, and changes in one script."""
 
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from adapter_store.errors import UploadLost
+from adapter_store.errors import DataLoss, UploadLost
 from adapter_store.manifest import Manifest, VersionState
 from adapter_store.record import NameRecord
 from adapter_store.redis_store import scripts
@@ -24,6 +25,7 @@ _SWEEP_CLAIMS = 16
 _PAGE = 256
 _LINES = 1000
 _UNLINK_KEYS = 512
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Publication:
     index: Index
 
 
+Name = tuple[str, str]  # tenant, name
 Outcome = Literal["done", "stale", "lost"]
 
 
@@ -53,14 +56,22 @@ class Metadata:
 
     def record(self, tenant: str, name: str) -> Read:
         """An unknown name has the empty record. Raises DataLoss."""
-        [(_, read)] = self.records(tenant, [name])
-        return read
+        key = self._keys.record(tenant, name)
+        [raw] = self._primary.run(("GET", key))
+        return _read(key, raw)
 
-    def records(self, tenant: str, names: Iterable[str]) -> list[tuple[str, Read]]:
-        names = list(names)
-        keys = [self._keys.record(tenant, name) for name in names]
+    def whole(self, names: Sequence[Name]) -> list[tuple[Name, NameRecord | None]]:
+        """Many at once. None for a damaged one, which is logged: it hides no other."""
+        if not names:
+            return []
+        keys = [self._keys.record(*name) for name in names]
         [values] = self._primary.run(("MGET", *keys))
-        return [(name, _read(key, raw)) for name, key, raw in zip(names, keys, values, strict=True)]
+        return [(name, _read_if_whole(key, raw)) for name, key, raw in zip(names, keys, values, strict=True)]
+
+    def users(self, digest: str) -> list[Name]:
+        """Of a version, sorted."""
+        [members] = self._primary.run(("SMEMBERS", self._keys.users(digest)))
+        return [(tenant, name) for tenant, _, name in sorted(m.decode().partition("/") for m in members)]
 
     def names(self, tenant: str, first: str, page: int) -> Iterator[list[str]]:
         """Pages of at most `page` names in the order of "name@digest", those from "first" on."""
@@ -95,6 +106,11 @@ class Metadata:
             return None
         found = Index.from_json(unseal(f"{key} index", index))
         return self._manifest(digest, manifest), found
+
+    def upload(self, digest: str) -> str:
+        """What is stored as its content, "" for nothing."""
+        [claim] = self._primary.run(("HGET", self._keys.blob(digest), "claim"))
+        return claim.decode() if claim else ""
 
     def lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
         """For listings (summary.py): the first `limit` whose keys are greater than `after`."""
@@ -142,12 +158,14 @@ class Metadata:
         new: NameRecord,
         kind: Literal["add", "remove", "keep"] = "keep",
         publication: Publication | None = None,
+        upload: str = "",  # what must be stored as its content, if named
     ) -> Outcome:
         """One step for every reader. "stale": somebody was faster; "lost": its content is gone."""
         record, blob = self._keys.record(ref.tenant, ref.name), self._keys.blob(ref.digest or "")
         keys = [record, self._keys.names(ref.tenant), self._keys.changes]
-        keys += [self._keys.operation(uuid.uuid4().hex), blob, self._keys.users(ref.digest or "")]
-        claim, manifest, index = b"", b"", b""
+        operation = self._keys.operation(uuid.uuid4().hex)
+        keys += [operation, blob, self._keys.users(ref.digest or "")]
+        claim, manifest, index = upload.encode(), b"", b""
         if publication is not None:
             claim = str(publication.index.claim).encode()
             manifest = seal(f"{blob} manifest", publication.manifest.to_json())
@@ -168,26 +186,29 @@ class Metadata:
             _REMEMBERED_CHANGES,
             *listed,
         )
-        provided = None if publication is None else self._chunks_stay(publication.index.claim)
+        provided = None if publication is None else self._chunks_stay(publication.index.claim, operation)
         [outcome] = self._primary.run(command, durable=True, provided=provided)
         result: Outcome = outcome.decode()
         return result
 
-    def _chunks_stay(self, claim: Claim) -> Provided:
+    def _chunks_stay(self, claim: Claim, operation: str) -> Provided:
         """The chunks of an upload do not expire any more, and all of them are there. Raises UploadLost.
 
         On the connection of the change that publishes them: a server that was restarted in between, and may
         have lost them, ends that. And the file has them before it has the change, so one wait is for both.
-        The claim is made again, as a restart may have lost it, and chunks that stay need one.
+        The claim is made again, as a restart may have lost it, and chunks that stay need one. A primary may
+        even become a replica and a primary again without closing the connection, and have another's data
+        then: what is left under the operation behind the chunks tells the change that these are the same.
         """
         keys = [self._keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)]
 
         def check(replies: Sequence[Any]) -> None:
-            if replies[-1] != len(keys):
+            if replies[-2] != len(keys):
                 raise UploadLost("the store's Redis lost a part of the upload: push the adapter again")
 
         persist = [("PERSIST", key) for key in keys]
-        return Provided((self._claiming(claim), *persist, ("EXISTS", *keys)), check)
+        seen = ("SET", operation, "0", "NX", "EX", OPERATION_SECONDS)
+        return Provided((self._claiming(claim), *persist, ("EXISTS", *keys), seen), check)
 
     def claim(self, claim: Claim) -> None:
         self._primary.run(self._claiming(claim))
@@ -219,6 +240,14 @@ class Metadata:
 
 def _read(key: str, raw: bytes | None) -> Read:
     return Read(NameRecord.from_json(unseal(key, raw)), raw) if raw else Read(NameRecord(), b"")
+
+
+def _read_if_whole(key: str, raw: bytes | None) -> NameRecord | None:
+    try:
+        return _read(key, raw).record
+    except DataLoss as error:
+        _log.error("adapter store: what is said under %s is damaged: %s", key, error)
+        return None
 
 
 def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord) -> list[str | int]:

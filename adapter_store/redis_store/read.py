@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.manifest import Manifest
-from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
+from adapter_store.redis_store.index import Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
@@ -48,14 +48,15 @@ class Reader:
         arrived: Callable[[int], None] = lambda _: None,
     ) -> None:
         """A stored file into `target`; `arrived` is told how many bytes of it are there. Raises DataLoss."""
-        pieces = [target[start : start + CHUNK_BYTES] for start in range(0, len(target), CHUNK_BYTES)]
+        size = index.chunk_bytes
+        pieces = [target[start : start + size] for start in range(0, len(target), size)]
         keys = [self._keys.chunk(index.digest, index.upload, number) for number in index.numbers(file)]
 
         def check(number: int) -> None:
             expected = file.chunks[number]
             if expected != UNHASHED and hashlib.sha256(pieces[number]).hexdigest() != expected:
                 raise _loss(index, file, "no longer matches its hash")
-            arrived(number * CHUNK_BYTES + len(pieces[number]))
+            arrived(number * size + len(pieces[number]))
 
         try:
             read_chunks(self._primary, keys, pieces, check)

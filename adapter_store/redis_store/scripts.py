@@ -8,13 +8,17 @@ They are small, so a server that is full runs them, too: a delete is what it nee
 #         10 changed  11 first_change
 #   ARGV  1 the record as the caller read it ("": none)   2 the new one ("": remove)
 #         3 member of names   4 member of users   5 "add" | "remove" | "keep": the version of blob and users
-#         6 claim of the upload to publish ("": the content is stored)   7 manifest   8 index
+#         6 claim of the upload to publish ("": the content is stored), or that must be stored to keep it
+#         7 manifest   8 index
 #         9 channel   10 seconds for which the operation is remembered   11 most members of changed
 #         12 to 15 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
 #         in this order, a grave to add as its score and its member
-#   Returns "done" | "stale": the record is another one by now | "lost": upload or content is gone.
+#   Returns "done" | "stale": the record is another one by now, or these are not the data any more where the
+#   upload was seen whole, which left '0' under the operation | "lost": upload or content is gone.
 COMMIT = """#!lua flags=allow-oom
-if redis.call('EXISTS', KEYS[4]) == 1 then return 'done' end
+local operation = redis.call('GET', KEYS[4])
+if operation == '1' then return 'done' end
+if ARGV[7] ~= '' and not operation then return 'stale' end
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'stale' end
 if ARGV[5] == 'add' then
   if ARGV[6] == '' then
@@ -26,6 +30,8 @@ if ARGV[5] == 'add' then
     redis.call('HSET', KEYS[5], 'claim', ARGV[6], 'manifest', ARGV[7], 'index', ARGV[8])
   end
   redis.call('SADD', KEYS[6], ARGV[4])
+elseif ARGV[5] == 'keep' and ARGV[6] ~= '' then
+  if redis.call('HGET', KEYS[5], 'claim') ~= ARGV[6] then return 'lost' end
 elseif ARGV[5] == 'remove' then
   redis.call('SREM', KEYS[6], ARGV[4])
   if redis.call('SCARD', KEYS[6]) == 0 then
@@ -98,4 +104,26 @@ for _, claim in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT'
   redis.call('SADD', KEYS[2], claim)
 end
 return redis.call('SMEMBERS', KEYS[2])
+"""
+
+# Tells what one holder uses, for some time from now on by this server's clock.
+#   KEYS  1 leases  2 leased  3 format      ARGV  1 holder   2 seconds   3 its lease   4 the format
+#   Returns nothing. Who holds a lease has a store here, whatever became of the key that says so.
+HOLD = """#!lua flags=allow-oom
+local now = redis.call('TIME')
+redis.call('ZADD', KEYS[1], string.format('%.6f', now[1] + now[2] / 1000000 + ARGV[2]), ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+redis.call('SET', KEYS[3], ARGV[4], 'NX')
+"""
+
+# All leases that count. Removes the others.
+#   KEYS  1 leases  2 leased      Returns holder, lease, holder, lease, ...
+LEASES = """#!lua flags=allow-oom
+local now = redis.call('TIME')
+now = string.format('%.6f', now[1] + now[2] / 1000000)
+for _, holder in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+  redis.call('ZREM', KEYS[1], holder)
+  redis.call('HDEL', KEYS[2], holder)
+end
+return redis.call('HGETALL', KEYS[2])
 """

@@ -14,6 +14,7 @@ from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
 from adapter_store.disk import MAX_FILE_BYTES
 from adapter_store.durable import medium_errors
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
@@ -21,7 +22,9 @@ from adapter_store.record import NameRecord
 from adapter_store.redis_store.changes import Changes
 from adapter_store.redis_store.content import Content, prepare
 from adapter_store.redis_store.keys import Keys
+from adapter_store.redis_store.leases import Leases
 from adapter_store.redis_store.metadata import Metadata
+from adapter_store.redis_store.namespace import claim_namespace
 from adapter_store.redis_store.notices import Notices
 from adapter_store.redis_store.orphans import find_orphans
 from adapter_store.redis_store.primary import Primary
@@ -42,19 +45,22 @@ _log = logging.getLogger(__name__)
 class RedisStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
-    def __init__(self, url: RedisUrl, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """Raises StoreUnavailable; UnsafeStore when the server may lose what it acknowledged."""
+    def __init__(self, url: RedisUrl, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        """`create`: an empty namespace becomes a store. Raises NoStore, OtherFormat, StoreUnavailable;
+        UnsafeStore when the server may lose what it acknowledged."""
         self._max_file_bytes = max_file_bytes
         self._primary, self._keys = Primary(url), Keys(url.namespace)
         keys = self._keys
         self._channel = keys.channel
         self._metadata = Metadata(self._primary, keys)
+        self._leases = Leases(self._primary, keys)
         self._content = Content(Reader(self._primary, keys, self._metadata))
         self._changes = Changes(self._metadata, Uploader(self._primary, keys, self._metadata), self._content)
         self._watchers: set[Watcher] = set()
         self._notices: Notices | None = None
         self._mutex = threading.Lock()  # guards the two above
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
+        claim_namespace(self._primary, keys, str(url), create=create)
         self._changes.sweep()
 
     def put(
@@ -83,7 +89,7 @@ class RedisStore(Catalogue):
                 strict_base=strict_base,
                 max_memory_bytes=_MEMORY_BYTES,
             )
-            manifest, files = prepare(adapter, pushed)
+            manifest, files = prepare(adapter, pushed, _MEMORY_BYTES)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)
@@ -130,8 +136,9 @@ class RedisStore(Catalogue):
         return [
             alias
             for names in self._metadata.names(tenant, "", _ALIAS_PAGE)
-            for each, read in self._metadata.records(tenant, names)
-            for alias in aliases_in(tenant, each, read.record)
+            for each, record in self._metadata.whole([(tenant, name) for name in names])
+            if record is not None
+            for alias in aliases_in(*each, record)
         ]
 
     def export(self, ref: Ref, target: Path) -> None:
@@ -148,6 +155,34 @@ class RedisStore(Catalogue):
         version = self.find(ref)
         self._content.check(version.digest)
         return version
+
+    def damaged(self, tenant: str) -> builtins.list[str]:
+        check_identifier("tenant", tenant)
+        return [
+            name
+            for names in self._metadata.names(tenant, "", _ALIAS_PAGE)
+            for (_, name), record in self._metadata.whole([(tenant, name) for name in names])
+            if record is None
+        ]
+
+    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+        users = self._metadata.whole(self._metadata.users(check_digest(digest)))
+        return [(*name, record) for name, record in users]
+
+    def upload(self, digest: str) -> str:
+        return self._metadata.upload(check_digest(digest))
+
+    def now(self) -> float:
+        return self._leases.now()
+
+    def hold(self, lease: Lease) -> None:
+        self._leases.hold(lease)
+
+    def let_go(self, holder: str) -> None:
+        self._leases.let_go(holder)
+
+    def leases(self) -> builtins.list[Lease]:
+        return self._leases.all()
 
     def orphans(self) -> builtins.list[str]:
         return find_orphans(self._primary, self._keys)
@@ -199,6 +234,11 @@ class RedisStore(Catalogue):
         record = self._changes.change(ref, change)
         self._wake()
         return record
+
+    def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
+        done = self._changes.change_content(ref, change, upload)
+        self._wake()
+        return done
 
     def _wake(self) -> None:
         with self._mutex:

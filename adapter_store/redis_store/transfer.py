@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 from adapter_store.redis_store.channel import Channel
 from adapter_store.redis_store.primary import NotNow, Primary
 
-_UNDER_WAY = 3  # chunks asked for, or sent and not yet acknowledged: what may be held in memory
-_JOINED_BYTES = 64 << 10
+_UNDER_WAY = 4  # chunks asked for, or sent and not yet acknowledged: what may be held in memory
+_JOINED_BYTES = 8 << 10
 
 
 class ChunkWriter:
@@ -102,7 +102,7 @@ def read_chunks(
 
 
 def _joined(*parts: bytes | memoryview) -> tuple[bytes | memoryview, ...]:
-    """Small neighbours as one: each part is a call of the system."""
+    """Small neighbours as one: each part costs a moment of its own."""
     joined: list[bytes | memoryview] = []
     for part in parts:
         if joined and len(joined[-1]) + len(part) <= _JOINED_BYTES:

@@ -45,7 +45,7 @@ class Uploader:
                     number, num_bytes = number + 1, num_bytes + sum(map(len, chunk))
                 stored.append(StoredFile(name, num_bytes, tuple(hashes)))
             writer.finish()
-        index = Index(digest, upload, tuple(stored))
+        index = Index(digest, upload, tuple(stored), CHUNK_BYTES)
         self._metadata.claim(index.claim)
         return index
 

@@ -21,6 +21,7 @@ class SpreadImage:
     own: SlotImage
     ticket: int
     nbytes: int  # on all ranks
+    num_full_heads: int = 0  # full heads are served on one rank only
 
 
 class SpreadAdapters:

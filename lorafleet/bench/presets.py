@@ -144,7 +144,7 @@ def _row(case: Case, plays: list[Played]) -> Row:
         chosen.slots,
     )
     seconds = [rounded(played.summary().seconds) for played in plays]
-    row |= details(summary, chosen.slots) | {"repetitions_s": seconds}
+    row |= details(summary, chosen.slots, chosen.cpu) | {"repetitions_s": seconds}
     if case.divisor > 1:
         row |= {"lengths_divided_by": case.divisor, "peer_default": None, "peer_best": None}
     return row

@@ -213,7 +213,7 @@ def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
 def _load_row(played: Played) -> Row:
     summary = played.summary()
     row = make_row("load", summary.adapters, summary.output_tokens_per_s, OUTPUT, played.slots)
-    return row | details(summary, played.slots)
+    return row | details(summary, played.slots, played.cpu)
 
 
 def _requests(args: argparse.Namespace, names: Names) -> list[Request]:
@@ -253,7 +253,7 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="URL",
-        help="with --target: the executors' /metrics, which tell what slots did",
+        help="with --target: the services' /metrics, which tell what slots did and how busy each was",
     )
     system.add_argument(
         "--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="give up starting after so long"
@@ -283,7 +283,7 @@ def _system(args: argparse.Namespace) -> SystemConfig:
         token=os.environ.get("LORAFLEET_TOKEN"),
         tls=connection.credentials(args),
         timeout=args.timeout,
-        executor_metrics=tuple(args.executor_metrics),
+        metrics_urls=tuple(args.executor_metrics),
         model=args.model,
         store=args.store,
         executor_args=tuple(shlex.split(args.executor_args)),

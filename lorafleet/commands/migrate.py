@@ -55,9 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     bar = ProgressBar()
     try:
-        source, target = (
-            open_store(url, allow_volatile=args.allow_volatile) for url in (args.source, args.target)
-        )
+        source = open_store(args.source, create=False, allow_volatile=args.allow_volatile)
+        target = open_store(args.target, allow_volatile=args.allow_volatile)
         done = migrate(
             source,
             target,

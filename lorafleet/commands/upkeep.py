@@ -98,7 +98,7 @@ def unpin(args: argparse.Namespace) -> int:
 def drop(args: argparse.Namespace) -> int:
     with connection.connect(args) as client:
         freed = client.adapters.drop(args.ref, executors=args.executor)
-    return _freed(args, freed, "dropped", "in use, so still on")
+    return _freed(args, freed, "dropped", "in use, or another adapter's, too, so still on")
 
 
 def drain(args: argparse.Namespace) -> int:

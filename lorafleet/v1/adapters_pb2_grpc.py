@@ -204,21 +204,23 @@ class AdaptersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Unpin(self, request, context):
-        """Ends a pin.
+        """Ends a pin. Those of other adapters with the same content stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drop(self, request, context):
-        """Frees the copies of a version on executors, each as soon as nothing uses it. New requests load it again.
+        """Ends the pins of a version and frees its copies on executors, each as soon as nothing uses it and unless another
+        active adapter has the same content. New requests load it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops new requests of a version, waits for the running ones of this scheduler and frees every copy on the executors.
+        """Stops new requests of a version, waits for the accepted ones of all schedulers and frees every copy on the executors
+        that no other active adapter shares. ABORTED with reason PUSHED_AGAIN when its content is pushed meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,7 +234,8 @@ class AdaptersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Collect(self, request, context):
-        """Removes deleted versions whose grace has passed and that no executor has a copy of.
+        """Removes deleted versions whose grace has passed, that no scheduler has an accepted request of and no executor a copy
+        of its own. Waits until all schedulers have seen the last change, up to 40 s for one that was killed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,8 +24,6 @@ def test_family_equals_peft(
     tmp_path: Path,
 ) -> None:
     model, streams = make_family(family, tmp_path)
-    if device:  # where DoRA is refused
-        streams = [stream for stream in streams if "dora" not in stream.name]
     expected = expect(model, streams)
     modules = ("--lora-modules", ",".join((*DENSE, *TABLES)), "--max-lora-rank", "16", "--max-loras", "2")
     with running_fleet(

@@ -6,6 +6,7 @@ A prompt in two chunks, then token by token; sequences with adapters of their ow
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import lorafleet.demo
-from adapter_store import DiskStore, ModelSpec
+from adapter_store import DiskStore, ModelSpec, Weights
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.forward import SequenceRows
+from executor.lora.arena import Copy
 from executor.lora.image import build_slot_image
 from executor.shard import Shard, build_shard
 from lorafleet.demo.model import default_cache, prepare_model
@@ -32,6 +34,13 @@ GPU = [
 ]
 # What FlashInfer serves, and so is captured. Heads of 128: one form of its kernels to compile.
 WIDE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
+# What an adapter may have beside A and B.
+EXTRAS: list[dict[str, Any]] = [
+    {},
+    {"use_dora": True},
+    {"use_dora": True, "targets": ["q_proj", "up_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    {"targets": ["o_proj", "down_proj"], "modules_to_save": ["lm_head"]},
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,15 @@ class Case:
         ]
         token_ids = torch.randint(3, 128, (len(RANKS), LENGTH), generator=torch.Generator().manual_seed(3))
         return cls(base, adapters, token_ids)
+
+    @classmethod
+    def dora_and_full_heads(cls, kind: str, folder: Path) -> "Case":
+        base = make_base(folder / "base", kind, seed=1, **WIDE)  # type: ignore[arg-type]
+        adapters: list[Path | None] = [None]
+        for n, options in enumerate(EXTRAS):
+            adapters.append(make_adapter(folder / f"a{n}", base, seed=n, rank=8, std=STD, **options))
+        shape = len(adapters), LENGTH
+        return cls(base, adapters, torch.randint(3, 128, shape, generator=torch.Generator().manual_seed(3)))
 
     @classmethod
     def smollm2(cls) -> "Case":
@@ -116,9 +134,20 @@ class Case:
             if adapter is not None:
                 version = store.put(adapter, "default", f"a{number}", spec)
                 with store.open(version.digest) as weights:
-                    shard.arena.load(slot, build_slot_image(weights, shard.arena.layout))
+                    shard.arena.load(slot, build_slot_image(weights, shard.arena.layout, with_dora=True))
+                    self._load_extras(shard, slot, version.digest, weights)
         if shard.arena.storage.is_cuda:
             torch.cuda.synchronize()
+
+    def _load_extras(self, shard: Shard, slot: int, digest: str, weights: Weights) -> None:
+        copies: list[Copy] = []
+        if (dora := shard.slots.dora) is not None:
+            copies += dora.enter(slot, dora.of(digest, weights))
+        if (full_heads := shard.slots.full_heads) is not None:
+            named = {name: torch.from_numpy(matrix) for name, matrix in weights.full_heads.items()}
+            copies += full_heads.enter(slot, named)
+        for target, source in copies:
+            target.copy_(source)
 
 
 def decided(oracle: Tensor) -> Tensor:
@@ -150,6 +179,25 @@ def test_float32_is_the_oracles(kind: str, overrides: dict[str, object], device:
     oracle = case.logits(torch.float32)
     ours = case.ours(tmp_path / "store", device=device, dtype="float32")
     assert_equal(case, ours, oracle)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_dora_and_full_heads_in_float32(kind: str, device: str, tmp_path: Path) -> None:
+    """Among others: each row has its own factors, its own matrices, or none."""
+    case = Case.dora_and_full_heads(kind, tmp_path)
+    ours = case.ours(tmp_path / "store", device=device, dtype="float32", max_full_heads=3)
+    assert_equal(case, ours, case.logits(torch.float32))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_dora_and_full_heads_in_bfloat16(kind: str, device: str, tmp_path: Path) -> None:
+    case = Case.dora_and_full_heads(kind, tmp_path)
+    oracle = case.logits(torch.float32)
+    theirs = divergence(oracle, case.logits(torch.bfloat16))
+    ours = case.ours(tmp_path / "store", device=device, dtype="bfloat16", max_full_heads=3)
+    assert divergence(oracle, ours) <= 1.2 * theirs
 
 
 @pytest.mark.gpu

@@ -140,12 +140,21 @@ MALFORMED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "no tensors": (partial(tensors, dict.clear), WEIGHTS),
     "pickle": (as_pickle, WEIGHTS),
     "cut off": (lambda files: {**files, WEIGHTS: files[WEIGHTS][:-100]}, WEIGHTS),
+    "pointer": (
+        partial(replaced, WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        WEIGHTS,
+    ),
+    "huge header": (
+        lambda files: {**files, WEIGHTS: (1 << 60).to_bytes(8, "little") + files[WEIGHTS][8:]},
+        WEIGHTS,
+    ),
+    "extra bytes": (lambda files: {**files, WEIGHTS: files[WEIGHTS] + b"x"}, WEIGHTS),
     "empty weights": (partial(replaced, WEIGHTS, b""), WEIGHTS),
     "no weights": (partial(without, WEIGHTS), WEIGHTS),
     "no config": (partial(without, CONFIG), CONFIG),
     "config is no JSON": (partial(replaced, CONFIG, b"{"), CONFIG),
     "DoRA": (partial(config, use_dora=True), "use_dora"),
-    "biases": (partial(config, bias="all"), "bias"),
+    "biases": (partial(config, lora_bias=True), "lora_bias"),
     "unknown field": (partial(config, use_magic=True), "use_magic"),
     "wrong rank": (partial(config, r=5), "rank"),
 }
@@ -153,6 +162,7 @@ MALFORMED: dict[str, tuple[Callable[[Files], Files], str]] = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_adapters_are_refused_by_name(stubs: Stubs, files: Files, case: str) -> None:
+    """C41, C54, and the formats' cases."""
     change, named = MALFORMED[case]
     for dry_run in (True, False):
         found = push_failure(stubs, change(files), dry_run=dry_run)
@@ -182,9 +192,44 @@ HEADERS = [
 
 @pytest.mark.parametrize(("header", "field"), HEADERS)
 def test_bad_names_touch_no_disk(stubs: Stubs, files: Files, header: dict[str, Any], field: str) -> None:
+    """C53."""
     found = push_failure(stubs, files, **header)
     ours(found, "INVALID_ARGUMENT", "INVALID_REQUEST")
     assert found.fields == (field,) and field in found.message
+
+
+PATHS = [
+    "../other",
+    "/abs/elsewhere",
+    "a/../../b",
+    "a\\..\\b",
+    "a%2fb",
+    "a\0b",
+    "",
+    ".",
+    "n" * 300,
+    "space ",
+    "../acme/theirs",
+    "quiet@../../theirs",
+    "quiet@sha256:../../x",
+]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_names_that_are_paths_are_refused_by_every_call(stubs: Stubs, name: str) -> None:
+    """C53: load, look, download and delete."""
+    adapters, inference = stubs.adapters, stubs.inference
+    calls: list[tuple[Any, Any]] = [
+        (inference.Generate, ask_for(name)),
+        (adapters.Get, pb.GetAdapterRequest(adapter=name)),
+        (adapters.Pull, pb.PullRequest(adapter=name)),
+        (adapters.Delete, pb.DeleteAdapterRequest(adapter=name, force=True)),
+        (adapters.SetAlias, pb.SetAliasRequest(adapter=f"{name}@x", target=DIGEST)),
+        (adapters.Drain, pb.DrainAdapterRequest(adapter=name)),
+    ]
+    for call, message in calls:
+        found = failure(call, message, "ops")
+        ours(found, "INVALID_ARGUMENT", "INVALID_REQUEST")
 
 
 def test_bad_uploads_are_refused(stubs: Stubs, files: Files) -> None:

@@ -79,6 +79,7 @@ def series(node: Node) -> dict[str, set[str]]:
 
 
 def test_names_that_clients_make_up_are_no_series(main: Pair, client: Client) -> None:
+    """C56."""
     client.generate("a", max_new_tokens=1)
     odd = ['"quoted"', "new\nline", "back\\slash", "x" * 10_000, "naïve", "a{b=c}"]
     made_up = [*odd, *(f"junk-{secrets.token_hex(8)}" for _ in range(500))]

@@ -1,6 +1,9 @@
 """A whole fleet over a Redis store: it answers as over a folder, and stands the store's absence."""
 
+import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,7 +36,7 @@ def redis_cluster(
 def fleet(redis_cluster: Cluster) -> Pair:
     """2 slots, a host tier for one adapter, and a cache folder."""
     cache = ("--cache-dir", str(redis_cluster.folder / "cache"), "--cache-bytes", "100000000")
-    return redis_cluster.pair("redis", (*SLOTS, *cache))
+    return redis_cluster.pair("redis", (*SLOTS, "--host-memory-bytes", "200000", *cache))
 
 
 def tokens(pair: Pair, ref: str | None, token: str | None = None) -> tuple[int, ...]:
@@ -103,6 +106,36 @@ def test_a_restarted_executor_needs_no_fetch(fleet: Pair, redis_cluster: Cluster
     wait_until(lambda: _answers(fleet, "redis-1"), "the executor is found again")
     assert tokens(fleet, "redis-1") == expected
     assert {path: path.stat().st_ino for path in entries.iterdir()} == before
+
+
+def test_a_cleaner_that_empties_the_cache_under_load(
+    fleet: Pair, redis_cluster: Cluster, adapter: Callable[..., Path]
+) -> None:
+    """C40: what is gone from this machine is fetched again, and the executor lives."""
+    names = [f"cleaned-{number}" for number in range(1, 6)]  # One fits into host memory.
+    with fleet.client() as client:
+        for name in names:
+            client.adapters.push(adapter(name, rank=16), name)
+    expected = {name: tokens(fleet, name) for name in names}
+    done, cleaned = threading.Event(), [0]
+
+    def clean() -> None:
+        while not done.wait(0.005):
+            for entry in (redis_cluster.folder / "cache" / "entries").iterdir():
+                shutil.rmtree(entry, ignore_errors=True)
+                cleaned[0] += 1
+
+    cleaner = threading.Thread(target=clean)
+    cleaner.start()
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            asked = [names[number % len(names)] for number in range(90)]
+            for name, found in zip(asked, pool.map(lambda name: tokens(fleet, name), asked), strict=True):
+                assert found == expected[name]
+    finally:
+        done.set()
+        cleaner.join()
+    assert cleaned[0] > len(names)
 
 
 def test_no_log_has_the_password(fleet: Pair) -> None:

@@ -139,11 +139,21 @@ def test_tokenize_checks_the_same(stubs: Stubs, wrong: dict[str, Any]) -> None:
     ours(found, "INVALID_ARGUMENT", "INVALID_REQUEST")
 
 
-UNKNOWN = ["nobody", "quiet@nobody", f"quiet@{DIGEST}", f"nobody@{DIGEST}", "nobody/quiet", "quie", "quiet2"]
+UNKNOWN = [
+    "nobody",
+    "quiet.",
+    "quiet@nobody",
+    f"quiet@{DIGEST}",
+    f"nobody@{DIGEST}",
+    "nobody/quiet",
+    "quie",
+    "quiet2",
+]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_adapters_are_not_found(stubs: Stubs, name: str) -> None:
+    """C55."""
     for call in (stubs.inference.Generate, stubs.inference.GenerateStream):
         found = failure(call, request(adapter=name), "ops")
         ours(found, "NOT_FOUND", "ADAPTER_NOT_FOUND")
@@ -151,6 +161,8 @@ def test_unknown_adapters_are_not_found(stubs: Stubs, name: str) -> None:
 
 
 def test_what_a_caller_may_not_see_looks_like_nothing(stubs: Stubs, main: Pair) -> None:
+    """C55."""
+
     def ask(name: str, token: str) -> Failure:
         return failure(stubs.inference.Generate, request(adapter=name), token)
 
@@ -200,6 +212,7 @@ def test_an_unknown_executor_is_named(stubs: Stubs, main: Pair) -> None:
         ("rank32", {"rank": 32, "std": 0.02, "targets": ["q_proj"]}, "32"),
         ("head", {"targets": ["lm_head"]}, "lm_head"),
         ("tables", {"targets": ["embed_tokens", "q_proj"]}, "embed_tokens"),
+        ("full-head", {"targets": ["q_proj"], "modules_to_save": ["lm_head"]}, "--max-full-heads"),
     ],
 )
 def test_more_than_a_slot_holds_is_refused(

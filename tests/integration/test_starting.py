@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from adapter_store import open_store
 from tests.support.cluster import ROOT, Cluster, free_ports
 
 
@@ -76,6 +77,10 @@ def test_executor(cluster: Cluster, taken: str, tmp_path: Path) -> None:
     port, metrics = map(str, free_ports(2))
     model, store = ["--model", str(cluster.model)], ["--store", str(tmp_path / "store")]
     good = [*model, *store, "--listen", f"127.0.0.1:{port}", "--metrics-port", metrics]
+    open_store(str(tmp_path / "store"))
+    old = tmp_path / "old" / "names" / "acme"
+    old.mkdir(parents=True)
+    (old / "x.json").write_text('{"versions": {}, "aliases": {}}')
     config = tmp_path / "config.toml"
     config.write_text("max_lora = 3\n")
     cases: list[tuple[list[str], str]] = [
@@ -84,10 +89,13 @@ def test_executor(cluster: Cluster, taken: str, tmp_path: Path) -> None:
         ([*good, "--max-loras", "0"], "--max-loras"),
         ([*good, "--dtype", "int8"], "--dtype"),
         ([*good, "--config", str(config)], "max_lora"),
+        ([*good, "--store", f"disk:{tmp_path / 'storr'}"], str(tmp_path / "storr")),
+        ([*good, "--store", str(tmp_path / "old")], "has format 1"),
         ([*good, "--listen", f"127.0.0.1:{taken}"], taken),
     ]
     for arguments, named in cases:
         one_clear_line("executor", arguments, named)
+    assert not (tmp_path / "storr").exists()
     one_clear_line("executor", good, "max_lora", LORAFLEET_EXECUTOR_MAX_LORA="3")
 
 

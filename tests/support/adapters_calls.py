@@ -64,6 +64,7 @@ class Running:
     spool: Path
     folders: Path
     store: AdapterStore
+    url: str  # of the store
     store_folder: Path
     versions: Versions
     dispatcher: Dispatcher
@@ -99,7 +100,7 @@ async def running_service(
             quarantine = Quarantine(store, versions, pool, metrics.data_loss)
             addresses = [fake.address for fake in fakes]
             dispatcher = dispatcher_of(addresses, tokenizer, data_loss=quarantine.suspect)
-            retirement = Retirement(versions, dispatcher, pool, time.monotonic)
+            retirement = Retirement(store, versions, dispatcher, pool, time.monotonic)
             backends = Backends(
                 store,
                 spec,
@@ -116,18 +117,29 @@ async def running_service(
             adapters_pb2_grpc.add_AdaptersServicer_to_server(AdaptersService(backends, limits), server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
-            for part in (versions, dispatcher, retirement):
+            await retirement.start()
+            for part in (versions, dispatcher):
                 part.start()
             await ready(dispatcher, 2)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 stub = adapters_pb2_grpc.AdaptersStub(channel)
                 folders = root / "folders"
                 yield Running(
-                    stub, spool, folders, store, root / "store", versions, dispatcher, fakes, registry, port
+                    stub,
+                    spool,
+                    folders,
+                    store,
+                    url,
+                    root / "store",
+                    versions,
+                    dispatcher,
+                    fakes,
+                    registry,
+                    port,
                 )
-            retirement.stop()
             versions.stop()
             await dispatcher.stop()
+            await retirement.stop()
             await server.stop(None)
     ingest.close()
 

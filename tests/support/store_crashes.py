@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 from adapter_store import AdapterStoreError
 from tests.support.crash_scenarios import SCENARIOS, Scenario, Told
 from tests.support.garbage import garbage
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import BINARY, RedisServer
 from tests.support.stores import DiskMedium, Medium, RedisMedium
 
 TIMES = 200
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[each.name for each in SCENARIOS], help="one kind of change (all)")
     parser.add_argument("--seed", type=int, default=time.time_ns(), help="of the moments (the clock's)")
     args = parser.parse_args()
+    revision = _first_line("git", "rev-parse", "HEAD")  # before hours in which a commit may come
     results = list[Result]()
     with tempfile.TemporaryDirectory(prefix="lorafleet-crash-") as temporary:
         for make in (each for each in SCENARIOS if args.only in (None, each.name)):
@@ -135,10 +137,15 @@ def main() -> None:
                 sys.stdout.write(json.dumps(asdict(results[-1])) + "\n")
                 sys.stdout.flush()
     about = {"command": " ".join(["python -m tests.support.store_crashes", *sys.argv[1:]]), "seed": args.seed}
+    about |= {"git": revision, "server": _first_line(BINARY, "--version")}
     args.json.write_text(
         json.dumps({**about, "results": [asdict(each) for each in results]}, indent=1) + "\n"
     )
     sys.exit(any(each.problems for each in results))
+
+
+def _first_line(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
 
 
 if __name__ == "__main__":

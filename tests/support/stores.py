@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from adapter_store import AdapterStore, DiskStore
+from adapter_store import AdapterStore, DiskStore, Version
 from adapter_store.redis_store.index import Index
 from adapter_store.redis_store.keys import Keys, unseal
 from adapter_store.redis_store.store import RedisStore
@@ -27,6 +28,10 @@ class Medium(Protocol):
     def change_manifest(self, digest: str, change: Change) -> None: ...
 
     def change_record(self, tenant: str, name: str, change: Change) -> None: ...
+
+    def values(self, version: Version) -> list[Callable[[Change], None]]:
+        """To change each stored value that the version is made of."""
+        ...
 
     def digests(self) -> set[str]:
         """Of all content that is there, named by a record or not."""
@@ -56,12 +61,17 @@ class DiskMedium:
     def change_record(self, tenant: str, name: str, change: Change) -> None:
         _change_file(self.root / "names" / tenant / f"{name}.json", change)
 
+    def values(self, version: Version) -> list[Callable[[Change], None]]:
+        files = sorted(path for path in self._blob(version.digest).rglob("*") if path.is_file())
+        record = partial(self.change_record, version.tenant, version.name)
+        return [*(partial(_change_file, path) for path in files), record]
+
     def digests(self) -> set[str]:
         return {f"sha256:{path.name}" for path in (self.root / "blobs").iterdir()}
 
     def leftovers(self) -> list[str]:
         files = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
-        return sorted(set(files) - {"lock", "changes"})
+        return sorted(set(files) - {"lock", "changes", "format-2"})
 
     def _blob(self, digest: str) -> Path:
         return self.root / "blobs" / digest.removeprefix("sha256:")
@@ -89,13 +99,17 @@ class RedisMedium:
         self._change_file(digest, stored, change)
 
     def change_manifest(self, digest: str, change: Change) -> None:
-        key = self.keys.blob(digest)
-        with self.server.client() as client:
-            changed = change(client.hget(key, "manifest"))
-            client.hset(key, "manifest", changed) if changed is not None else client.hdel(key, "manifest")
+        self._change_field(digest, "manifest", change)
 
     def change_record(self, tenant: str, name: str, change: Change) -> None:
         self._change_key(self.keys.record(tenant, name), change)
+
+    def values(self, version: Version) -> list[Callable[[Change], None]]:
+        claim = self.index(version.digest).claim
+        chunks = [self.keys.chunk(claim.digest, claim.upload, n) for n in range(claim.num_chunks)]
+        fields = [partial(self._change_field, version.digest, field) for field in ("manifest", "index")]
+        record = partial(self.change_record, version.tenant, version.name)
+        return [*(partial(self._change_key, key) for key in chunks), *fields, record]
 
     def index(self, digest: str) -> Index:
         key = self.keys.blob(digest)
@@ -108,7 +122,8 @@ class RedisMedium:
 
     def leftovers(self) -> list[str]:
         operations = self.keys.operation("")
-        counters = {self.keys.changes, self.keys.first_change, self.keys.changed}
+        keys = self.keys
+        counters = {keys.changes, keys.first_change, keys.changed, keys.format}
         return [key for key in self.all_keys() if key not in counters and not key.startswith(operations)]
 
     def all_keys(self) -> list[str]:
@@ -120,6 +135,12 @@ class RedisMedium:
         index = self.index(digest)
         number = next(index.numbers(index.file(name)))
         self._change_key(self.keys.chunk(digest, index.upload, number), change)
+
+    def _change_field(self, digest: str, field: str, change: Change) -> None:
+        key = self.keys.blob(digest)
+        with self.server.client() as client:
+            changed = change(client.hget(key, field))
+            client.hset(key, field, changed) if changed is not None else client.hdel(key, field)
 
     def _change_key(self, key: str, change: Change) -> None:
         with self.server.client() as client:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from adapter_store import (
     AdapterNotFound,
@@ -160,9 +162,49 @@ def test_a_damaged_entry_is_fetched_again(
     assert path.read_bytes() == content
 
 
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+@given(data=st.data())
+def test_any_byte_of_any_entry(
+    tmp_path: Path, origin: Origin, versions: list[Version], data: st.DataObject
+) -> None:
+    first, second = versions[0].digest, versions[1].digest
+    cache = CachedStore(origin, tmp_path / "cache", ROOMY)
+    for digest in (first, second):
+        cache.open(digest).close()
+    origin.opened.clear()
+    files = sorted((tmp_path / "cache" / "entries" / first.removeprefix("sha256:")).iterdir())
+    path = data.draw(st.sampled_from(files), label="file")
+    content = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1), label="position")
+    content[position] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+    path.write_bytes(content)
+    reader = CachedStore(origin, tmp_path / "cache", ROOMY)
+    with reader.open(first) as weights, origin.store.open(first) as expected:
+        assert weights.manifest == expected.manifest
+        for half in ("lora_a", "lora_b"):
+            names = [getattr(each["layers.0.q_proj"], half) for each in (weights, expected)]
+            assert np.array_equal(*names)
+    reader.open(second).close()
+    assert origin.opened == {first: 1}
+
+
+def test_what_is_held_is_told(tmp_path: Path, origin: Origin, versions: list[Version]) -> None:
+    cache, other = (CachedStore(origin, tmp_path / "cache", ROOMY) for _ in range(2))
+    assert cache.held() == {}
+    for version in versions[:2]:
+        cache.open(version.digest).close()
+    sizes = {version.digest: version.manifest.num_bytes for version in versions[:2]}
+    assert cache.held() == other.held() == sizes
+    other.discard(versions[0].digest)
+    assert cache.held() == {versions[1].digest: versions[1].manifest.num_bytes}
+
+
 def test_a_cleaner_that_removes_entries_under_way(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
+    """C40."""
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
     done = threading.Event()
 
@@ -189,6 +231,7 @@ def test_a_cleaner_that_removes_entries_under_way(
 def test_many_first_users_of_several_caches_on_one_folder_make_one_fetch(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
+    """C39."""
     origin.slow = threading.Event()
     caches = [CachedStore(origin, tmp_path / "cache", ROOMY) for _ in range(4)]
     digest = versions[0].digest
@@ -204,6 +247,7 @@ def test_many_first_users_of_several_caches_on_one_folder_make_one_fetch(
 def test_a_failed_fetch_leaves_nothing_and_may_be_tried_again(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
+    """C39."""
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
     origin.away = True
     with pytest.raises(StoreUnavailable):

@@ -1,5 +1,6 @@
 """What is said about versions and aliases: states, split aliases, listings, news. The same in every store."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,16 +13,18 @@ from adapter_store import (
     GenerationMismatch,
     InUse,
     InvalidRef,
+    Lease,
     ModelSpec,
     Ref,
     Version,
     VersionState,
 )
-from tests.support.stores import Medium
+from adapter_store.record import NameRecord, VersionEntry
+from tests.support.redis_server import RedisServer
+from tests.support.stores import DiskMedium, Medium, RedisMedium
 
 LATEST = Ref.parse("acme/x", "")
 PROD = Ref.parse("acme/x@prod", "")
-FAR_AHEAD = 1e12  # unix seconds
 KEYS = [f"session-{number}" for number in range(400)]
 
 
@@ -41,7 +44,7 @@ def at(version: Version) -> Ref:
 
 
 def collected(store: AdapterStore, **options: bool) -> list[str]:
-    return [summary.digest for summary in store.collect(FAR_AHEAD, lambda _: False, **options)]
+    return [summary.digest for summary in store.collect(0, lambda _: False, **options)]
 
 
 # ---- states
@@ -61,6 +64,25 @@ def test_a_version_that_an_alias_of_a_migration_holds_stops_no_collection(
     assert collected(store) == [second.digest]
 
 
+def test_what_an_alias_points_to_is_not_taken_over_as_deleted(
+    store: AdapterStore, versions: list[Version]
+) -> None:
+    """It was deleted in the store that is moved from, and somebody has moved an alias to it here."""
+    first, second, last = versions
+    for version in (first, second):
+        store.withdraw(at(version))
+    elsewhere = store.record("acme", "x")
+    for version in (first, second):
+        store.take_over("acme", "x", NameRecord({version.digest: VersionEntry(1.0)}))
+    store.split_alias("acme", "x", "prod", {first.digest: 9, last.digest: 1})
+    store.take_over("acme", "x", elsewhere)
+    states = {version.digest: version.state for version in map(store.find, map(at, versions))}
+    assert states[first.digest] is VersionState.ACTIVE
+    assert states[second.digest] is VersionState.DELETED
+    assert store.resolve(PROD) == store.find(at(first))
+    assert collected(store) == [second.digest]
+
+
 def test_a_deleted_version_gets_no_requests_and_keeps_its_bytes_until_collected(
     store: AdapterStore, versions: list[Version], medium: Medium
 ) -> None:
@@ -74,8 +96,8 @@ def test_a_deleted_version_gets_no_requests_and_keeps_its_bytes_until_collected(
     assert first.digest not in {version.digest for version in store.list("acme")}
     assert medium.open().find(at(first)).state is VersionState.DELETED
     store.open(first.digest).close()
-    assert store.collect(gone.created_at - 3600, lambda _: False) == []  # not long enough ago
-    assert store.collect(FAR_AHEAD, lambda summary: summary.digest == first.digest) == []  # in use
+    assert store.collect(3600, lambda _: False) == []  # not long enough ago
+    assert store.collect(0, lambda summary: summary.digest == first.digest) == []  # in use
     assert collected(store, dry_run=True) == [first.digest]
     store.open(first.digest).close()
     assert collected(store) == [first.digest]
@@ -151,6 +173,115 @@ def test_a_version_in_quarantine_is_data_loss_until_it_is_pushed_again(
     assert [s.digest for s in store.summaries("acme") if s.quarantined] == [first.digest]
     store.put(adapters[0], "acme", "x", spec, alias=None)
     assert store.resolve(at(first)) == first
+
+
+def test_a_repairing_push_is_not_undone_by_who_looked_before_it(
+    store: AdapterStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, medium: Medium
+) -> None:
+    first = versions[0]
+    seen = store.upload(first.digest)
+    assert medium.open().upload(first.digest) == seen != store.upload(versions[1].digest)
+    medium.change_packed(first.digest, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DataLoss):
+        store.verify(at(first))
+    medium.open().put(adapters[0], "acme", "x", spec, alias=None)
+    assert not store.set_quarantined("acme", "x", first.digest, True, upload=seen)
+    assert store.resolve(at(first)) == first
+    assert store.upload(first.digest) != seen
+    assert store.set_quarantined("acme", "x", first.digest, True, upload=store.upload(first.digest))
+    with pytest.raises(DataLoss):
+        store.resolve(at(first))
+    store.delete(at(first))
+    assert store.upload(first.digest) == ""
+
+
+# ---- who has a content
+
+
+def test_names_that_share_a_content(
+    store: AdapterStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, medium: Medium
+) -> None:
+    first = versions[0]
+    for tenant, name in (("zoo", "y"), ("acme", "a")):
+        store.put(adapters[0], tenant, name, spec)
+    everybody = [("acme", "a"), ("acme", "x"), ("zoo", "y")]
+    assert store.active_names(first.digest) == medium.open().active_names(first.digest) == everybody
+    assert store.active_names(versions[1].digest) == [("acme", "x")]
+    store.withdraw(at(first), VersionState.DRAINING)
+    store.withdraw(Ref.parse("zoo/y", ""))
+    assert medium.open().active_names(first.digest) == [("acme", "a")]
+    store.put(adapters[0], "acme", "x", spec, alias=None)
+    medium.change_record("acme", "a", lambda record: b"{")
+    assert store.active_names(first.digest) == [("acme", "x")]  # it serves nobody
+    collected(store)
+    store.delete(at(first))
+    store.open(first.digest).close()  # what the damaged record has is not known
+    assert store.active_names("sha256:" + "0" * 64) == []
+
+
+# ---- damaged records
+
+
+def test_a_damaged_record_hides_no_aliases_of_others_and_is_told(
+    store: AdapterStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, medium: Medium
+) -> None:
+    store.put(adapters[0], "acme", "y", spec)
+    assert store.damaged("acme") == []
+    medium.change_record("acme", "x", lambda record: record[:-1] + b"?")
+    again = medium.open()
+    for each in (store, again):
+        assert [(alias.name, alias.alias) for alias in each.aliases("acme")] == [("y", "latest")]
+        with pytest.raises(DataLoss):
+            each.aliases("acme", "x")
+        assert each.orphans() == []  # it may have them all
+        assert (each.damaged("acme"), each.damaged("zoo")) == (["x"], [])
+
+
+# ---- leases
+
+
+def test_leases_say_what_others_use_until_they_are_let_go_or_run_out(
+    store: AdapterStore, versions: list[Version], medium: Medium
+) -> None:
+    other, used = medium.open(), frozenset({("acme/x", versions[0].digest)})
+    store.hold(Lease("one", 3, used))
+    other.hold(Lease("two", 4))
+    assert sorted(store.leases(), key=lambda lease: lease.holder) == [Lease("one", 3, used), Lease("two", 4)]
+    store.hold(Lease("one", 5))
+    other.hold(Lease("killed", 5, used, seconds=0.01))
+    other.let_go("two")
+    other.let_go("nobody")
+    time.sleep(0.05)
+    assert store.leases() == other.leases() == [Lease("one", 5)]
+
+
+def test_a_damaged_lease_has_seen_nothing(
+    store: AdapterStore, medium: Medium, redis_server: RedisServer
+) -> None:
+    store.hold(Lease("one", 5))
+    if isinstance(medium, DiskMedium):
+        file = medium.root / "leases" / "one"
+        file.write_bytes(file.read_bytes().replace(b"5", b"9"))
+    elif isinstance(medium, RedisMedium):
+        with redis_server.client() as client:
+            value = client.hget(medium.keys.leased, "one")
+            client.hset(medium.keys.leased, "one", value.replace(b"5", b"9"))
+    assert store.leases() == [Lease("one", -1)]
+
+
+def test_grace_is_counted_by_the_store_s_clock(
+    store: AdapterStore, versions: list[Version], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose own clock is an hour ahead, or behind, removes nothing too early and nothing too late."""
+    now = time.time()
+    assert abs(store.now() - now) < 60
+    for skew in (3600.0, -3600.0):
+        monkeypatch.setattr(time, "time", lambda skew=skew: now + skew)
+        store.withdraw(at(versions[0 if skew > 0 else 1]))
+        monkeypatch.undo()
+    assert store.collect(600, lambda _: False) == []
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    assert set(collected(store)) == {version.digest for version in versions[:2]}
 
 
 # ---- split aliases

@@ -1,5 +1,6 @@
 """What only the store in a folder does."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,36 @@ def test_more_changes_than_are_remembered_are_all_that_is_told(
         store.set_protected("acme", "x", digest, number % 2 == 0)
     assert store.news(before).names is None
     assert store.news(store.news(-1).number - 256).names == {("acme", "x")}
+
+
+@pytest.mark.parametrize("lost", ["all of it", "one file's bytes"])
+def test_who_has_a_content_is_found_again_when_the_index_is_lost(
+    lost: str, tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    root = tmp_path / "store"
+    digest = DiskStore(root).put(adapters[0], "acme", "x", spec).digest
+    DiskStore(root).put(adapters[0], "zoo", "y", spec)
+    DiskStore(root).put(adapters[1], "zoo", "z", spec)
+    if lost == "all of it":
+        shutil.rmtree(root / "users")  # as in a store from before there was one
+    else:
+        (root / "users" / digest.removeprefix("sha256:")).write_text("acme/x")
+    store = DiskStore(root)
+    assert store.active_names(digest) == [("acme", "x"), ("zoo", "y")]
+    store.delete(Ref.parse("acme/x", ""))
+    store.open(digest).close()
+    assert store.active_names(digest) == [("zoo", "y")]
+    store.delete(Ref.parse("zoo/y", ""))
+    assert store.active_names(digest) == [] and len(list((root / "users").iterdir())) == 1
+
+
+def test_a_crash_between_index_and_record_keeps_no_content_for_ever(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    root = tmp_path / "store"
+    store = DiskStore(root)
+    digest = store.put(adapters[0], "acme", "x", spec).digest
+    store._users.add(digest, ("zoo", "y"))  # whose record was never written
+    assert store.active_names(digest) == [("acme", "x")]
+    store.delete(Ref.parse("acme/x", ""))
+    assert list((root / "blobs").iterdir()) == []

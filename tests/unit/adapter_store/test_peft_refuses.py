@@ -17,6 +17,7 @@ from adapter_store import (
     IncompatibleAdapter,
     InvalidAdapter,
     ModelSpec,
+    Ref,
 )
 from tests.support.adapters import edit_config, lora_pair, make_adapter, raw_adapter, rewrite
 
@@ -43,9 +44,10 @@ def refused(
     ("field", "value"),
     [
         ("lora_bias", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
+        ("bias", "some"),
         ("modules_to_save", ["lm_head"]),
+        ("modules_to_save", ["model.norm"]),
+        ("modules_to_save", ["score"]),
         ("trainable_token_indices", {"embed_tokens": [5, 7]}),
         ("trainable_token_indices", [5]),
         ("layer_replication", [[0, 2], [1, 2]]),
@@ -177,7 +179,12 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
         (added("base_model.model.lm_head.weight", 127, 64), "needs", IncompatibleAdapter),
         (
             added("base_model.model.lm_head.modules_to_save.weight", 128, 64),
-            "modules_to_save",
+            "differs from the base",
+            InvalidAdapter,
+        ),
+        (
+            added("base_model.model.model.norm.modules_to_save.weight", 64),
+            "modules_to_save.*only lm_head and embed_tokens",
             InvalidAdapter,
         ),
         (
@@ -243,20 +250,30 @@ def test_tied_weights_that_are_not_tied(
     refused(folder, "ensure_weight_tying", spec=tied)
 
 
-def test_pickles_are_never_loaded(tmp_path: Path, adapter: Path, refused: Callable[..., None]) -> None:
+def test_pickles_are_never_loaded(
+    tmp_path: Path, adapter: Path, store: DiskStore, spec: ModelSpec, refused: Callable[..., None]
+) -> None:
+    """C54: beside safetensors it is not looked at, either."""
+
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "exploded"),)
 
     weights = adapter / "adapter_model.safetensors"
+    shutil.copytree(adapter, tmp_path / "both")
+    (tmp_path / "both" / "adapter_model.bin").write_bytes(pickle.dumps(Bomb()))
     weights.write_bytes(pickle.dumps(Bomb()))
     refused(adapter, "adapter_model.safetensors")
     weights.rename(adapter / "adapter_model.bin")
     refused(adapter, r"adapter_model.safetensors is missing: adapter_model.bin is a pickle")
+    version = store.put(tmp_path / "both", "default", "both", spec)
+    store.export(Ref("default", "both", digest=version.digest), tmp_path / "out")
+    assert not (tmp_path / "out" / "adapter_model.bin").exists()
     assert not (tmp_path / "exploded").exists()
 
 
 def test_links_that_lead_out(tmp_path: Path, adapter: Path, refused: Callable[..., None]) -> None:
+    """C53."""
     weights = adapter / "adapter_model.safetensors"
     outside = tmp_path / "outside.safetensors"
     weights.rename(outside)

@@ -11,13 +11,14 @@ from adapter_store import AdapterNotFound, StoreUnavailable
 from executor.batcher import PageIn
 from executor.host_tier import HostTier
 from executor.paging import LoadFailure, Pager
-from executor.residency import Residency, Tier
+from executor.residency import Copy, Residency, Tier
 from executor.slots import SlotTable
 
 
 @dataclass(frozen=True)
 class Block:
     nbytes: int
+    num_full_heads: int = 0
 
 
 class Store:
@@ -30,6 +31,7 @@ class Store:
         self.in_slots: dict[int, Block] = {}
         self.errors: dict[str, Exception] = {}
         self.gates: dict[str, threading.Event] = {}
+        self.heads: dict[str, int] = {}
         self.asked: list[str] = []
         self.loaded: list[Block] = []
         self.forgotten: list[Block] = []
@@ -58,7 +60,7 @@ class Store:
             self.gates[digest].wait(30)
         if digest in self.errors:
             raise self.errors[digest]
-        self.loaded.append(Block(10))
+        self.loaded.append(Block(10, self.heads.get(digest, 0)))
         return self.loaded[-1]
 
 
@@ -93,8 +95,8 @@ Make = Callable[..., World]
 def make() -> Iterator[Make]:
     worlds: list[World] = []
 
-    def build(*, room: int = 3, slots: int = 2) -> World:
-        store, table = Store(room), SlotTable(slots)
+    def build(*, room: int = 3, slots: int = 2, heads: int = 0) -> World:
+        store, table = Store(room), SlotTable(slots, heads)
         paged_in: list[str] = []
         pager = Pager(
             store,
@@ -206,7 +208,7 @@ def test_drop_frees_every_copy_when_the_last_user_is_gone(make: Make) -> None:
     world = make()
     world.pager.acquire("a")
     world.settle("a")
-    slot, _ = world.slots.assign("a") or pytest.fail("no slot")
+    slot, *_ = world.slots.assign("a") or pytest.fail("no slot")
     world.pager.page_in([PageIn(slot, "a", "")])
     world.pager.drop("a")
     assert "a" in world.pager.host and world.slots.find("a") == slot
@@ -241,6 +243,26 @@ def test_pins_load_and_stay(make: Make) -> None:
     assert world.slots.pinned == frozenset()
 
 
+def test_each_adapter_with_that_content_has_a_pin_of_its_own(make: Make) -> None:
+    world = make(room=3, slots=2)
+    world.pager.pin("a", Tier.HOST, "acme/x")
+    world.pager.pin("a", Tier.SLOT, "zoo/y")
+    world.settle()
+    assert world.slots.pinned == {"a"}
+    world.pager.unpin("a", "zoo/y")
+    assert world.slots.pinned == frozenset()
+    world.pager.drop("a", "zoo/y")
+    world.settle("b", "c", "d")
+    assert "a" in world.pager.host  # for acme/x
+    world.pager.drop("a", "acme/x")
+    assert not world.pager.holds("a")
+    for adapter in ("acme/x", "zoo/y"):
+        world.pager.pin("a", Tier.HOST, adapter)
+    world.settle()
+    world.pager.drop("a")
+    assert not world.pager.holds("a")
+
+
 def test_pins_never_take_the_last_slot_or_the_last_room(make: Make) -> None:
     world = make(room=3, slots=2)
     world.pager.pin("a", Tier.SLOT)
@@ -253,12 +275,57 @@ def test_pins_never_take_the_last_slot_or_the_last_room(make: Make) -> None:
     assert world.settle("x") == [] and "x" in world.pager.host
 
 
+def test_pins_take_no_full_heads(make: Make) -> None:
+    world = make()
+    world.store.heads["a"] = 1
+    world.pager.pin("a", Tier.SLOT)
+    world.settle()
+    assert world.slots.pinned == frozenset() and world.paged_in == []
+    assert {(copy.digest, copy.tier) for copy in _copies(world) if copy.pinned} == {("a", Tier.HOST)}
+
+
+def test_slots_that_gave_their_heads_are_cleared(make: Make) -> None:
+    world = make(heads=1)
+    world.store.heads |= {"a": 1, "b": 1}
+    for digest in ("a", "c", "b"):
+        world.settle(digest)
+        slot, evicted, emptied = world.slots.assign(digest) or pytest.fail("no slot")
+        world.pager.page_in([PageIn(slot, digest, evicted, emptied)])
+    assert world.store.in_slots[0].num_full_heads == 1  # b in the place of a, though c was older than b
+    world.slots.set_heads("d", 1)
+    world.slots.acquire(0)
+    assert world.slots.assign("d") is None  # the only head is in use
+    world.slots.release(0)
+    world.slots.acquire(1)
+    assert world.slots.assign("d") == (0, "b", ())
+
+
 def _copies(world: World) -> tuple[object, ...]:
     residency = Residency()
     delta = world.pager.take_delta()
     assert delta is not None
     residency.apply(delta)
     return residency.copies
+
+
+def test_copies_on_disk_are_reported_beside_all_others(make: Make) -> None:
+    world = make()
+    world.settle("a")
+    disk = (Copy("a", Tier.DISK, 7), Copy("b", Tier.DISK, 7))
+    world.pager.on_disk(disk)
+    follower = Residency()
+    first = world.pager.take_delta()
+    assert first is not None
+    follower.apply(first)
+    assert {(copy.digest, copy.tier) for copy in follower.copies} == {
+        ("a", Tier.DISK),
+        ("b", Tier.DISK),
+        ("a", Tier.HOST),
+    }
+    assert not world.pager.holds("b")
+    world.pager.on_disk(disk[:1])
+    second = world.pager.take_delta()
+    assert second is not None and second.removed == disk[1:] and second.added == ()
 
 
 def test_host_memory_must_hold_one_adapter(make: Make) -> None:

@@ -12,6 +12,7 @@ from lorafleet import InvalidRequest
 from lorafleet.archive import is_archive, unpacked
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LEFT_BEHIND = "out/non_lora_trainables.bin"
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights" * 1000}
 
 
@@ -46,8 +47,16 @@ def test_an_adapter_is_taken_from_the_top_or_from_one_folder(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_weights_that_would_be_left_behind_are_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {f"out/{file}": data for file, data in FILES.items()} | {LEFT_BEHIND: b"w"})
+    with pytest.raises(InvalidRequest, match=r"non_lora_trainables\.bin.*not served"):
+        taken(path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
 @pytest.mark.parametrize("evil", ["../" + CONFIG, "/etc/" + CONFIG, "a/../" + CONFIG, "../../" + CONFIG])
 def test_paths_that_lead_out_are_not_followed(tmp_path: Path, name: str, evil: str) -> None:
+    """C53."""
     path = write(tmp_path / name, {evil: b"evil", WEIGHTS: b"w"})
     before = sorted(tmp_path.rglob("*"))
     assert taken(path).get(CONFIG) in (None, b"evil")
@@ -55,6 +64,7 @@ def test_paths_that_lead_out_are_not_followed(tmp_path: Path, name: str, evil: s
 
 
 def test_links_and_special_members_are_not_taken(tmp_path: Path) -> None:
+    """C53."""
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name, kind in (
             (CONFIG, tarfile.SYMTYPE),

@@ -365,3 +365,23 @@ async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Runnin
     while any(service.spool.iterdir()):
         await service.stub.List(pb.ListAdaptersRequest(), **as_("acme"))
     assert (await push(service, "other", service.content(50))).created
+
+
+async def test_a_push_that_comes_slowly_is_not_there_before_its_end(service: Running) -> None:
+    """C39: the config, then the weights in two halves."""
+    files = service.content(60)
+    call = service.stub.Push(**as_("acme"))
+    await call.write(header(adapter="slow"))
+    (weights,) = [name for name in files if name.endswith(".safetensors")]
+    half = len(files[weights]) // 2
+    await call.write(chunk("adapter_config.json", files["adapter_config.json"]))
+    for part in (files[weights][:half], files[weights][half:]):
+        while not any(service.spool.iterdir()):
+            await asyncio.sleep(0.01)
+        missing = await refused(service.stub.Get(pb.GetAdapterRequest(adapter="slow"), **as_("acme")))
+        assert missing.code() == grpc.StatusCode.NOT_FOUND
+        assert not (await service.stub.List(pb.ListAdaptersRequest(name="slow"), **as_("acme"))).versions
+        await call.write(chunk(weights, part))
+    await call.done_writing()
+    pushed = (await call).version
+    assert (await service.stub.Get(pb.GetAdapterRequest(adapter="slow"), **as_("acme"))).version == pushed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from adapter_store import DiskStore, ModelSpec, NameRecord, Version
+from adapter_store import DiskStore, ModelSpec, NameRecord, Ref, Version, VersionState
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import errors
 from scheduler.admission import Admission, Identity
@@ -271,3 +271,42 @@ async def test_echo_is_the_prompt(admission: Admission, tokenizer: Tokenizer) ->
     for tail, text in (([], "Hi 好"), ([half], "Hi 好")):
         request = Request(token_ids=inference_pb2.TokenIds(ids=ids + tail), response=echo)
         assert (await admission.admit(request, ACME)).echo_text == text
+
+
+@pytest.mark.parametrize("state", list(VersionState)[1:])
+async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted(
+    store: DiskStore,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    stored: Stored,
+    state: VersionState,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The prompt takes its time; the news come meanwhile. What has not been heard of yet may be accepted."""
+    encode, ref = Tokenizer.encode, Ref("acme", "support", digest=stored.older.digest)
+    heard = [True]
+
+    def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        DiskStore(store._root).withdraw(ref, state)
+        if heard[0]:
+            versions.ask()
+        return encode(self, text, **options)
+
+    with ThreadPoolExecutor(2) as pool:
+        versions = asking(store)
+        admission = Admission(versions, tokenizer, spec, 100, pool)
+        request = Request(text="x", adapter=f"support@{stored.older.digest}")
+        assert (await admission.admit(request, ACME)).digest == stored.older.digest
+        monkeypatch.setattr(Tokenizer, "encode", slow)
+        with pytest.raises(errors.AdapterNotFound):
+            await admission.admit(request, ACME)
+        store.put(peft_of(stored.older, store), "acme", "support", spec, alias=None)
+        versions.ask()
+        heard[0] = False
+        assert (await admission.admit(request, ACME)).digest == stored.older.digest
+        await admission.close()
+
+
+def peft_of(version: Version, store: DiskStore) -> Path:
+    """The files that a version was pushed with."""
+    return store._blob(version.digest).source

@@ -72,7 +72,7 @@ def test_exceptions_are_logged_whole() -> None:
 
 
 def test_versions_that_come_and_go_leave_no_series() -> None:
-    """Two thousand of them, and names that no client should choose."""
+    """C56: two thousand of them, and names that no client should choose."""
     registry = CollectorRegistry()
     metrics = Metrics(registry, max_label_values=10)
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from adapter_store import ModelSpec, open_store
+from adapter_store import ModelSpec, Ref, open_store
 from lorafleet.v1 import (
     common_pb2,
     executor_pb2,
@@ -187,9 +187,15 @@ async def test_tokenize_and_list_models(house: House, digest: str, model: Path) 
     assert not second.next_page_token
 
 
-@pytest.mark.parametrize("name", ["alicia", "Alice", "other/alice", "alice@old"])
-async def test_an_unknown_adapter_is_never_the_base(house: House, digest: str, name: str) -> None:
-    """C55."""
+@pytest.mark.parametrize("name", ["alicia", "Alice", "other/alice", "alice@old", " alice", "alice ", "gone"])
+async def test_an_unknown_adapter_is_never_the_base(
+    house: House, model: Path, digest: str, name: str
+) -> None:
+    """C55: alone and beside others."""
+    if name == "gone":
+        store = open_store(house.scheduler.config.store)
+        store.put(model.parent / "alice", "default", name, ModelSpec.from_folder(model))
+        store.withdraw(Ref("default", name, alias="latest"))
     good = house.inference.Generate(generate())
     code, _, _ = await fails(house.inference.Generate(generate(adapter=name)))
     assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)

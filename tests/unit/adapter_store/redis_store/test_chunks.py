@@ -1,5 +1,6 @@
 """Bytes of any kind and any size, in and out."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 
 from adapter_store import AdapterNotFound, ModelSpec, Ref
 from adapter_store.memory import memory
-from adapter_store.redis_store.index import CHUNK_BYTES
+from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
@@ -36,6 +37,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
     ids=["empty", "all bytes", "utf-8", "protocol", "one chunk", "one more byte", "two chunks"],
 )
 def test_files_come_back_byte_for_byte(redis_server: RedisServer, tmp_path: Path, content: bytes) -> None:
+    """C38."""
     primary, keys = Primary(RedisUrl.parse(redis_server.url)), Keys("bytes")
     metadata = Metadata(primary, keys)
     (tmp_path / "in").write_bytes(content)
@@ -55,10 +57,11 @@ def big_adapter(folder: Path, megabytes: int) -> Path:
     return raw_adapter(folder, lora_pair(Q_PROJ, 64, 64, rank=rank), r=rank, lora_alpha=rank)
 
 
-@pytest.mark.parametrize("megabytes", [20, 300])
+@pytest.mark.parametrize("megabytes", [20, 600])
 def test_big_adapters_come_back_while_small_reads_go_on(
     redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec, tmp_path: Path, megabytes: int
 ) -> None:
+    """C36: also beyond the 512 MB that one value of a server may have."""
     store = redis_medium.open()
     small = store.put(adapters[0], "acme", "small", spec)
     folder = big_adapter(tmp_path / "big", megabytes)
@@ -92,3 +95,11 @@ def test_big_adapters_come_back_while_small_reads_go_on(
     with pytest.raises(AdapterNotFound):
         store.open(big.digest)
     assert redis_medium.digests() == {small.digest}
+
+
+def test_uploads_of_before_had_chunks_of_another_size() -> None:
+    index = Index("sha256:" + "0" * 64, "upload", (StoredFile("file", 3, ("",)),), CHUNK_BYTES)
+    assert Index.from_json(index.to_json()) == index
+    untold = json.loads(index.to_json())
+    del untold["chunk_bytes"]
+    assert Index.from_json(json.dumps(untold)).chunk_bytes == 4 << 20

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from adapter_store import DataLoss, ModelSpec, Ref, StoreUnavailable, Version
+from adapter_store import CachedStore, DataLoss, ModelSpec, Ref, StoreUnavailable, Version
 from adapter_store.redis_store.keys import seal, unseal
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
+from tests.support.adapters import lora_pair, raw_adapter
 from tests.support.proxy import Proxy
 from tests.support.stores import RedisMedium
 
 ROUNDS = 200
+Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
 class Interrupted(BaseException):
@@ -65,6 +67,7 @@ def interrupter() -> Iterator[None]:
 def test_calls_that_are_interrupted_at_any_moment(
     redis_medium: RedisMedium, versions: list[Version], interrupter: None
 ) -> None:
+    """C35: in the middle of pipelines and of waits for the disk, too."""
     chance = random.Random(1)
     interrupted = 0
     with Proxy(redis_medium.server.port, delay=lambda: 0.004) as proxy:
@@ -84,6 +87,7 @@ def test_calls_that_are_interrupted_at_any_moment(
 
 
 def test_calls_that_run_into_a_timeout(redis_medium: RedisMedium, versions: list[Version]) -> None:
+    """C35."""
     chance = random.Random(2)
     outcomes = {"right": 0, "unavailable": 0}
 
@@ -134,6 +138,34 @@ def test_connections_that_are_cut_under_way(redis_medium: RedisMedium, versions:
         cutting.result()
 
 
+def test_a_fetch_that_breaks_off_half_way_leaves_nothing_and_succeeds_later(
+    redis_medium: RedisMedium, spec: ModelSpec, tmp_path: Path
+) -> None:
+    """C39: what arrives in part is neither kept nor served."""
+    folder = raw_adapter(tmp_path / "big", lora_pair(Q_PROJ, 64, 64, rank=40_000), r=40_000)
+    version = redis_medium.open().put(folder, "acme", "big", spec)
+    breaking, passed = threading.Event(), [0]
+
+    def half_way() -> float:
+        passed[0] += 1 << 16  # at most, in each piece
+        if breaking.is_set() and passed[0] > version.manifest.num_bytes // 2:
+            proxy.cut()
+        return 0.0
+
+    with Proxy(redis_medium.server.port, delay=half_way) as proxy:
+        cache = CachedStore(behind(proxy, redis_medium), tmp_path / "cache", 1 << 30)
+        passed[0] = 0
+        breaking.set()
+        with pytest.raises(StoreUnavailable):
+            cache.open(version.digest)
+        assert list((tmp_path / "cache" / "entries").iterdir()) == []
+        assert list((tmp_path / "cache" / "tmp").iterdir()) == []
+        breaking.clear()
+        with cache.open(version.digest) as weights:
+            assert weights.manifest == version.manifest
+        assert len(list((tmp_path / "cache" / "entries").iterdir())) == 1
+
+
 def test_a_lost_reply_does_not_make_a_change_twice(
     redis_medium: RedisMedium, versions: list[Version]
 ) -> None:
@@ -164,6 +196,7 @@ def test_a_lost_reply_does_not_make_a_change_twice(
 
 
 def test_values_are_bound_to_their_keys(redis_medium: RedisMedium, versions: list[Version]) -> None:
+    """C35: each holds a hash of itself and its key."""
     keys, store = redis_medium.keys, redis_medium.open()
     with redis_medium.server.client() as client:
         client.copy(keys.record("acme", "n0"), keys.record("acme", "n1"), replace=True)

@@ -233,8 +233,8 @@ def test_a_server_that_dies_between_an_upload_and_its_publication(
         chunks_stay = store._metadata._chunks_stay
         deaths = iter([1])
 
-        def dying(claim: Claim) -> Provided:
-            provided = chunks_stay(claim)
+        def dying(claim: Claim, operation: str) -> Provided:
+            provided = chunks_stay(claim, operation)
 
             def check(replies: Sequence[Any]) -> None:
                 provided.check(replies)

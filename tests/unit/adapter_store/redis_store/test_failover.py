@@ -2,12 +2,15 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from adapter_store import ModelSpec, Ref, StoreUnavailable
+from adapter_store import ModelSpec, Ref, StoreUnavailable, UploadLost
+from adapter_store.redis_store import primary, scripts
+from adapter_store.redis_store.primary import Command
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
 from tests.support.redis_server import RedisServer
@@ -55,6 +58,7 @@ def store_of(*servers: RedisServer, options: str = "") -> RedisStore:
 def test_roles_are_swapped_during_a_stream_of_changes(
     pair: tuple[RedisServer, RedisServer], adapters: list[Path], spec: ModelSpec, known: str
 ) -> None:
+    """C37: by command, without losing a connection."""
     first, second = pair
     store = store_of(*{"first": [first], "both": [first, second], "replica": [second]}[known])
     digests = [store.put(folder, "acme", "x", spec).digest for folder in adapters]
@@ -92,7 +96,7 @@ def test_roles_are_swapped_during_a_stream_of_changes(
 def test_reads_leave_a_primary_that_became_a_replica(
     pair: tuple[RedisServer, RedisServer], adapters: list[Path], spec: ModelSpec
 ) -> None:
-    """It still answers, with what it knew then: a version that it never heard of is not "deleted"."""
+    """C37: it still answers, with what it knew then: a version that it never heard of is not "deleted"."""
     first, second = pair
     store = store_of(first, second)
     store.put(adapters[0], "acme", "x", spec)
@@ -132,3 +136,37 @@ def test_what_no_replica_confirms_is_not_acknowledged(
     second.start()
     wait_linked(second)
     assert store.set_alias("acme", "x", "prod", version.digest).digest == version.digest
+
+
+def test_a_primary_that_lost_the_chunks_between_their_check_and_the_commit_publishes_nothing(
+    pair: tuple[RedisServer, RedisServer],
+    adapters: list[Path],
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was a replica for a moment, of a server that never had them: its connections stay open."""
+    first, second = pair
+    store = store_of(first)
+    old = store.put(adapters[0], "acme", "x", spec)
+    wait_linked(second)
+    talk, lost = primary._talk, list[int]()
+
+    def lose_data_first(connection: Any, commands: Sequence[Command]) -> list[Any]:
+        if not lost and any(scripts.COMMIT in command for command in commands):
+            lost.append(1)
+            with first.client() as client:
+                client.replicaof("127.0.0.1", str(second.port))
+                wait_linked(first)
+                client.replicaof("NO", "ONE")
+        return talk(connection, commands)
+
+    with second.client() as client:
+        client.replicaof("NO", "ONE")  # From here on it hears nothing of the first.
+    monkeypatch.setattr(primary, "_talk", lose_data_first)
+    with pytest.raises(UploadLost, match="push the adapter again"):
+        store.put(adapters[1], "acme", "x", spec)
+    assert lost and store.list("acme") == [old]
+    store.verify(LATEST)
+    newer = store.put(adapters[1], "acme", "x", spec)
+    store.verify(LATEST)
+    assert store.resolve(LATEST) == newer

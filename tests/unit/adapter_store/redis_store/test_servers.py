@@ -105,7 +105,7 @@ def test_a_user_with_few_rights_is_enough(
     store.export(LATEST, tmp_path / "out")
     other = store.put(adapters[1], "acme", "y", spec, alias=None)
     store.withdraw(Ref("acme", "y", digest=other.digest))
-    assert [each.digest for each in store.collect(1e12, lambda _: False)] == [other.digest]
+    assert [each.digest for each in store.collect(0, lambda _: False)] == [other.digest]
     assert (store.tenants(), store.orphans(), store.news(-1).names) == (["acme"], [], None)
     assert open_store(f"redis://fleet:hunter2@{address}").list("acme") == [version]
     store.delete(LATEST)

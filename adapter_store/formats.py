@@ -1,0 +1,22 @@
+"""The format of a store, which the store itself states: what another format holds is never guessed at.
+
+Format 1 kept records without seals and no lines for listings. Format 2 has both.
+"""
+
+from adapter_store.errors import NoStore, OtherFormat
+
+FORMAT = 2
+
+
+def no_store(where: str) -> NoStore:
+    return NoStore(
+        f"there is no adapter store in {where}: is it mistyped? A scheduler that is started with it makes one"
+    )
+
+
+def other_format(where: str, found: int) -> OtherFormat:
+    if found < FORMAT:
+        todo = "push its adapters into a new store, with the PEFT folders that they were made from"
+    else:
+        todo = "a newer LoraFleet made it: use that one"
+    return OtherFormat(f"the adapter store in {where} has format {found}, not {FORMAT}: {todo}")
