@@ -76,6 +76,18 @@ def test_steps_are_planned_ahead_on_a_gpu(device: str, ranks: int, given: str, a
         assert load_config([*NEEDED, *flags], {}).schedules_ahead is ahead
 
 
+def test_fp8_slots_of_experts_are_refused_by_name_on_a_gpu() -> None:
+    flags = ["--lora-dtype", "fp8", "--lora-modules", "q_proj,experts"]
+    assert load_config([*NEEDED, *flags], {}).lora_dtype == "fp8"
+    with pytest.raises(ConfigError, match="--lora-dtype must be auto on a GPU with --lora-modules experts"):
+        load_config([*NEEDED, *flags, "--device", "cuda"], {})
+
+
+def test_a_gpu_each_for_several_ranks() -> None:
+    with pytest.raises(ConfigError, match="--device must be cpu or cuda with --tensor-parallel-size"):
+        load_config([*NEEDED, "--device", "cuda:1", "--tensor-parallel-size", "2"], {})
+
+
 def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "executor.toml"
     file.write_text("seats = 3\n")
