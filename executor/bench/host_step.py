@@ -53,8 +53,6 @@ class NoModel:
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
         return self._logits[: sum(len(sequence.logit_rows) for sequence in sequences)]
 
-    def close(self) -> None: ...
-
 
 class NoAdapters:
     nbytes_per_slot = max_images = 1
