@@ -24,8 +24,8 @@ class Pins(Mapping[str, Tier]):
     def end_all(self, digest: str) -> None:
         self._tiers.pop(digest, None)
 
-    def only_in_host(self, digest: str) -> None:
-        """It cannot keep a slot: all of its pins are for host memory."""
+    def lower(self, digest: str) -> None:
+        """Into host memory: it cannot be kept in a slot."""
         self._tiers[digest] = dict.fromkeys(self._tiers[digest], Tier.HOST)
 
     def __getitem__(self, digest: str) -> Tier:
