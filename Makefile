@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash check format lint types contracts stubs wire-baseline
+.PHONY: help demo test crash cancels check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -19,6 +19,9 @@ test: $(STAMP)  ## run the test suite
 
 crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a store, in a folder and in Redis
 	$(BIN)/python -m tests.support.store_crashes --json tests/faults/results/store_crashes.json $(CRASH_ARGS)
+
+cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
+	NUM_CANCELS=10000 $(BIN)/python -m pytest tests/integration/test_cancellation.py -k quick_cancels
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 

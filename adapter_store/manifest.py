@@ -44,6 +44,19 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class FullHead:
+    """A fully trained lm_head or embed_tokens."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocab_size, self.hidden_size
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     digest: str
     modules: tuple[ModuleInfo, ...]  # by layer, then in the order of the forward pass
@@ -53,6 +66,7 @@ class Manifest:
     peft_version: str | None
     chat_template: str | None
     warnings: tuple[str, ...]
+    full_heads: tuple[FullHead, ...] = ()  # an executor needs a place for each, besides the slot
 
     @property
     def max_rank(self) -> int:
@@ -71,6 +85,7 @@ class Manifest:
         try:
             content: dict[str, Any] = json.loads(text)
             content["modules"] = tuple(ModuleInfo(**module) for module in content["modules"])
+            content["full_heads"] = tuple(FullHead(**head) for head in content.get("full_heads", ()))
             content["dtypes"], content["warnings"] = tuple(content["dtypes"]), tuple(content["warnings"])
             return cls(**content)
         except (ValueError, TypeError, KeyError) as error:

@@ -1,8 +1,8 @@
 """The packed form: one neutral safetensors file, values bit-equal to the pushed ones.
 
 Per module `{name}.lora_a` [r, in] and `{name}.lora_b` [r, out] (PEFT's B transposed, so that rank r is a
-contiguous prefix of rows), and with DoRA `{name}.magnitude` [out]; source dtype, unscaled. The header's
-metadata holds rank and scale per module:
+contiguous prefix of rows), and with DoRA `{name}.magnitude` [out]; of a fully trained head `{name}.weight`
+[vocab, hidden]; source dtype, unscaled. The header's metadata holds rank and scale per module:
 {"format": "lorafleet.packed.1", "modules": '[["layers.0.q_proj", 4, 2.0], ...]'}.
 """
 
@@ -129,6 +129,13 @@ class Weights(Mapping[str, LoRAModule]):
         magnitude = self._file.array(f"{name}.magnitude") if module.dora else None
         return LoRAModule(name, module.rank, module.scale, a, b, magnitude)
 
+    @property
+    def full_heads(self) -> dict[str, NDArray[Any]]:
+        """Fully trained matrices [vocab, hidden] by name: read-only views, as those of the modules."""
+        if self._file is None:
+            raise ValueError(f"the weights of {self.manifest.digest} are closed")
+        return {head.name: self._file.array(f"{head.name}.weight") for head in self.manifest.full_heads}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
 
@@ -140,6 +147,7 @@ class Weights(Mapping[str, LoRAModule]):
         shapes = {f"{m.name}.lora_a": m.a_shape for m in modules}
         shapes |= {f"{m.name}.lora_b": m.b_shape for m in modules}
         shapes |= {f"{m.name}.magnitude": (m.out_features,) for m in modules if m.dora}
+        shapes |= {f"{head.name}.weight": head.shape for head in self.manifest.full_heads}
         tensors = in_file_order(file)
         if shapes != {tensor.name: tensor.shape for tensor in tensors}:
             raise DataLoss(f"stored weights of {self.manifest.digest}: the tensors contradict the manifest")

@@ -106,6 +106,7 @@ class Packing:
             peft_version=adapter.peft_version,
             chat_template=adapter.chat_template,
             warnings=adapter.warnings,
+            full_heads=adapter.full_heads,
         )
 
 
@@ -127,5 +128,7 @@ def _parts(adapter: PeftAdapter) -> list[_Part]:
         if halves.magnitude is not None:
             shape = (module.out_features,)
             parts.append(_Part(f"{module.name}.magnitude", shape, halves.magnitude, transposed=False))
+    for head in adapter.full_heads:
+        parts.append(_Part(f"{head.name}.weight", head.shape, adapter.head_tensors[head.name]))
     # Wider items first: then every tensor starts at a multiple of its item size.
     return sorted(parts, key=lambda part: -NUMPY_DTYPES[part.dtype].itemsize)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from adapter_store.base_copy import check_base_copy
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
-from adapter_store.manifest import ModuleInfo
+from adapter_store.full_heads import check_full_heads, named_heads
+from adapter_store.manifest import FullHead, ModuleInfo
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft_config import CONFIG_FILE, LoraSettings, read_config
@@ -48,6 +49,8 @@ class PeftAdapter:
     chat_template: str | None
     warnings: tuple[str, ...]
     experts: Mapping[str, StackedPair] = field(default_factory=dict)  # as halves, of the experts' modules
+    full_heads: tuple[FullHead, ...] = ()
+    head_tensors: Mapping[str, TensorInfo] = field(default_factory=dict)  # by the full heads' names
 
     def lora_a(self, module: str) -> NDArray[Any]:
         return self.file.array(self.halves[module].a.name)
@@ -71,21 +74,25 @@ def read_adapter(
         raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
     _check_tensors(file)
     experts = read_experts(file, settings, spec.moe)
-    pairs, copies = _sort_tensors(file, experts.tensors, spec)
+    pairs, copies, wholes = _sort_tensors(file, experts.tensors, spec)
+    named = named_heads(settings, spec)
+    heads = {name: tensor for name, tensor in wholes.items() if name in named}
+    copies += [(name, tensor) for name, tensor in wholes.items() if name not in named]
+    full_heads = check_full_heads(file, heads, pairs, settings, spec)
     plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
     modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
-    for tensor in (tensor for half in halves.values() for tensor in half.tensors):
+    for tensor in [*heads.values(), *(tensor for half in halves.values() for tensor in half.tensors)]:
         _check_finite(file, tensor)
     for name in sorted(experts.tensors):
         _check_finite(file, file.header.tensors[name])
-    for module, copy in copies.items():
+    for module, copy in copies:
         check_base_copy(file, copy, module, spec)
     check_token_ids(folder, spec)
     template = read_chat_template(folder)
     adapter = PeftAdapter(
         modules, halves, file, settings.base_model, settings.peft_version, template, tuple(warnings),
-        experts.pairs,
+        experts.pairs, full_heads, heads,
     )  # fmt: skip
     if settings.ensure_weight_tying and spec.tied_head:
         _check_tied_pair(adapter)
@@ -128,23 +135,26 @@ def _check_tensors(file: TensorFile) -> None:
 
 def _sort_tensors(
     file: TensorFile, taken: frozenset[str], spec: ModelSpec
-) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
-    """Each tensor but the `taken` ones to its place: ({module: {"a": ..., "b": ...}}, {module: copy of the
-    base's weight})."""
-    pairs: dict[str, dict[str, TensorInfo]] = {}
-    copies: dict[str, TensorInfo] = {}
+) -> tuple[dict[str, dict[str, TensorInfo]], list[tuple[str, TensorInfo]], dict[str, TensorInfo]]:
+    """Each tensor but the `taken` ones to its place: ({module: {"a": ..., "b": ...}}, [(module, copy of the
+    base's weight)], {module: a whole weight})."""
+    places: dict[str, dict[str, TensorInfo]] = {}
     for tensor in file:
         if tensor.name in taken:
             continue
         meaning: KeyMeaning = parse_key(tensor.name, spec)
-        place = copies if meaning.part == "base" else pairs.setdefault(meaning.module, {})
-        key = meaning.module if meaning.part == "base" else meaning.part
-        if key in place:
-            raise InvalidAdapter(f"tensors {place[key].name!r} and {tensor.name!r} mean the same thing")
-        place[key] = tensor
+        place = places.setdefault(meaning.module, {})
+        if meaning.part in place:
+            raise InvalidAdapter(
+                f"tensors {place[meaning.part].name!r} and {tensor.name!r} mean the same thing"
+            )
+        place[meaning.part] = tensor
+    copies = [(module, place.pop("base")) for module, place in places.items() if "base" in place]
+    wholes = {module: place.pop("whole") for module, place in places.items() if "whole" in place}
+    pairs = {module: place for module, place in places.items() if place}
     if not pairs and not taken:
         raise InvalidAdapter(f"{WEIGHTS_FILE} holds no LoRA tensors: 0 modules would be applied")
-    return pairs, copies
+    return pairs, copies, wholes
 
 
 def _check_module(

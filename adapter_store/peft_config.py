@@ -23,7 +23,7 @@ EXPERT_ORDER = "lorafleet_expert_order_in_lora_b"
 _HONOURED = frozenset({
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
     *("init_lora_weights", "layers_to_transform", "ensure_weight_tying", "use_dora"),
-    *("target_parameters", EXPERT_ORDER),
+    *("target_parameters", "modules_to_save", EXPERT_ORDER),
     *("target_modules", "exclude_modules", "layers_pattern", "base_model_name_or_path", "peft_version"),
 })  # fmt: skip
 # They steer training or loading in PEFT and leave no trace in the maths of a finished adapter. The
@@ -52,6 +52,7 @@ class LoraSettings:
     warnings: tuple[str, ...]
     target_parameters: tuple[str, ...] = ()
     expert_blocks_in_b: bool = False
+    full_heads: frozenset[str] = frozenset()  # of lm_head and embed_tokens: those in modules_to_save
 
     def rank_at(self, path: str) -> int:
         """Of the module at this path of the model: "model.layers.0.self_attn.q_proj"."""
@@ -94,6 +95,7 @@ def read_config(folder: Path) -> LoraSettings:
         base_model=_text(config, "base_model_name_or_path") or "",
         peft_version=_text(config, "peft_version"),
         target_parameters=_names(config, "target_parameters"),
+        full_heads=_full_heads(config),
         expert_blocks_in_b=_choice(config, EXPERT_ORDER, ("interleaved", "blocks")) == "blocks",
         warnings=tuple(f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used" for key in missing),
     )
@@ -121,8 +123,9 @@ def _refuse_unserved(config: Mapping[str, Any]) -> None:
             f"is {config['init_lora_weights']!r}: the adapter assumes a changed base. Save it converted "
             "(path_initial_model_for_weight_conversion)",
         )
-    if config.get("bias") not in (None, False, "none"):
-        raise _refusal("bias", f"is {config['bias']!r}: trained biases are not served")
+    # Of a base without biases PEFT saves none, and "all" means "none". Those in a file are refused.
+    if config.get("bias") not in (None, False, "none", "all", "lora_only"):
+        raise _refusal("bias", f"is {str(config['bias'])[:40]!r}, not none, all or lora_only")
     switched_on = [
         key for key in config if key not in _HONOURED | _HARMLESS | {"bias"} and _is_on(config[key])
     ]
@@ -171,6 +174,14 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise _refusal(key, f"is {str(values)[:80]!r}, not a list of names")
     return tuple(values)
+
+
+def _full_heads(config: Mapping[str, Any]) -> frozenset[str]:
+    """PEFT names modules by any end of their path: "embed_tokens", "model.embed_tokens"."""
+    heads = frozenset(name.rpartition(".")[2] for name in _names(config, "modules_to_save"))
+    for name in sorted(heads - {"lm_head", "embed_tokens"}):
+        raise _refusal("modules_to_save", f"has {name[:80]!r}: only lm_head and embed_tokens are served")
+    return heads
 
 
 def _choice(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ from adapter_store.module_names import PATHS_IN_LAYER
 PREFIX = r"(?:base_model\.model\.)?(?:model\.)?(?:language_model\.(?:model\.)?)?"
 _KEY = re.compile(
     PREFIX + r"(?:layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<path>[a-z_]+(?:\.[a-z_]+){1,2})"
-    r"|(?P<table>embed_tokens|lm_head))\.(?P<part>(?:lora_|base_layer\.|weight).*)"
+    r"|(?P<table>embed_tokens|lm_head))\.(?P<part>(?:lora_|base_layer\.|original_module\.|modules_to_save\.|weight).*)"
 )
 # Also under the names that Mixtral's router had, and gpt-oss's has.
 _PLACES = {
@@ -24,7 +24,8 @@ _PLACES = {
 _LINEAR_PART = re.compile(r"lora_(?P<half>[AB])(?:\.default)?\.weight")
 _EMBEDDING_PART = re.compile(r"lora_embedding_(?P<half>[AB])(?:\.default)?")
 _MAGNITUDE_PART = re.compile(r"lora_magnitude_vector(?:\.default)?(?:\.weight)?")
-_BASE_COPY_PARTS = ("base_layer.weight", "weight")
+_BASE_COPY_PARTS = ("base_layer.weight", "original_module.weight")
+_WHOLE_PART = re.compile(r"(?:modules_to_save\.(?:default\.)?)?weight")
 
 # First match wins; looked for anywhere in a key that means nothing we serve.
 _REASONS = (
@@ -32,14 +33,18 @@ _REASONS = (
     ("trainable_tokens", "belongs to trainable_token_indices, which is not served"),
     (".experts.", "matches no mixture-of-experts layer of the base model"),
     (".mlp.gate.", "matches no mixture-of-experts router of the base model"),
-    ("modules_to_save", "is a fully trained module (modules_to_save), which is not served"),
+    (
+        "modules_to_save",
+        "is a fully trained module (modules_to_save): only lm_head and embed_tokens are served so",
+    ),
     (".bias", "is a trained bias (bias, lora_bias), which is not served"),
     ("lora_", "matches no module of the base model that can carry LoRA"),
-    (".weight", "is a fully trained weight (modules_to_save?), which is not served"),
+    (".weight", "is a fully trained weight (modules_to_save?): only lm_head and embed_tokens are served so"),
 )
 
 
-Part = Literal["a", "b", "magnitude", "base"]  # DoRA's magnitude; a copy of the base layer's own weight
+# DoRA's magnitude; a copy of the base layer's own weight; a whole one, fully trained or such a copy.
+Part = Literal["a", "b", "magnitude", "base", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ def parse_key(key: str, spec: ModelSpec) -> KeyMeaning:
         raise _unused(key)
     if table is not None and match["part"] in _BASE_COPY_PARTS:
         return KeyMeaning(table, None, "base")
+    if table is not None and _WHOLE_PART.fullmatch(match["part"]):
+        return KeyMeaning(table, None, "whole")
     part = _part(match["part"], embedding=table == "embed_tokens")
     if part is None:
         raise _unused(key)

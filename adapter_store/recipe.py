@@ -1,6 +1,6 @@
 """A pushed weights file told as what the packed file does not have: half the bytes, and all of the file.
 
-A PEFT file is a header, then tensors; each is one of the packed tensors as it is (an A, a magnitude), or
+A PEFT file is a header, then tensors; each is one of the packed tensors as it is (an A, a full head), or
 transposed (a B), or something that was checked and left out (a copy of the base's own weight), which the
 recipe holds itself:
 
@@ -42,6 +42,7 @@ def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
         for module, halves in adapter.halves.items()
         if halves.magnitude is not None
     }
+    packed |= {tensor.name: f"{head}.weight" for head, tensor in adapter.head_tensors.items()}
     # Experts in a layout that the packed form does not follow are held whole.
     following = {module: pair for module, pair in adapter.experts.items() if pair.follows_packed}
     packed |= {pair.a.tensors[0].name: f"{module}.lora_a" for module, pair in following.items()}
@@ -94,14 +95,13 @@ def _pieces(head: _Head, rest: memoryview, weights: Weights) -> Iterator[Any]:
 
 def _as_pushed(weights: Weights, name: str) -> NDArray[Any]:
     module, _, part = name.rpartition(".")
-    match part, weights[module]:
-        case "lora_a", packed:
-            return packed.lora_a
-        case "lora_b", packed:
-            return packed.lora_b.T
+    if part == "weight" and module in weights.full_heads:
+        return weights.full_heads[module]
+    match part, weights.get(module):
+        case "lora_a", LoRAModule(lora_a=a):
+            return a
+        case "lora_b", LoRAModule(lora_b=b):
+            return b.T
         case "magnitude", LoRAModule(magnitude=magnitude) if magnitude is not None:
             return magnitude
-        case _:
-            raise DataLoss(
-                f"{WEIGHTS_FILE} of {weights.manifest.digest} had no {name}: push the adapter again"
-            )
+    raise DataLoss(f"{WEIGHTS_FILE} of {weights.manifest.digest} had no {name}: push the adapter again")

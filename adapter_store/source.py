@@ -22,6 +22,9 @@ _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (*_KEPT, *_CHECKED)
 
+# Of some trainers: weights that change answers and that nobody here serves.
+UNSERVED_FILES = ("non_lora_trainables.bin", "non_lora_state_dict.bin", "trainable_params.bin")
+
 
 def take_adapter(
     source: Path,
@@ -52,6 +55,9 @@ def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int
             raise InvalidAdapter(f"{source.name or source} is not a folder")
         if source.is_symlink() and source.resolve().parent != source.parent.resolve():
             raise InvalidAdapter(f"{source.name} is a link that leads out of its folder")
+        for name in UNSERVED_FILES:
+            if (source / name).exists():
+                raise InvalidAdapter(f"{name} holds trained weights, which are not served")
         files = [file for file in KNOWN_FILES if _is_usable(source, file, max_file_bytes)]
         target.mkdir()
         weights = None

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from adapter_store import AdapterStoreError
 from executor.config import load_config
@@ -41,7 +41,7 @@ def main() -> int:
         asyncio.run(_serve(ExecutorApp(config, store)))
     except RankLost as error:
         logger.error("the executor ends: %s", error, exc_info=error.__cause__)
-        return 1
+        _end_at_once()
     except START_ERRORS as error:
         return _complain(error)
     except Exception:
@@ -65,6 +65,15 @@ async def _serve(app: "ExecutorApp") -> None:
         loop.add_signal_handler(number, on_signal)
     async with app:
         await app.wait()
+
+
+def _end_at_once() -> NoReturn:
+    """Threads may still wait for a rank in C++: the interpreter's own end would wait for them, or abort."""
+    from executor.ranks.leader import kill_ranks
+
+    kill_ranks()
+    logging.shutdown()
+    os._exit(1)
 
 
 def _complain(error: Exception) -> int:

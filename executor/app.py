@@ -17,7 +17,7 @@ from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.disk_tier import DiskTier
 from executor.engine_thread import EngineThread
-from executor.errors import StartError
+from executor.errors import RankLost, StartError
 from executor.events import EngineInfo
 from executor.hub import Hub
 from executor.metrics import Metrics, StateCollector
@@ -131,10 +131,20 @@ class ExecutorApp:
                 self.hub.tell_loads()
             self.hub.cut_off_overdue(now, self._config.outbox_timeout)
             await self._tell_health()
+            self._end_if_a_rank_hangs()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
+    def _end_if_a_rank_hangs(self) -> None:
+        """A collective may wait for ever, and nothing but a new group of processes helps then."""
+        if self._config.tensor_parallel_size > 1 and self._stalls:
+            self._on_end(RankLost(f"a step has made no progress for {self._config.step_timeout:g} s"))
+
+    @property
+    def _stalls(self) -> bool:
+        return self._engine.stalled_s >= self._config.step_timeout
+
     async def _tell_health(self) -> None:
-        alive = self._engine.stalled_s < self._config.step_timeout
+        alive = not self._stalls
         await self._board.set(
             alive=alive, ready=self.ready.is_set() and not self.hub.draining and not self._draining
         )

@@ -1,9 +1,9 @@
 """Attention over a paged KV cache: the cache, the step's plan (made once), and `attend` (run in every layer).
 
-This is the torch implementation; executor/flashinfer_attention.py is another one of `StepAttention`.
+This is the torch implementation; executor/flashinfer_attention.py has another one of `StepAttention`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, Self
@@ -113,8 +113,13 @@ class AttentionPlan:
     groups: dict[int | None, tuple[_Group, ...]]  # by window
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
-        stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        self.attend_into(out, query, cache, sinks)
+        return out
+
+    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
+        """Rows that belong to no sequence are left alone."""
+        stored = cache.data.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
         for group in self.groups[cache.window]:
             sequences, _, query_len, kv_len = group.mask.shape
             q = query[group.rows].view(sequences, query_len, *query.shape[1:]).transpose(1, 2)
@@ -125,15 +130,17 @@ class AttentionPlan:
                 k, v, mask = _with_sinks(k, v, mask, sinks)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
             out[group.rows] = y.transpose(1, 2).flatten(0, 1)
-        return out
 
 
 def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
     """One plan for all layers of a step; layers with different windows have different groups."""
     written = [span.kv_slots[span.start :] for span in spans]
     kv_slots = torch.cat(written) if written else torch.empty(0, dtype=torch.int64, device=cache.device)
-    windows = {layer.window for layer in cache.layers}
-    return AttentionPlan(kv_slots, {window: _group(spans, window, cache.device) for window in windows})
+    return grouped(spans, kv_slots, {layer.window for layer in cache.layers})
+
+
+def grouped(spans: Sequence[Span], kv_slots: Tensor, windows: Iterable[int | None]) -> AttentionPlan:
+    return AttentionPlan(kv_slots, {window: _group(spans, window, kv_slots.device) for window in windows})
 
 
 def _with_sinks(k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,11 +32,13 @@ from executor.slots import SlotTable
 
 @dataclass(frozen=True, slots=True)
 class PageIn:
-    """An adapter that must be in this slot before the step runs; the evicted one ("" for none) is gone."""
+    """An adapter that must be in this slot before the step runs; the evicted one ("" for none) is gone, and
+    so is what was in the `emptied` slots."""
 
     slot: int
     digest: str
     evicted: str
+    emptied: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -226,8 +228,8 @@ class Batcher:
             assigned = self.slots.assign(sequence.digest)
             if assigned is None:
                 raise RuntimeError("a slot that was free a moment ago is not")
-            slot, evicted = assigned
-            plan.page_ins.append(PageIn(slot, sequence.digest, evicted))
+            slot = assigned.slot
+            plan.page_ins.append(PageIn(slot, sequence.digest, assigned.evicted, assigned.emptied))
         else:
             plan.slot_hits.append(sequence.digest)
         self.slots.acquire(slot)

@@ -22,7 +22,7 @@ from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.host_pool import HostPool
 from executor.lora.arena import SlotArena
-from executor.lora.dora import DoRAFactors
+from executor.lora.full_heads import check_full_heads
 from executor.lora.image import SlotImage, build_slot_image
 from executor.lora.layout import ALIGNMENT
 from executor.metrics import Metrics
@@ -30,12 +30,12 @@ from executor.model_config import ModelConfig
 from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.models import check_splits, read_config
 from executor.paging import Adapters, Pager
-from executor.pooled_adapters import PooledAdapters
+from executor.pooled_adapters import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
 from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
 from executor.sampler import Sampler
 from executor.sequence import StopLimits
-from executor.shard import Shard, build_shard, lora_dtype_of
+from executor.shard import Shard, build_shard, dtype_of, lora_dtype_of
 from executor.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.slots import SlotTable
 from kernels.slot_block import table_bytes
@@ -62,7 +62,7 @@ def build_engine(
     model_config = read_config(path, expert_parallel=config.expert_parallel)
     spec = _spec(config, model_config)
     check_splits(model_config, config.tensor_parallel_size)
-    slots = SlotTable(config.max_loras)
+    slots = SlotTable(config.max_loras, config.max_full_heads)
     if config.tensor_parallel_size == 1:
         parts = _on_one_rank(config, spec, store, wake)
     else:
@@ -113,22 +113,17 @@ def _on_one_rank(
     pool = HostPool(config.host_memory_bytes, most, wake, device)
     try:
         shard = build_shard(config, SINGLE)
-        arena = shard.arena
-        _check_host_memory(config, arena.nbytes_per_slot)
+        slots, arena = shard.slots, shard.arena
+        _check_host_memory(config, max_nbytes(arena.nbytes_per_slot, slots.dora, slots.full_heads))
+        pool.take_in()
+        if not pool.max_images:
+            raise StartError(f"--host-memory-bytes {config.host_memory_bytes}: the machine gives none")
     except BaseException:
         pool.close()
         raise
     writer = make_writer(arena, shard.punica)
-    adapters = PooledAdapters(store, arena.layout, pool, writer, _dora_factors(config, shard))
+    adapters = PooledAdapters(store, arena.layout, pool, writer, slots.dora, slots.full_heads)
     return _Parts(NoOtherRanks(), shard, adapters, writer)
-
-
-def _dora_factors(config: ExecutorConfig, shard: Shard) -> DoRAFactors | None:
-    """None on a GPU, whose fused kernels know no factors: DoRA is refused there."""
-    if config.device != "cpu":
-        return None
-    folder = Path(config.cache_dir) / "factors" if config.cache_dir else None
-    return DoRAFactors(shard.model, shard.arena.max_loras, folder)
 
 
 def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
@@ -145,21 +140,33 @@ def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
         total += (spec.num_layers if within else 1) * (
             sum(pieces) * lora_dtype_of(config).itemsize + table_bytes(1)
         )
-    return total
+    return total + _max_extra_bytes(config, spec)
+
+
+def _max_extra_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
+    """Of DoRA's factors, one for each output of a layer, and of full heads; the same bound."""
+    tables = {place: spec.modules[place][1] for place in ("embed_tokens", "lm_head")}
+    within = sum(sizes[1] for place, sizes in spec.modules.items() if place not in tables)
+    served = sum(outputs for place, outputs in tables.items() if place in config.lora_modules)
+    head = spec.vocab_size * spec.hidden_size * dtype_of(config).itemsize
+    factors = 4 * (spec.num_layers * within + served)
+    return factors + min(2, config.max_full_heads) * head + 4 * EXTRA_ALIGNMENT
 
 
 def _on_ranks(config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exception], None]) -> _Parts:
     ranks, group = start_ranks(config, lost)
+    started = time.monotonic()
     try:
         shard = build_shard(config, group)
-        nbytes = shard.arena.nbytes_per_slot + ranks.wait_ready()
+        nbytes = shard.arena.nbytes_per_slot + ranks.wait_ready(time.monotonic() - started)
         _check_host_memory(config, nbytes)
     except BaseException:
         ranks.close()
         raise
     writer = WriterInTurn(shard.arena, shard.punica)
     load = partial(_load, store, shard.arena)
-    return _Parts(ranks, shard, SpreadAdapters(ranks, writer, nbytes, config.host_memory_bytes, load), writer)
+    adapters = SpreadAdapters(ranks, writer, nbytes, config.host_memory_bytes, load, config.load_timeout)
+    return _Parts(ranks, shard, adapters, writer)
 
 
 def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:
@@ -172,6 +179,7 @@ def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:
 
 def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
     with store.open(digest) as weights:
+        check_full_heads(weights, 0)  # ConfigError: none on several ranks
         return build_slot_image(weights, arena.layout)
 
 
@@ -232,6 +240,7 @@ def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks
         max_model_len=limits.max_model_len,
         max_rank=config.max_lora_rank,
         modules=tuple(config.lora_modules),
+        max_full_heads=config.max_full_heads,
         max_loras=config.max_loras,
         max_seats=config.max_seats,
         num_kv_blocks=kv_blocks,

@@ -56,6 +56,11 @@ class ExecutorConfig:
         0.9, "Share of a GPU's memory for this executor; what nothing else takes becomes KV blocks."
     )
     cuda_graphs: bool = _setting(True, "Capture small steps before the executor is ready: true or false.")
+    compile_processes: int = _setting(
+        0,
+        "Processes that compile kernels before a first start on a GPU; 1: the executor alone; 0: half of the "
+        "CPUs, at most 8.",
+    )
     tensor_parallel_size: int = _setting(
         1, "Ranks that share the model, each a process with a device of its own."
     )
@@ -75,6 +80,11 @@ class ExecutorConfig:
     )
     lora_modules: tuple[str, ...] = _setting(
         DENSE_PROJECTIONS, f"Module kinds a slot holds, with commas, out of {', '.join(MODULE_KINDS)}."
+    )
+    max_full_heads: int = _setting(
+        0,
+        "Places for fully trained lm_head and embed_tokens (modules_to_save), each as large as the base's; "
+        "an adapter with both takes two. One rank only.",
     )
     max_seats: int = _setting(64, "Sequences that are accepted at once.")
     max_batched_tokens: int = _setting(
@@ -113,7 +123,13 @@ class ExecutorConfig:
     outbox_timeout: float = _setting(
         10.0, "Seconds that an outbox may stay full before its stream is closed."
     )
-    step_timeout: float = _setting(60.0, "Seconds without progress in a step until liveness fails.")
+    step_timeout: float = _setting(
+        60.0,
+        "Seconds without progress in a step until liveness fails; with several ranks the executor then ends.",
+    )
+    start_timeout: float = _setting(
+        120.0, "Seconds that another rank may take longer to start than this one."
+    )
     drain_timeout: float = _setting(60.0, "Seconds that accepted work has to finish after SIGTERM.")
     log_format: str = _setting("text", "text or json.")
     log_level: str = _setting("info", f"One of {', '.join(LOG_LEVELS)}.")
@@ -125,9 +141,12 @@ class ExecutorConfig:
         _require("metrics-port", -1 <= self.metrics_port < 65536, "-1, 0 or a port")
         _require("load-format", self.load_format in ("safetensors", "dummy"), "safetensors or dummy")
         _require("device", _DEVICE.fullmatch(self.device), f"cpu, cuda or cuda:N, not {self.device!r}")
+        one_gpu = self.device.startswith("cuda:") and self.tensor_parallel_size > 1
+        _require("device", not one_gpu, "cpu or cuda with --tensor-parallel-size, for a GPU each")
         _require("dtype", self.dtype in _DTYPES, f"one of {_DTYPES}")
         _require("gpu-memory-utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         _require("num-kv-blocks", self.num_kv_blocks >= 0, "at least 0")
+        _require("compile-processes", self.compile_processes >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
         modes = ("auto", "true", "false") if self.tensor_parallel_size == 1 else ("auto", "false")
@@ -145,6 +164,10 @@ class ExecutorConfig:
         _require("lora-dtype", served, f"auto on a GPU with --lora-modules {', '.join(other_than_dense)}")
         sharded_fp8 = self.lora_dtype != "auto" and self.fully_sharded_loras
         _require("lora-dtype", not sharded_fp8, "auto with --fully-sharded-loras")
+        heads = self.max_full_heads
+        _require("max-full-heads", heads >= 0, "at least 0")
+        one_rank = self.tensor_parallel_size == 1
+        _require("max-full-heads", one_rank or heads == 0, "0 with --tensor-parallel-size above 1")
         both = self.expert_parallel and self.fully_sharded_loras
         _require("fully-sharded-loras", not both, "false with --expert-parallel")
         _require("log-format", self.log_format in ("text", "json"), "text or json")
@@ -176,7 +199,7 @@ class ExecutorConfig:
 _POSITIVE = (
     "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
-    "outbox_messages", "outbox_timeout", "step_timeout", "drain_timeout",
+    "outbox_messages", "outbox_timeout", "step_timeout", "start_timeout", "drain_timeout",
 )  # fmt: skip
 
 

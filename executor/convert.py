@@ -86,6 +86,7 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
         max_rank=info.max_rank,
         modules=info.modules,
         max_loras=info.max_loras,
+        max_full_heads=info.max_full_heads,
         max_seats=info.max_seats,
         num_kv_blocks=info.num_kv_blocks,
         block_size=info.block_size,

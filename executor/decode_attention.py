@@ -30,9 +30,7 @@ class DecodeStep:
         )
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
-        if sinks is not None:
-            raise ValueError("this kernel has no attention sinks: see flashinfer_attention.serves")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         tables = self.kv_indices, self.kv_indptr, self.last_page_len
-        paged_decode(out, query, cache.data, *tables, cache.window)
+        paged_decode(out, query, cache.data, *tables, cache.window, sinks=sinks)
         return out

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -67,9 +68,13 @@ def connect(
     """Meet the other ranks of this host: NCCL for GPUs, gloo for the CPU. One group a process at a time.
 
     `meeting` is a file that does not exist yet, the same for all. `timeout_s` bounds how long a collective
-    waits for a rank that does not come, now and later.
+    waits for a rank that does not come, now and later; NCCL aborts the process then. `cuda` without a number
+    is the rank's own GPU, which becomes this thread's current one.
     """
     device = torch.device(device)
+    if device.type == "cuda":
+        device = torch.device("cuda", rank if device.index is None else device.index)
+        torch.cuda.set_device(device)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside this host has a part in it
     dist.init_process_group(
@@ -77,13 +82,20 @@ def connect(
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=timeout_s),
+        # NCCL waits longer: whoever watches the steps sees it first, and can end them in order.
+        timeout=timedelta(seconds=timeout_s * (2 if device.type == "cuda" else 1)),
         device_id=device if device.type == "cuda" else None,
     )
     return ParallelGroup(rank, size, dist.group.WORLD)
 
 
-def disconnect() -> None:
-    """Leave the group that `connect` made. Safe without one."""
+def disconnect(patience_s: float = 10.0) -> None:
+    """Leave the group that `connect` made. Safe without one.
+
+    NCCL may wait for ever: for a rank that hangs, or for a captured graph that nobody gave up. After
+    `patience_s` that is left to a thread which does not keep this process from ending.
+    """
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leaving = threading.Thread(target=dist.destroy_process_group, name="leave-group", daemon=True)
+        leaving.start()
+        leaving.join(patience_s)

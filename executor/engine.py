@@ -177,23 +177,27 @@ class Engine:
     def _land(self, flight: _Flight) -> None:
         """Wait for the oldest step, take in what it brought, and let go of those who have ended meanwhile."""
         self._plan = flight.plan
+        told = len(self._tokens)
         try:
-            results = self._runner.collect(flight.launched)
+            self._take_in(flight)
         except Exception as error:
             # Now: what the step behind it draws for them does not follow the tokens that are known.
             self._reject_all(flight.plan.num_tokens, internal(error))
             raise
-        finally:
-            for sequence in self.batcher.landed(flight.plan.num_tokens):
-                self._release(sequence)
-        told = len(self._tokens)
-        for result in results:
-            if self.batcher.lives(result.sequence):
-                self._apply(result)
         now, begin = self._clock(), max(flight.launched_at, self._landed_at)
         self._metrics.step_done(flight.plan, len(self._tokens) - told, now - begin)
         self._landed_at = now
         self._steps += 1
+
+    def _take_in(self, flight: _Flight) -> None:
+        try:
+            results = self._runner.collect(flight.launched)
+        finally:
+            for sequence in self.batcher.landed(flight.plan.num_tokens):
+                self._release(sequence)
+        for result in results:
+            if self.batcher.lives(result.sequence):
+                self._apply(result)
 
     def _land_or_reject(self, flight: _Flight) -> None:
         try:

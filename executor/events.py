@@ -77,3 +77,4 @@ class EngineInfo:
     max_seats: int
     num_kv_blocks: int
     block_size: int
+    max_full_heads: int = 0

@@ -130,14 +130,14 @@ class FlashInferStep:
     scale: float
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
-        if sinks is not None:
-            raise ValueError("attention sinks are not for FlashInfer here: see `serves`")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self.attend_into(out, query, cache)
+        self.attend_into(out, query, cache, sinks)
         return out
 
-    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
         """Rows at and beyond `rows` are left alone."""
+        if sinks is not None:
+            raise ValueError("attention sinks are not for FlashInfer here: see `serves`")
         plan, keys, values = self.plans[cache.window], cache.data[0], cache.data[1]
         nothing = (None,) * 6  # masks, slopes, prefixes: of forms that we do not use
         plan.module.paged_run(

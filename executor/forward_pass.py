@@ -31,6 +31,9 @@ class ForwardPass(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Give up what was captured; `run` is not called any more. Before the ranks part."""
+
 
 class EagerForwardPass:
     """Layer by layer, on any device."""
@@ -48,6 +51,9 @@ class EagerForwardPass:
         self._followers = followers
 
     def warm_up(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     @torch.inference_mode()

@@ -1,28 +1,34 @@
 """A rank's share on a GPU: memory is measured, kernels are compiled and steps captured before it is ready.
 
-Needs triton; attention is FlashInfer's where that serves the model, else torch's.
+Needs triton; attention of prompts is FlashInfer's where that serves the model, else torch's.
 """
 
 import logging
 import time
+from collections.abc import Iterator, Set
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from executor.attention import KVCache
+from executor.compile_ahead import Compilation
 from executor.config import ExecutorConfig
 from executor.cuda_graphs import GraphMemory
-from executor.distributed import ParallelGroup
+from executor.distributed import SINGLE, ParallelGroup
 from executor.errors import StartError
 from executor.flashinfer_attention import FlashInfer, serves
-from executor.forward_pass import EagerForwardPass, ForwardPass
+from executor.forward import SequenceRows
+from executor.forward_pass import ForwardPass
 from executor.gpu_memory import blocks_that_fit, measure
 from executor.graph_plans import GraphSizes, LoRAPlans
 from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
 from executor.layers.triton_followers import TritonFollowers
+from executor.model_config import ModelConfig
 from executor.models import CausalLM, load_model
-from executor.shard import Shard, attach_slots, dtype_of
+from executor.shard import Shard, Slots, attach_slots, dtype_of
+from executor.torch_attention import StepPlanner, TorchAttention
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels import paged_decode
 from kernels.punica_gpu import PunicaWrapperGPU
@@ -30,11 +36,31 @@ from kernels.punica_gpu import PunicaWrapperGPU
 logger = logging.getLogger(__name__)
 
 _NO_GRAPHS = GraphSizes((), ())
+# Keys and values of two steps of kernels/paged_decode.py fill the shared memory of a multiprocessor.
+_MOST_HEAD_BYTES = 512
 
 
 def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
     """As executor.shard.build_shard."""
     device = _device(config, group)
+    started = time.monotonic()
+    compilation = Compilation(config) if group.size == 1 else None
+    if compilation:
+        compilation.start()
+    builder = _builder(config, group, device)
+    kv_cache, forward_pass = builder.build()
+    if compilation:
+        compilation.done()
+    logger.info("everything is compiled after %.1f s", time.monotonic() - started)
+    return Shard(builder.model, kv_cache, builder.punica, builder.slots, forward_pass)
+
+
+def compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
+    """Launch each `parts`-th kernel once, from the `part`-th on."""
+    _builder(config, SINGLE, _device(config, SINGLE)).compile(part, parts)
+
+
+def _builder(config: ExecutorConfig, group: ParallelGroup, device: torch.device) -> "_Builder":
     started = time.monotonic()
     dummy = config.load_format == "dummy"
     model = load_model(
@@ -42,12 +68,9 @@ def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
         dummy=dummy, expert_parallel=config.expert_parallel,
     )  # fmt: skip
     punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
-    arena = attach_slots(config, model, punica)
+    slots = attach_slots(config, model, punica)
     logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
-    builder = _Builder(config, group, device, model, punica)
-    kv_cache, forward_pass = builder.build()
-    logger.info("everything is compiled after %.1f s", time.monotonic() - started)
-    return Shard(model, kv_cache, punica, arena, forward_pass)
+    return _Builder(config, group, device, model, punica, slots)
 
 
 def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
@@ -61,6 +84,12 @@ def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
     return device
 
 
+def _decodes(config: ModelConfig, heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
+    """Whether the attention of captured decode steps serves the model."""
+    narrow = config.head_dim * dtype.itemsize <= _MOST_HEAD_BYTES
+    return narrow and paged_decode.serves(heads, kv_heads, config.head_dim)
+
+
 class _Builder:
     def __init__(
         self,
@@ -69,9 +98,10 @@ class _Builder:
         device: torch.device,
         model: CausalLM,
         punica: PunicaWrapperGPU,
+        slots: Slots,
     ) -> None:
+        self.model, self.punica, self.slots = model, punica, slots
         self._config, self._group, self._device, self._dtype = config, group, device, dtype_of(config)
-        self._model, self._punica = model, punica
         self._limits = StepLimits(
             max_rows=config.step_tokens,
             max_sequences=config.max_seats,
@@ -79,14 +109,17 @@ class _Builder:
             max_loras=config.max_loras,
             max_rank=config.max_lora_rank,
         )
-        self._attention: FlashInfer | None = None
         heads = model.config.num_heads // group.size
         kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
-        decodes = paged_decode.serves(heads, kv_heads, model.config.head_dim)
-        if decodes and serves(model.config, self._dtype, device):
+        self._captures = config.cuda_graphs and _decodes(model.config, heads, kv_heads, self._dtype)
+        self._attention: StepPlanner
+        if serves(model.config, self._dtype, device):
             self._attention = FlashInfer(model.config, heads, kv_heads, self._dtype, device)
         else:
-            logger.warning("FlashInfer is not installed or does not serve this model: attention is torch's")
+            logger.warning(
+                "FlashInfer is not installed or does not serve this model: attention of prompts is torch's"
+            )
+            self._attention = TorchAttention(model.config.windows)
 
     def build(self) -> tuple[KVCache, ForwardPass]:
         spare = self._cache(0)
@@ -99,39 +132,58 @@ class _Builder:
             blocks = blocks_that_fit(use, utilization, spare.nbytes, least)
             blocks = self._least_of_all_ranks(blocks)
         kv_cache = self._cache(blocks)
-        # Graphs with collectives in them are not measured yet, so several ranks run layer by layer.
-        graphs = self._config.cuda_graphs and self._group.size == 1
-        limits = self._limits
-        sizes = GraphSizes.up_to(limits.max_sequences, limits.max_rows) if graphs else _NO_GRAPHS
-        forward_pass = self._pass(kv_cache, sizes)
+        forward_pass = self._pass(kv_cache, self._sizes())
         forward_pass.warm_up()
         return kv_cache, forward_pass
+
+    def compile(self, part: int, parts: int) -> None:
+        kv_cache = self._cache(self._config.num_kv_blocks)
+        forward_pass = self._pass(kv_cache, self._sizes())
+        for sequences in islice(self._warm_up_steps(kv_cache), part, None, parts):
+            forward_pass.run(sequences)
+        forward_pass.rehearse(part, parts)
+        torch.cuda.synchronize(self._device)
+
+    def _sizes(self) -> GraphSizes:
+        limits = self._limits
+        # Collectives are captured too: every rank captures and replays the same steps in the same order.
+        return GraphSizes.up_to(limits.max_sequences, limits.max_rows) if self._captures else _NO_GRAPHS
 
     def _cache(self, blocks: int) -> KVCache:
         config = self._config
         return KVCache.allocate(
-            blocks, config.block_size, self._model.config, self._dtype, self._device, self._group
+            blocks, config.block_size, self.model.config, self._dtype, self._device, self._group
         )
 
-    def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> ForwardPass:
-        if self._attention is None:
-            return EagerForwardPass(self._model, kv_cache, self._punica, TritonFollowers())
+    def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> GraphedForwardPass:
+        dora, full_heads = self.slots.dora, self.slots.full_heads
+        uncaptured: list[Set[int]] = [dora.slots] if dora else []
+        uncaptured += [full_heads.tables.keys()] if full_heads else []
         return GraphedForwardPass(
-            self._model,
+            self.model,
             kv_cache,
-            self._punica,
+            self.punica,
             self._attention,
             TritonFollowers(),
             self._limits,
             sizes,
             LoRAPlans(self._config.max_loras, self._config.max_lora_rank),
             GraphMemory(self._device),
-            head_has_lora="lm_head" in self._config.lora_modules,
+            head_has_lora="lm_head" in self._config.lora_modules or full_heads is not None,
+            uncaptured=uncaptured,
         )
 
     def _run_largest(self, forward_pass: ForwardPass, kv_cache: KVCache) -> None:
-        for sequences in warm_up_steps(self._limits, kv_cache, self._punica):
+        for sequences in self._warm_up_steps(kv_cache):
             forward_pass.run(sequences)
+
+    def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[list[SequenceRows]]:
+        yield from warm_up_steps(self._limits, kv_cache, self.punica)
+        if (dora := self.slots.dora) is not None:
+            # Once more as if all slots had factors, which are 1: their layers run in other forms.
+            dora.slots.update(range(self._limits.max_loras))
+            yield from warm_up_steps(self._limits, kv_cache, self.punica)
+            dora.slots.clear()
 
     def _least_of_all_ranks(self, blocks: int) -> int:
         counts = self._group.all_gather(torch.tensor([blocks], device=self._device))

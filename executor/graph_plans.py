@@ -91,6 +91,13 @@ class LoRAPlans:
         return min(_BLOCK_RANK, next((c for c in RANK_CLASSES if c >= self.max_rank), _BLOCK_RANK))
 
 
+def rehearsal_runs(plan: LaunchPlan | None, rows: int) -> Runs:
+    """As many of `rows` rows on one slot as fit the plan; the others have no adapter."""
+    own = 0 if plan is None else min(rows, plan.items * plan.rows_per_item)
+    runs = np.array([(0, own), (-1, rows - own)], dtype=np.int32)
+    return runs[runs[:, 1] > 0]
+
+
 def step_runs(sequences: Sequence[SequenceRows], rows: int = 0) -> Runs:
     """(slot, rows) of each sequence; then what fills the step up to `rows`, which has no adapter."""
     count = len(sequences)

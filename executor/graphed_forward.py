@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 from executor.attention import KVCache, LayerCache, StepAttention
 from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
 from executor.decode_attention import DecodeStep
-from executor.flashinfer_attention import FlashInfer, FlashInferStep, Kind
+from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
-from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, step_runs
+from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, rehearsal_runs, step_runs
 from executor.layers.followers import Followers
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
+from executor.torch_attention import PlannedStep, StepPlanner
 from executor.warm_up import StepLimits
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping
@@ -49,7 +51,7 @@ class GraphedForwardPass:
         model: CausalLM,
         kv_cache: KVCache,
         punica: PunicaWrapperBase,
-        attention: FlashInfer,
+        attention: StepPlanner,
         followers: Followers,
         limits: StepLimits,
         sizes: GraphSizes,
@@ -57,14 +59,18 @@ class GraphedForwardPass:
         memory: GraphMemory,
         *,
         head_has_lora: bool,
+        uncaptured: Sequence[Set[int]] = (),
     ) -> None:
+        """`head_has_lora`: adapters may change the head. `uncaptured`: slots whose adapters need
+        what no captured step does, as DoRA's factors, kept up to date: steps with one run layer by layer."""
         self._model, self._kv_cache, self._punica = model, kv_cache, punica
         self._attention, self._followers = attention, followers
         self._limits, self._sizes, self._plans = limits, sizes, plans
         self._head_has_lora = head_has_lora
+        self._uncaptured = tuple(uncaptured)
         self._memory = memory
         self._graphs: dict[_Key, Captured] = {}
-        self._between: FlashInferStep | None = None  # what attention the pieces of this step run
+        self._between: PlannedStep | None = None  # what attention the pieces of this step run
         pages = limits.max_sequences * -(-limits.max_model_len // kv_cache.block_size)
         few = max(sizes.largest, 1)
         most = max(limits.max_sequences, limits.warm_up_sequences)
@@ -75,14 +81,24 @@ class GraphedForwardPass:
     @torch.inference_mode()
     def warm_up(self) -> None:
         started = time.monotonic()
-        with without_collection():
-            for rows in self._sizes.decode:
-                for plan in (None, *self._plans.of_decode(rows)):
-                    self._capture(_Key(rows, True, plan))
-            for rows in self._sizes.mixed:
-                for plan in (None, *self._plans.of_mixed(rows)):
-                    self._capture(_Key(rows, False, plan))
+        try:
+            with without_collection():
+                for key in self._keys():
+                    self._capture(key)
+        except BaseException:
+            self.close()
+            raise
         logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
+
+    def close(self) -> None:
+        # NCCL does not part from ranks while a graph has collectives with them.
+        self._graphs.clear()
+
+    @torch.inference_mode()
+    def rehearse(self, part: int, parts: int) -> None:
+        """Run each `parts`-th of the steps that `warm_up` captures, from the `part`-th on."""
+        for key in islice(self._keys(), part, None, parts):
+            self._rehearse(key)
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
@@ -93,9 +109,16 @@ class GraphedForwardPass:
         rows = sum(len(sequence.token_ids) for sequence in sequences)
         decode = rows == len(sequences)
         size = self._sizes.fitting(rows, decode)
-        if size:
+        if size and not self._needs_layers(sequences):
             return self._replay(sequences, last_tokens, size, decode)
         return self._eager(sequences, last_tokens)
+
+    def _needs_layers(self, sequences: Sequence[SequenceRows]) -> bool:
+        present = [slots for slots in self._uncaptured if slots]
+        if not present:
+            return False
+        step = {sequence.slot for sequence in sequences}
+        return any(not slots.isdisjoint(step) for slots in present)
 
     def _replay(
         self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool
@@ -129,9 +152,7 @@ class GraphedForwardPass:
         head = head_runs(sequences) if self._head_has_lora else _NO_RUNS
         self._punica.update_metadata(LoRAMapping(runs, head), plan)
 
-    def _plan_attention(
-        self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind
-    ) -> FlashInferStep:
+    def _plan_attention(self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind) -> PlannedStep:
         slots = buffers.kv_slots[:rows]
         return self._attention.plan(shape, buffers, slots, self._kv_cache.block_size, kind)
 
@@ -148,14 +169,25 @@ class GraphedForwardPass:
         )
         return buffers.token_ids[:rows], context
 
-    def _capture(self, key: _Key) -> None:
+    def _keys(self) -> Iterator[_Key]:
+        for rows in self._sizes.decode:
+            for plan in (None, *self._plans.of_decode(rows)):
+                yield _Key(rows, True, plan)
+        for rows in self._sizes.mixed:
+            for plan in (None, *self._plans.of_mixed(rows)):
+                yield _Key(rows, False, plan)
+
+    def _rehearse(self, key: _Key) -> DecodeStep:
         buffers, rows = self._few_rows, key.rows
         buffers.fill((), single_rows=rows)
         step = DecodeStep.of(buffers, rows)
-        slot = -1 if key.plan is None else 0
-        runs = np.array([(slot, rows)], dtype=np.int32)
-        self._punica.update_metadata(LoRAMapping(runs, _NO_RUNS), key.plan)
+        mapping = LoRAMapping(rehearsal_runs(key.plan, rows), _NO_RUNS)
+        self._punica.update_metadata(mapping, key.plan)
         self._model(*self._inputs(buffers, rows, step))
+        return step
+
+    def _capture(self, key: _Key) -> None:
+        buffers, rows, step = self._few_rows, key.rows, self._rehearse(key)
 
         def run(capture: Capture) -> Tensor:
             attention = step if key.decode else _Between(capture, step.kv_slots, self._attend_between)
@@ -164,9 +196,9 @@ class GraphedForwardPass:
 
         self._graphs[key] = self._memory.capture(run)
 
-    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+    def _attend_between(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None) -> None:
         if self._between is not None:
-            self._between.attend_into(out, query, cache)
+            self._between.attend_into(out, query, cache, sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +207,9 @@ class _Between:
 
     capture: Capture
     kv_slots: Tensor
-    attend_into: Callable[[Tensor, Tensor, LayerCache], None]
+    attend_into: Callable[[Tensor, Tensor, LayerCache, Tensor | None], None]
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
-        if sinks is not None:
-            raise ValueError("a captured step has no attention sinks")
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self.capture.call_between(partial(self.attend_into, out, query, cache))
+        self.capture.call_between(partial(self.attend_into, out, query, cache, sinks))
         return out

@@ -3,6 +3,9 @@
 Pinning takes about 0.7 s a GiB, so memory is pinned once, in large segments, in the background while the
 model loads, and never for one adapter. Loader threads claim room and fill it; the engine's thread gives it
 out, since only it knows what may be evicted for it.
+
+Segments are cut into stripes, each as long as the largest image, and no image lies in two of them. So images
+that may not be evicted, fewer than there are stripes, always leave one whole stripe to those that come.
 """
 
 import logging
@@ -33,7 +36,7 @@ class Region:
     """Room of one image. `copied` is behind the last copy from it that was enqueued."""
 
     array: Buffer
-    segment: int
+    stripe: int
     start: int
     size: int
     copied: torch.cuda.Event | None = None
@@ -60,20 +63,25 @@ class HostPool:
     ) -> None:
         self._wake = wake
         self._device = device
-        self._segments: list[tuple[Tensor, Extents]] = []
+        self._stripes: list[tuple[Tensor, Extents]] = []
         self._grown: SimpleQueue[Tensor | None] = SimpleQueue()  # None: nothing more comes
         self._claims: SimpleQueue[_Claim] = SimpleQueue()
         self._released: SimpleQueue[Region] = SimpleQueue()
         self._waiting: list[_Claim] = []
         self._copying: list[Region] = []  # released, but a copy from it is not over
         self._closed = threading.Event()
+        self._stripe_bytes = _aligned(max_image_bytes)
         sizes = _segment_sizes(max_bytes, max_image_bytes)
-        self.max_images = sum(size // _aligned(max_image_bytes) for size in sizes)
-        self._to_come = len(sizes)
+        self._to_come = sum(_stripes(size, self._stripe_bytes) for size in sizes)
         if device.type == "cuda":
             threading.Thread(target=self._grow, args=(sizes,), name="host-pool", daemon=True).start()
         else:
             self._grow(sizes)
+
+    @property
+    def max_images(self) -> int:
+        """Of the largest size. Falls when memory cannot be had."""
+        return len(self._stripes) + self._to_come
 
     def claim(self, digest: str, nbytes: int) -> Region:
         """Waits for room. HostMemoryFull when it would push out an adapter that is needed more."""
@@ -96,15 +104,21 @@ class HostPool:
         A claim for something in `keep` waits for as long as it takes, any other is refused when nothing is
         left to evict.
         """
-        for memory in _all(self._grown):
-            if memory is None:
-                self._to_come = 0
-                break
-            self._segments.append((memory, Extents(len(memory))))
-            self._to_come -= 1
+        self.take_in()
         self._waiting += _all(self._claims)
         self._take_back()
         self._waiting = [claim for claim in self._waiting if not self._answer(claim, keep, evict)]
+
+    def take_in(self) -> None:
+        """The memory that has come since the last call."""
+        for memory in _all(self._grown):
+            if memory is None:
+                self._to_come = 0
+                logger.error("host memory holds %d adapters of the largest size, no more", self.max_images)
+                break
+            stripes = _cut(memory, self._stripe_bytes)
+            self._stripes += stripes
+            self._to_come -= len(stripes)
 
     def close(self) -> None:
         self._closed.set()
@@ -115,7 +129,7 @@ class HostPool:
         """Raise RuntimeError unless these, and nothing else, take room."""
         self._take_back()
         used = sum(region.size for region in (*regions, *self._copying))
-        taken = sum(extents.size - extents.num_free for _, extents in self._segments)
+        taken = sum(extents.size - extents.num_free for _, extents in self._stripes)
         if used != taken:
             raise RuntimeError(f"host pool out of balance: {taken} bytes are taken, {used} used")
 
@@ -134,7 +148,7 @@ class HostPool:
 
     def _allocate(self, nbytes: int) -> Region | None:
         size = _aligned(nbytes)
-        for number, (memory, extents) in enumerate(self._segments):
+        for number, (memory, extents) in enumerate(self._stripes):
             start = extents.take(size)
             if start is not None:
                 array: Buffer = memory.numpy()[start : start + nbytes]
@@ -146,7 +160,7 @@ class HostPool:
         self._copying = [r for r in released if not r.is_idle]
         for region in released:
             if region not in self._copying:
-                self._segments[region.segment][1].give(region.start, region.size)
+                self._stripes[region.stripe][1].give(region.start, region.size)
 
     def _grow(self, sizes: Iterable[int]) -> None:
         started = time.monotonic()
@@ -173,6 +187,17 @@ class HostPool:
         except RuntimeError as error:
             logger.error("no more host memory for adapters, %d bytes cannot be had: %s", size, error)
             return None
+
+
+def _cut(memory: Tensor, least: int) -> list[tuple[Tensor, Extents]]:
+    """As many stripes of `least` bytes as fit, which share out what is left over."""
+    count = _stripes(len(memory), least)
+    size = len(memory) // count // _ALIGNMENT * _ALIGNMENT
+    return [(memory[number * size : (number + 1) * size], Extents(size)) for number in range(count)]
+
+
+def _stripes(segment: int, least: int) -> int:
+    return max(1, segment // least)
 
 
 def _segment_sizes(max_bytes: int, max_image_bytes: int) -> list[int]:

@@ -7,6 +7,9 @@ from typing import Generic, Protocol, TypeVar
 class Image(Protocol):
     @property
     def nbytes(self) -> int: ...
+    @property
+    def num_full_heads(self) -> int:
+        """Full heads: they take room of their own beside a slot's."""
 
 
 ImageT = TypeVar("ImageT", bound=Image)

@@ -103,6 +103,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """End the other ranks."""
+        self._forward_pass.close()
         self._others.close()
 
     def _wanted(self, share: Share) -> Iterator[Row]:

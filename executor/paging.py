@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 class Adapters(Protocol[ImageT]):
     """Where images come from and go to. `nbytes_per_slot` is the most that one takes; host memory has room
-    for `max_images` of that size.
+    for `max_images` of that size, which may turn out to be fewer.
 
     load_image  reads and lays out an adapter, on a loader thread
     load        puts an image into a slot: the next step finds it there, and needs the image no more;
@@ -170,6 +170,8 @@ class Pager(Generic[ImageT]):
     def page_in(self, page_ins: Iterable[PageIn]) -> None:
         """Put host images into the slots that a plan assigned."""
         for page_in in page_ins:
+            for slot in page_in.emptied:
+                self._adapters.clear(slot)
             self._adapters.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
             self._paged_in(page_in.digest)
@@ -239,6 +241,7 @@ class Pager(Generic[ImageT]):
         if digest in self._dropped and not self._users[digest]:
             self._dropped.discard(digest)
         elif digest not in self.host and self.host.put(digest, image, self._keep):
+            self._slots.set_heads(digest, image.num_full_heads)
             self._changed = True
             return
         # Nobody wants it any more, or there is no room for one that nobody waits for: its load was for
@@ -264,10 +267,12 @@ class Pager(Generic[ImageT]):
         return evicted
 
     def _choose(self, wanted: list[str]) -> None:
-        """Pins, then the longest waiting, as far as all their images fit together: these are not evicted."""
+        """Pins, then the longest waiting, as far as all their images fit together: these are not evicted.
+        Of the pins as many as leave room for one image more."""
         self._keep = set()
         size = 0
-        for digest in dict.fromkeys([*self._pins, *wanted]):
+        pins = list(self._pins)[: max(0, self._adapters.max_images - 1)]
+        for digest in dict.fromkeys([*pins, *wanted]):
             size += self.host.size(digest) if digest in self.host else self._adapters.nbytes_per_slot
             if self._keep and size > self.host.max_bytes:
                 break
@@ -301,14 +306,19 @@ class Pager(Generic[ImageT]):
     def _place_pins(self) -> None:
         for digest, tier in self._pins.items():
             slot = self._slots.find(digest)
+            if tier is Tier.SLOT and self._slots.needs_heads(digest):
+                logger.warning("pinned to host memory: full heads stay free", extra={"digest": digest})
+                self._pins.lower(digest)
+                tier = Tier.HOST
+                self._changed = True
             if tier is not Tier.SLOT or (slot is None and digest not in self.host):
                 continue
             if slot is None:
                 assigned = self._slots.assign(digest)
                 if assigned is None:
                     continue
-                slot, evicted = assigned
-                self.page_in([PageIn(slot, digest, evicted)])
+                slot = assigned.slot
+                self.page_in([PageIn(slot, digest, assigned.evicted)])
             if digest not in self._slots.pinned:
                 self._slots.set_pinned(slot, True)
                 self._changed = True
@@ -318,6 +328,7 @@ class Pager(Generic[ImageT]):
         if slot is not None:
             self._empty(slot)
         self.host.discard(digest)
+        self._slots.set_heads(digest, 0)
         self._changed = True
         if digest not in self._loader.in_flight:
             self._dropped.discard(digest)

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from adapter_store import AdapterStoreError, WeightsSource
 from executor import convert
@@ -34,6 +34,7 @@ from executor.errors import ConfigError
 from executor.events import EngineInfo, StepEvents
 from executor.logs import setup_logging
 from executor.metrics import Metrics
+from executor.ranks.leader import kill_ranks
 from executor.sequence import Dispatch
 from executor.store import open_source
 from lorafleet.v1 import common_pb2, executor_pb2
@@ -59,6 +60,7 @@ def main() -> int:
 
 def _serve(config: ExecutorConfig, store: WeightsSource) -> None:
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     metrics = Metrics(registry)
     pipe = _Pipe()
     thread = EngineThread(
@@ -99,6 +101,7 @@ class _Pipe:
     def end(self, error: Exception | None) -> None:
         if error is not None:
             logger.error("the engine ends: %s", error)
+            kill_ranks()
             os._exit(1)
 
     def write(self, message: Mapping[str, Any]) -> None:

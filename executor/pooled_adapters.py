@@ -2,29 +2,40 @@
 
 import logging
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
-from adapter_store import WeightsSource
+from adapter_store import Weights, WeightsSource
 from executor.host_pool import HostPool, Region
 from executor.lora.dora import DoRAFactors
-from executor.lora.image import Buffer, SlotImage, build_slot_image
+from executor.lora.full_heads import FullHeads, check_full_heads
+from executor.lora.image import NUMPY_DTYPES, Buffer, SlotImage, build_slot_image, copy_into
 from executor.lora.layout import SlotLayout
 from executor.slot_writer import SlotWriter
 
 logger = logging.getLogger(__name__)
+EXTRA_ALIGNMENT = 256  # of each part of a region
 
 
 @dataclass(frozen=True, slots=True)
 class PooledImage:
+    """One region holds all of it: the image's block, then DoRA's factors, then full heads."""
+
     image: SlotImage
     region: Region
-    factors: Mapping[int, Tensor]  # of a DoRA adapter: a thousandth of the image, and not counted
+    factors: Tensor | None
+    full_heads: Mapping[str, Tensor]  # by name, [vocab, hidden]
 
     @property
     def nbytes(self) -> int:
-        return self.image.nbytes
+        return self.region.array.nbytes
+
+    @property
+    def num_full_heads(self) -> int:
+        return len(self.full_heads)
 
 
 class PooledAdapters:
@@ -37,46 +48,54 @@ class PooledAdapters:
         pool: HostPool,
         writer: SlotWriter,
         dora: DoRAFactors | None = None,
+        full_heads: FullHeads | None = None,
     ) -> None:
-        """Without `dora`, adapters that need its factors are refused."""
+        """Adapters that need what is not given are refused."""
         self._store = store
         self._dora = dora
+        self._full_heads = full_heads
         self._layout = layout
         self._pool = pool
         self._writer = writer
-        self.nbytes_per_slot = layout.max_block_bytes
-        self.max_images = pool.max_images
+        self.nbytes_per_slot = max_nbytes(layout.max_block_bytes, dora, full_heads)
+
+    @property
+    def max_images(self) -> int:
+        return self._pool.max_images
 
     def load_image(self, digest: str) -> PooledImage:
         """Room is claimed once the adapter is known to be whole and to fit: what cannot be served pushes out
-        nothing. Raises what `open` and `build_slot_image` raise, and HostMemoryFull."""
-        regions: list[Region] = []
-
-        def allocate(nbytes: int) -> Buffer:
-            regions.append(self._pool.claim(digest, nbytes))
-            return regions[0].array
-
-        try:
-            with self._store.open(digest) as weights:
-                image = build_slot_image(weights, self._layout, allocate, with_dora=self._dora is not None)
-                factors = self._dora.of(digest, weights) if self._dora else {}
-        except BaseException:
-            for region in regions:
-                self._pool.release(region)
-            raise
+        nothing. Raises what `open` and `build_slot_image` raise, FullHeadNotServed, and HostMemoryFull."""
+        with self._store.open(digest) as weights:
+            loading = _Loading(digest, weights, self._pool, self._dora)
+            try:
+                check_full_heads(weights, self._full_heads.number if self._full_heads else 0)
+                if self._full_heads:
+                    loading.head_dtype = self._full_heads.dtype
+                image = build_slot_image(
+                    weights, self._layout, loading.allocate, with_dora=self._dora is not None
+                )
+                pooled = loading.pooled(image)
+            except BaseException:
+                if loading.region is not None:
+                    self._pool.release(loading.region)
+                raise
         if image.error:
             logger.info("quantized, relative error %.4f", image.error, extra={"digest": digest})
-        return PooledImage(image, regions[0], factors)
+        return pooled
 
     def load(self, slot: int, image: PooledImage) -> None:
-        image.region.copied = self._writer.load(slot, image.image)
-        if self._dora:
-            self._dora.enter(slot, image.factors)
+        extra = self._dora.enter(slot, image.factors) if self._dora else []
+        if self._full_heads:
+            extra += self._full_heads.enter(slot, image.full_heads)
+        image.region.copied = self._writer.load(slot, image.image, extra)
 
     def clear(self, slot: int) -> None:
         self._writer.clear(slot)
         if self._dora:
             self._dora.clear(slot)
+        if self._full_heads:
+            self._full_heads.clear(slot)
 
     def load_seconds(self) -> list[float]:
         return self._writer.load_seconds()
@@ -90,3 +109,51 @@ class PooledAdapters:
 
     def close(self) -> None:
         self._pool.close()
+
+
+@dataclass(slots=True)
+class _Loading:
+    """One adapter on its way into a region."""
+
+    digest: str
+    weights: Weights
+    pool: HostPool
+    dora: DoRAFactors | None
+    head_dtype: torch.dtype = torch.float32
+    region: Region | None = None
+    factors: Tensor | None = None
+    parts: list[Buffer] = field(default_factory=list)  # of the region
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """For the image's block; what comes behind it is sized here, too."""
+        self.factors = self.dora.of(self.digest, self.weights) if self.dora else None
+        heads = [head.size * self.head_dtype.itemsize for head in self.weights.full_heads.values()]
+        sizes = [nbytes, self.factors.nbytes if self.factors is not None else 0, *heads]
+        ends = list(accumulate(map(_aligned, sizes), initial=0))
+        self.region = region = self.pool.claim(self.digest, ends[-1] if sum(sizes[1:]) else nbytes)
+        self.parts = [region.array[start : start + size] for start, size in zip(ends, sizes, strict=False)]
+        return self.parts[0]
+
+    def pooled(self, image: SlotImage) -> PooledImage:
+        """Raises NonFiniteWeights."""
+        if self.region is None:
+            raise RuntimeError("an image was built without memory")
+        factors = None
+        if self.factors is not None:
+            factors = torch.from_numpy(self.parts[1]).view(torch.float32)
+            factors.copy_(self.factors)
+        heads = {}
+        for part, (name, head) in zip(self.parts[2:], self.weights.full_heads.items(), strict=True):
+            copy_into(part.view(NUMPY_DTYPES[self.head_dtype]).reshape(head.shape), head, f"{name}.weight")
+            heads[name] = torch.from_numpy(part).view(self.head_dtype).view(head.shape)
+        return PooledImage(image, self.region, factors, heads)
+
+
+def max_nbytes(block_bytes: int, dora: DoRAFactors | None, full_heads: FullHeads | None) -> int:
+    """What an adapter takes at most: an image's block, and all that may come with it."""
+    heads = min(2, full_heads.number) * _aligned(full_heads.nbytes) if full_heads else 0
+    return _aligned(block_bytes) + (_aligned(dora.nbytes) if dora else 0) + heads
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // EXTRA_ALIGNMENT) * EXTRA_ALIGNMENT

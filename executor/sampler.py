@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from executor.sampler_edits import edited
-from executor.sampler_ops import chunks, eligible, logprobs_of, on_device
+from executor.sampler_ops import chunks, logprobs_of, on_device
 from executor.sampling import (
     Outcome,
     Row,
@@ -27,6 +27,7 @@ from executor.sampling import (
     ScoreRequest,
 )
 from kernels.reference.gumbel_draw import gumbel_draw
+from kernels.reference.nucleus import nucleus
 
 # What stands in for a token when there is none, and why.
 _FAILURES = {
@@ -59,7 +60,7 @@ class Sampler:
 
     def __init__(self, max_draws: int, device: torch.device | str) -> None:
         self.last_tokens = torch.zeros(max_draws, dtype=torch.int64, device=device)
-        self._draw = _draw_on(self.last_tokens.device)
+        self._ops = _Ops.on(self.last_tokens.device)
 
     def warm_up(self, vocab: int) -> None:
         """Draw once in every way, so that nothing is compiled or loaded later; waits for it."""
@@ -127,10 +128,10 @@ class Sampler:
         changed = edited(logits, requests, self.last_tokens)
         best, tokens = changed.max(-1)  # the first of equals
         drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
-        for part in chunks(len(drawn), logits.shape[1]):
+        for part in chunks(len(drawn), logits.shape[1], self._ops.most_elements):
             rows = drawn[part]
             where = on_device(rows, torch.int64, logits.device)
-            chosen = _drawn(self._draw, changed[where], best[where], [requests[row] for row in rows])
+            chosen = _drawn(self._ops, changed[where], best[where], [requests[row] for row in rows])
             tokens.index_copy_(0, where, chosen)
         # A largest logit that is finite leaves neither NaN nor +inf, and something above -inf.
         if changed is not logits:
@@ -144,18 +145,29 @@ def _finite(values: Tensor) -> Tensor:
 
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Filter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def _draw_on(device: torch.device) -> Draw:
-    if device.type == "cuda":
-        from kernels.gumbel_draw import gumbel_draw as on_gpu  # needs triton
+@dataclass(frozen=True, slots=True)
+class _Ops:
+    """What draws on a device, and how many logits of a step at once."""
 
-        return on_gpu
-    return gumbel_draw
+    keep: Filter
+    draw: Draw
+    most_elements: int
+
+    @classmethod
+    def on(cls, device: torch.device) -> "_Ops":
+        if device.type != "cuda":
+            return cls(nucleus, gumbel_draw, 1 << 22)
+        from kernels.gumbel_draw import gumbel_draw as draw_on_gpu  # these need triton
+        from kernels.nucleus import nucleus as keep_on_gpu
+
+        return cls(keep_on_gpu, draw_on_gpu, 1 << 24)
 
 
-def _drawn(draw: Draw, logits: Tensor, best: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
-    device, vocab = logits.device, logits.shape[1]
+def _drawn(ops: _Ops, logits: Tensor, best: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+    device = logits.device
     params = [request.params for request in requests]
 
     def column(values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -164,19 +176,18 @@ def _drawn(draw: Draw, logits: Tensor, best: Tensor, requests: Sequence[SampleRe
     temperatures = column([each.temperature for each in params], torch.float64)
     kept = None
     if any(each.filters for each in params):
-        top_k = [min(each.top_k or vocab, vocab) for each in params]
-        kept = eligible(
+        kept = ops.keep(
             logits,
-            temperatures[:, None],
-            column(top_k, torch.int64)[:, None],
-            column([each.min_p for each in params], torch.float64)[:, None],
-            column([each.top_p if each.top_p < 1 else math.inf for each in params], torch.float64)[:, None],
-            max(top_k),
+            best,
+            temperatures,
+            column([each.top_k or logits.shape[1] for each in params], torch.int64),
+            column([each.min_p for each in params], torch.float64),
+            column([each.top_p for each in params], torch.float64),
         )
     # As int64 has it: the bits of an unsigned 64-bit number.
     seeds = column([each.seed - (each.seed >> 63 << 64) for each in params], torch.int64)
     positions = column([request.position for request in requests], torch.int64)
-    return draw(logits, best, temperatures, seeds, positions, kept)
+    return ops.draw(logits, best, temperatures, seeds, positions, kept)
 
 
 def _report(logits: Tensor, tokens: Tensor, reported: Sequence[int], count: int) -> Tensor:

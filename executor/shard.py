@@ -12,6 +12,8 @@ from executor.distributed import ParallelGroup
 from executor.forward_pass import EagerForwardPass, ForwardPass
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
+from executor.lora.dora import DoRAFactors
+from executor.lora.full_heads import FullHeads
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
@@ -23,12 +25,25 @@ _CPU_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Slots:
+    """What holds adapters on the device. `dora`: on one rank only."""
+
+    arena: SlotArena
+    dora: DoRAFactors | None = None
+    full_heads: FullHeads | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     model: CausalLM
     kv_cache: KVCache
     punica: PunicaWrapperBase
-    arena: SlotArena
+    slots: Slots
     forward_pass: ForwardPass
+
+    @property
+    def arena(self) -> SlotArena:
+        return self.slots.arena
 
 
 def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
@@ -46,10 +61,10 @@ def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
         dummy=config.load_format == "dummy", expert_parallel=config.expert_parallel,
     )  # fmt: skip
     punica = PunicaWrapperCPU(config.max_loras, config.step_tokens, "cpu")
-    arena = attach_slots(config, model, punica)
+    slots = attach_slots(config, model, punica)
     blocks = config.num_kv_blocks or _CPU_BLOCKS
     kv_cache = KVCache.allocate(blocks, config.block_size, model.config, dtype, "cpu", group)
-    return Shard(model, kv_cache, punica, arena, EagerForwardPass(model, kv_cache, punica))
+    return Shard(model, kv_cache, punica, slots, EagerForwardPass(model, kv_cache, punica))
 
 
 def dtype_of(config: ExecutorConfig) -> torch.dtype:
@@ -62,7 +77,7 @@ def lora_dtype_of(config: ExecutorConfig) -> torch.dtype:
     return fp8.get(config.lora_dtype, dtype_of(config))
 
 
-def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperBase) -> SlotArena:
+def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperBase) -> Slots:
     """Raises LoRAError."""
     lora = LoRAConfig(
         config.max_loras,
@@ -79,4 +94,12 @@ def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperB
         arena.nbytes_per_slot / 1e6,
         arena.nbytes_per_slot * config.max_loras / 1e9,
     )
-    return arena
+    dora = DoRAFactors(model, config.max_loras, _factor_folder(config)) if model.group.size == 1 else None
+    full_heads = FullHeads(model, config.max_full_heads, punica) if config.max_full_heads else None
+    if full_heads:
+        logger.info("%d full heads take %.2f GB each", full_heads.number, full_heads.nbytes / 1e9)
+    return Slots(arena, dora, full_heads)
+
+
+def _factor_folder(config: ExecutorConfig) -> Path | None:
+    return Path(config.cache_dir) / "factors" if config.cache_dir else None

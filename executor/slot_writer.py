@@ -1,13 +1,13 @@
 """Adapters into slots: on the CPU between two steps, on a GPU beside the steps that run."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
-from executor.lora.arena import SlotArena
+from executor.lora.arena import Copy, SlotArena
 from executor.lora.image import SlotImage
 from kernels.punica import PunicaWrapperBase
 
@@ -16,9 +16,10 @@ class SlotWriter(Protocol):
     """All calls come from one thread, between steps: every step is enqueued between `before_step` and
     `after_step`, both with its slots."""
 
-    def load(self, slot: int, image: SlotImage) -> torch.cuda.Event | None:
-        """The next step that reads this slot finds the image there. Its memory may be reused after the event
-        (None: at once). ValueError, with the slot unchanged, for a foreign image or a slot out of range."""
+    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> torch.cuda.Event | None:
+        """The next step that reads this slot finds the image there, and the `extra` copies made. Their
+        sources may be reused after the event (None: at once). ValueError, with the slot unchanged, for a
+        foreign image or a slot out of range."""
 
     def clear(self, slot: int) -> None: ...
     def load_seconds(self) -> list[float]:
@@ -36,9 +37,11 @@ class WriterInTurn:
         self._punica = punica
         self._seconds: list[float] = []
 
-    def load(self, slot: int, image: SlotImage) -> None:
+    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> None:
         started = time.perf_counter()
         self._arena.load(slot, image)
+        for target, source in extra:
+            target.copy_(source)
         self._punica.set_slot_rank(slot, image.max_rank)
         self._seconds.append(time.perf_counter() - started)
 
@@ -63,7 +66,8 @@ class SideStreamWriter:
     slots of rank 64 a quarter of a stripe. Scattering it costs a hundredth of the copy's time.
 
     A slot is written after the last launched step that reads it; a step runs after the writes into its slots.
-    Both are waits on the device.
+    Both are waits on the device. What `extra` copies write may have been another slot's: they wait for every
+    launched step.
     """
 
     def __init__(self, arena: SlotArena, punica: PunicaWrapperBase) -> None:
@@ -79,12 +83,16 @@ class SideStreamWriter:
         nothing = torch.zeros(arena.layout.block_bytes(0), dtype=torch.uint8, device=device)
         arena.enter(0, nothing)
 
-    def load(self, slot: int, image: SlotImage) -> torch.cuda.Event:
+    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> torch.cuda.Event:
         self._arena.check(slot, image)
         with self._writing(slot):
             begin = self._mark()
             block = self._staged[: image.nbytes]
             block.copy_(image.block, non_blocking=True)
+            for reader in self._read.values() if extra else ():
+                self.stream.wait_event(reader)
+            for target, source in extra:
+                target.copy_(source, non_blocking=True)
             copied: torch.cuda.Event = self.stream.record_event()
             self._arena.enter(slot, block)
             self._loads.append((begin, self._mark()))

@@ -16,6 +16,7 @@ from kernels.block_tile import (
     wait_if_early,
 )
 from kernels.device import of_slice
+from kernels.fp8_tile import as_type
 
 
 @triton.jit
@@ -28,12 +29,15 @@ def load_b(b, b_stride, r, n, rank, width):
 @triton.jit
 def expand_product(h, b, like, ROWS: tl.constexpr, W8A8: tl.constexpr):
     """h @ b, float32: [columns] for one row, else [ROWS, columns]. `like` has the type of the activations."""
+    dtype: tl.constexpr = like.dtype.element_ty
     if ROWS == 1:
         return tl.sum(h.to(tl.float32)[:, None] * b.to(tl.float32), 0)
     elif W8A8:
-        return tl.dot(h, b)
+        # float16 holds every FP8 value, and its products take B as it lies; those of FP8 want it transposed.
+        return tl.dot(h.to(tl.float16), as_type(b, tl.float16))
+    elif b.dtype.is_fp8():
+        return tl.dot(h.to(dtype), as_type(b, dtype), input_precision="ieee")
     else:
-        dtype: tl.constexpr = like.dtype.element_ty
         return tl.dot(h.to(dtype), b.to(dtype), input_precision="ieee")
 
 
@@ -54,8 +58,8 @@ def _load_h(
 def _delta(
     h, h_scales, b_tile, factors, base, places, block, rank, count, s, num_places, scale_k, split_stride,
     like,
-    K_SCALED: tl.constexpr, GROUP_K: tl.constexpr, W8A8: tl.constexpr, SPLIT: tl.constexpr,
-    MAX_RANK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    K_SCALED: tl.constexpr, GROUP_K: tl.constexpr, ALIKE: tl.constexpr, W8A8: tl.constexpr,
+    SPLIT: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
     """The product of one tile of ranks, from `block` on, with the scales that hold for these ranks alone."""
     r = block + tl.arange(0, BLOCK_RANK)
@@ -71,7 +75,7 @@ def _delta(
             there = tl.arange(0, ROWS) < tl.where(block < rank, count, 0)
             product = times_rows(product, tl.load(of_row, mask=there, other=0.0), ROWS)
     if K_SCALED:
-        product = times_columns(product, tl.load(factors + block // GROUP_K * scale_k), ROWS)
+        product = times_columns(product, tl.load(factors + block // GROUP_K * scale_k), ROWS, ALIKE)
     return product
 
 
@@ -87,12 +91,14 @@ def block_expand_kernel(
     TOPK: tl.constexpr, KIND: tl.constexpr, HAS_MAP: tl.constexpr, SCALED: tl.constexpr,
     K_SCALED: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W8A8: tl.constexpr,
     SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
-    ADD_INPUTS: tl.constexpr, ROUTED: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    VECTOR: tl.constexpr, ADD_INPUTS: tl.constexpr, ROUTED: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (column tile, block); the tiles of all slices follow each other.
 
     W8A8: h is FP8 with h_scales [slices, places, groups of BLOCK_RANK ranks]. K_SCALED: b's scales change
-    with the rank too, every GROUP_K of them, a multiple of BLOCK_RANK.
+    with the rank too, every GROUP_K of them, a multiple of BLOCK_RANK. VECTOR: most columns that a thread
+    takes side by side; where these times the threads are a tile, sums over ranks stay within a thread.
     """
     begin(PDL, EARLY)
     tile, index = tl.program_id(0), tl.program_id(1)
@@ -103,6 +109,7 @@ def block_expand_kernel(
     TILES1: tl.constexpr = TILES0 + (WIDTH1 + BLOCK_N - 1) // BLOCK_N
     s = (tile >= TILES0).to(tl.int32) + (tile >= TILES1).to(tl.int32)
     n = (tile - of_slice(s, 0, TILES0, TILES1, 3)) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.max_contiguous(n, VECTOR)
     width = of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
     rank = table_entry(ranks, s, slot, expert, ranks_s, ranks_l, ranks_e, count > 0, 0)
     rank = tl.minimum(rank, MAX_RANK)
@@ -117,12 +124,14 @@ def block_expand_kernel(
     pairs = load_ids(ids, start, count, ROWS, KIND)
     factors = b_scales0
     scale_k = 0
+    ALIKE: tl.constexpr = GROUP_N >= WIDTH0 and GROUP_N >= WIDTH1 and GROUP_N >= WIDTH2
     if SCALED:
         factors = of_slice(s, b_scales0, b_scales1, b_scales2, SLICES) + slot.to(tl.int64) * of_slice(
             s, scale_slot0, scale_slot1, scale_slot2, SLICES
         )
         factors += expert.to(tl.int64) * of_slice(s, scale_expert0, scale_expert1, scale_expert2, SLICES)
-        factors += tl.minimum(n, width - 1) // GROUP_N
+        if not ALIKE:
+            factors += tl.minimum(n, width - 1) // GROUP_N
         scale_k = of_slice(s, scale_k0, scale_k1, scale_k2, SLICES)
     wait_if_early(PDL, EARLY)
 
@@ -135,17 +144,17 @@ def block_expand_kernel(
     split_stride = tl.cast(SLICES, tl.int64) * num_places * MAX_RANK
     acc = _delta(
         h, h_scales, b_tile, factors, base, places, 0, rank, count, s, num_places, scale_k, split_stride, y,
-        K_SCALED, GROUP_K, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
+        K_SCALED, GROUP_K, ALIKE, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
     )  # fmt: skip
     # Most adapters have no more ranks than the first tile.
     for block in range(BLOCK_RANK, rank, BLOCK_RANK):
         more = load_b(b, b_stride, block + tl.arange(0, BLOCK_RANK), n, rank, width)
         acc += _delta(
             h, h_scales, more, factors, base, places, block, rank, count, s, num_places, scale_k,
-            split_stride, y, K_SCALED, GROUP_K, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
+            split_stride, y, K_SCALED, GROUP_K, ALIKE, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
         )  # fmt: skip
     if SCALED and not K_SCALED:
-        acc = times_columns(acc, tl.load(factors), ROWS)
+        acc = times_columns(acc, tl.load(factors), ROWS, ALIKE)
     if ROUTED:
         if ROWS == 1:
             acc *= tl.load(routed + pairs).to(tl.float32)

@@ -17,6 +17,7 @@ from kernels.block_tile import (
     wait_if_early,
     zeros_of,
 )
+from kernels.fp8_tile import as_type
 
 
 @triton.jit
@@ -33,7 +34,7 @@ def _product(x, a, ROWS: tl.constexpr):
     elif a.dtype == x.dtype:
         return tl.dot(x, tl.trans(a), input_precision="ieee")
     else:
-        return tl.dot(x, tl.trans(a.to(x.dtype)), input_precision="ieee")
+        return tl.dot(x, tl.trans(as_type(a, x.dtype)), input_precision="ieee")
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _step(
     product = _product(x_tile, a_tile, ROWS)
     if K_SCALED:
         group = tl.min(k, 0) // GROUP_K
-        product = times_columns(product, tl.load(a_scales + group), ROWS)
+        product = times_columns(product, tl.load(a_scales + group), ROWS, False)
         if X_SCALED:
             product = times_rows(product, tl.load(x_scales + group * x_group_stride), ROWS)
     return product
@@ -75,7 +76,7 @@ def _scaled(
 ):  # fmt: skip
     """The scales that hold for all of K."""
     if SCALED and not K_SCALED:
-        acc = times_columns(acc, tl.load(factors), ROWS)
+        acc = times_columns(acc, tl.load(factors), ROWS, False)
     if X_SCALED and not K_SCALED:
         acc = times_rows(acc, tl.load(x_scales), ROWS)
     return acc

@@ -127,8 +127,9 @@ def zeros_of(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def times_columns(tile, factors, ROWS: tl.constexpr):
-    if ROWS == 1:
+def times_columns(tile, factors, ROWS: tl.constexpr, ALIKE: tl.constexpr):
+    """factors: a scalar for all columns where they are ALIKE."""
+    if ROWS == 1 or ALIKE:
         return tile * factors
     else:
         return tile * factors[None, :]

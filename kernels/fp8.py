@@ -10,7 +10,7 @@ from kernels.errors import KernelArgumentError
 
 # The largest finite value.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-# FP8 rows of h have a scale for so many ranks: what one matrix instruction contracts.
+# FP8 rows of h have a scale for so many ranks: what one FP8 matrix instruction contracts.
 RANKS_PER_SCALE = 32
 
 
@@ -85,16 +85,35 @@ def check_row_scales(
         check_same_device(values.device, **{argument: scales})
 
 
+def ranks_per_tile(max_rank: int) -> int:
+    """Of a kernel's tile of FP8 h: what shares a scale, or all ranks."""
+    return RANKS_PER_SCALE if max_rank > 16 else 16
+
+
 def hidden_scales_shape(slices: int, rows: int, max_rank: int) -> tuple[int, int, int]:
     return slices, rows, -(-max_rank // RANKS_PER_SCALE)
 
 
+def check_hidden_fp8(h: Tensor, h_scales: Tensor | None, slices: int, rows: int, max_rank: int) -> None:
+    """float32 [slices, rows, max_rank], or that with shrink's splits before it; or FP8, with scales."""
+    fits = h.dtype in (torch.float32, *LARGEST) and h.dim() <= (3 if is_fp8(h) else 4)
+    if not fits or tuple(h.shape[-3:]) != (slices, rows, max_rank):
+        raise KernelArgumentError(
+            "h", f"must be float32 or FP8 [{slices}, {rows}, {max_rank}], is {h.dtype} {list(h.shape)}"
+        )
+    check_row_scales(h_scales, "h_scales", h, "h", hidden_scales_shape(slices, rows, max_rank))
+
+
 def check_card(weight: Tensor, argument: str) -> None:
+    if weight.is_cuda:
+        check_capability(weight.dtype, torch.cuda.get_device_capability(weight.device), argument)
+
+
+def check_capability(dtype: torch.dtype, capability: tuple[int, int], argument: str) -> None:
     """e4m3 conversions came with sm_89."""
-    if weight.dtype == torch.float8_e4m3fn and weight.is_cuda:
-        major, minor = torch.cuda.get_device_capability(weight.device)
-        served = (major, minor) >= (8, 9)
-        check(served, argument, f"is float8_e4m3fn, which sm_{major}{minor} cannot convert: use float8_e5m2")
+    served = dtype != torch.float8_e4m3fn or capability >= (8, 9)
+    card = "sm_{}{}".format(*capability)
+    check(served, argument, f"is float8_e4m3fn, which {card} cannot convert: use float8_e5m2")
 
 
 def check_group_k(group_k: int) -> None:

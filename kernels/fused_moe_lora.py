@@ -118,12 +118,12 @@ def fused_moe_lora(
         prepared(layer, work)
 
 
-def _chosen(layer: _Layer, work: BlockWork, block_rank: int) -> PairConfig:
+def _chosen(layer: _Layer, work: BlockWork, block_rank: int) -> PairConfig | OnceConfig:
     fits = len(layer.lora_a) > 0 and layer.lora_a[0].dim() == 4
     check(fits, "lora_a", "must hold slices [max_loras, experts, max_rank, in]")
     block_rank = min(block_rank, triton.next_power_of_2(max(8, layer.max_rank)))
-    x = layer.x
-    return choose(work.rows, work.entries, len(layer.lora_a), x.shape[-1], block_rank, x.element_size())
+    x, slices = layer.x, len(layer.lora_a)
+    return choose(work.rows, work.entries, slices, x.shape[-1], layer.max_rank, block_rank, x.element_size())
 
 
 def _check(layer: _Layer) -> None:
@@ -186,7 +186,7 @@ def _prepare_once(layer: _Layer, config: OnceConfig, constants: dict[str, object
     lowest = 16 if constants["ROWS"] != 1 else 8
     constants |= {
         "BLOCK_RANK": max(lowest, triton.next_power_of_2(layer.max_rank)), "BLOCK_K": config.block_k,
-        "BLOCK_N": config.block_n, "CHUNKS": config.chunks, "COLUMN_STAGES": config.column_stages,
+        "BLOCK_N": config.block_n, "COLUMN_STAGES": config.column_stages,
     }  # fmt: skip
     options = {
         "num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": constants["PDL"],
@@ -209,7 +209,8 @@ def _prepare_pair(
     }  # fmt: skip
     expand |= {
         "SCALED": False, "K_SCALED": False, "GROUP_N": 1, "GROUP_K": 1, "W8A8": False, "SPLIT": config.split,
-        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "EARLY": True,
+        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "VECTOR": 16,
+        "EARLY": True,
     }  # fmt: skip
     shrink_strides = (
         layer.x.stride(0), *a[0].stride()[:3], *offsets(a), *layer.ranks.stride(), *layer.scales.stride(),

@@ -25,7 +25,12 @@ def _shrunk(
     """x @ a.T, float32: [ranks] for one row, else [ROWS, ranks]."""
     r = tl.arange(0, BLOCK_RANK)
     a_rows = a + (r * rank_stride)[:, None]
-    if ROWS == 1:
+    if ROWS == 1 and BLOCK_K >= K:
+        k = tl.arange(0, BLOCK_K)
+        a_tile = tl.load(a_rows + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0)
+        x_tile = tl.load(x_rows + k, mask=k < K, other=0.0)
+        return tl.sum(a_tile.to(tl.float32) * x_tile.to(tl.float32)[None, :], 1)
+    elif ROWS == 1:
         # Products are summed over the steps first, and across the tile only once.
         acc = tl.zeros([BLOCK_RANK, BLOCK_K], dtype=tl.float32)
     else:
@@ -44,6 +49,19 @@ def _shrunk(
         return acc
 
 
+@triton.jit
+def _add_columns(
+    y, h, b_tile, pairs, n, count, width, column_start, y_stride,
+    ROWS: tl.constexpr, ADD_INPUTS: tl.constexpr,
+):  # fmt: skip
+    delta = expand_product(h, b_tile, y, ROWS, False)
+    at = y + rows_by(pairs, column_start + n, y_stride, ROWS)
+    valid = valid_by(count, n < width, ROWS)
+    if ADD_INPUTS:
+        delta += tl.load(at, mask=valid, other=0.0).to(tl.float32)
+    tl.store(at, delta.to(y.dtype.element_ty), mask=valid)
+
+
 @triton.jit(do_not_specialize=["num_places", "known"])
 def fused_moe_lora_once_kernel(
     y, x, a, b0, b1, b2, ranks, scales, routed, work, ids, row_slots, expert_map,
@@ -54,14 +72,14 @@ def fused_moe_lora_once_kernel(
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_EXPERTS: tl.constexpr, MAX_RANK: tl.constexpr,
     TOPK: tl.constexpr, DIVIDE: tl.constexpr, KIND: tl.constexpr, HAS_MAP: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr,
-    COLUMN_STAGES: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_STAGES: tl.constexpr,
     ADD_INPUTS: tl.constexpr, ROUTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, slice, block): one shrunk row serves a chunk, every CHUNKS-th tile of BLOCK_N columns.
+    """Program (chunk, slice, block): one shrunk block serves every chunks-th tile of BLOCK_N columns.
 
     BLOCK_RANK holds every rank. Chunks repeat the shrink: they pay where blocks are few.
     """
+    chunks = tl.num_programs(0)
     begin(PDL, False)
     chunk, s, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, expert, start, count = load_block(
@@ -81,6 +99,9 @@ def fused_moe_lora_once_kernel(
     column_start = of_slice(s, START0, START1, START2, SLICES)
     pairs = load_ids(ids, start, count, ROWS, KIND)
     factor = table_entry(scales, s, slot, expert, scales_s, scales_l, scales_e, count > 0, 0.0)
+    # B's first tile is on its way beside A.
+    r, n = tl.arange(0, BLOCK_RANK), chunk * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_tile = load_b(b, b_stride, r, n, rank, width)
     h = (
         _shrunk(x + pairs // DIVIDE * x_stride, a, rank, count, a_stride, K, ROWS, BLOCK_RANK, BLOCK_K)
         * factor
@@ -91,12 +112,9 @@ def fused_moe_lora_once_kernel(
         else:
             weights = tl.load(routed + pairs, mask=tl.arange(0, ROWS) < count, other=0.0)
             h = times_rows(h, weights.to(tl.float32), ROWS)
-    r = tl.arange(0, BLOCK_RANK)
-    for first in tl.range(chunk * BLOCK_N, width, CHUNKS * BLOCK_N, num_stages=COLUMN_STAGES):
+    _add_columns(y, h, b_tile, pairs, n, count, width, column_start, y_stride, ROWS, ADD_INPUTS)
+    step = chunks * BLOCK_N
+    for first in tl.range(chunk * BLOCK_N + step, width, step, num_stages=COLUMN_STAGES):
         n = first + tl.arange(0, BLOCK_N)
-        delta = expand_product(h, load_b(b, b_stride, r, n, rank, width), y, ROWS, False)
-        at = y + rows_by(pairs, column_start + n, y_stride, ROWS)
-        valid = valid_by(count, n < width, ROWS)
-        if ADD_INPUTS:
-            delta += tl.load(at, mask=valid, other=0.0).to(tl.float32)
-        tl.store(at, delta.to(y.dtype.element_ty), mask=valid)
+        b_tile = load_b(b, b_stride, r, n, rank, width)
+        _add_columns(y, h, b_tile, pairs, n, count, width, column_start, y_stride, ROWS, ADD_INPUTS)

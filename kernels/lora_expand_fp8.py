@@ -15,8 +15,9 @@ from kernels.block_launch import (
 )
 from kernels.checks import check
 from kernels.device import has_dependent_launch
-from kernels.fp8 import RANKS_PER_SCALE, check_card, check_group_k, is_fp8
+from kernels.fp8 import check_card, check_group_k, is_fp8, ranks_per_tile
 from kernels.launch import Launch, row_signature, signature
+from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAKernelMeta
 from kernels.reference.lora_expand_fp8 import check_expand_fp8
 from kernels.tuning import ExpandConfig
@@ -41,19 +42,21 @@ def lora_expand_fp8(
 
     The arguments are those of kernels/reference/lora_expand_fp8.py; besides, slices are views of one arena,
     h and ranks are contiguous, and group_k is 0 or a power of 2 from 32 up.
+    h       may be [splits, slices, rows, max_rank], whose sum counts
     config  block sizes. None: the tuned ones for this step
 
     Without h_scales, blocks of several rows take h in y's type. On sm_90 weights, tables and metadata are
     read while the kernel before may still run. Raises KernelArgumentError; also for e4m3 below sm_89.
     """
     check_expand_fp8(y, h, lora_b, b_scales, ranks, column_starts, meta, (group_k, group_n), h_scales)
-    config = config or _config(meta.plan.rows_per_item, meta.plan.block_rank)
+    config = config or _config(meta.plan)
     work = BlockWork.of_rows(meta, config.rows)
     if work.entries == 0:
         return
     rows = [None if t is None else row_signature(t) for t in (y, h, h_scales)]
     tensors = signature(*lora_b, *b_scales, ranks), tuple(rows)
-    key = ("expand_fp8", config, work.rows, group_n, group_k, add_inputs, tuple(column_starts), tensors)
+    form = config, work.rows, h.shape[0] if h.dim() == 4 else 1, group_n, group_k, add_inputs
+    key = ("expand_fp8", form, tuple(column_starts), tensors)
     launch: Launch | None = meta.launches.get(key)
     if launch is None:
         check_arena(lora_b, "lora_b")
@@ -74,8 +77,9 @@ def lora_expand_fp8(
     )  # fmt: skip
 
 
-def _config(rows: int, block_rank: int) -> ExpandConfig:
+def _config(plan: LaunchPlan) -> ExpandConfig:
     """Measured on one H100 80GB HBM3 with gate_up of Llama-3.1-8B, rank 16; us at (tokens, adapters)."""
+    rows, block_rank = plan.rows_per_item, plan.block_rank
     if rows == 1:
         # 512 columns a warp make the threads' 16-byte loads cover one rank: the sum over ranks stays within a
         # thread. 14.5 at (64, 64), 37.5 with 512 columns and 2 warps.
@@ -95,12 +99,15 @@ def _launch(
     add_inputs: bool,
 ) -> Launch:
     pdl, k_scaled = has_dependent_launch(h.device), b_scales[0].shape[1] > 1
-    block_rank = RANKS_PER_SCALE if is_fp8(h) else config.block_rank
+    block_rank = ranks_per_tile(lora_b[0].shape[1]) if is_fp8(h) else config.block_rank
     constants = {
         **work.constants, **widths_and_starts(lora_b, column_starts), "SLICES": len(lora_b),
         "MAX_RANK": lora_b[0].shape[1], "SCALED": True, "K_SCALED": k_scaled, "GROUP_N": group[0],
-        "GROUP_K": group[1] or 1, "W8A8": is_fp8(h), "SPLIT": 1,
+        "GROUP_K": group[1] or 1, "W8A8": is_fp8(h), "SPLIT": h.shape[0] if h.dim() == 4 else 1,
         "BLOCK_RANK": min(block_rank, group[1]) if k_scaled else block_rank, "BLOCK_N": config.block_n,
+        # A rank for all threads of a single row: the sum over ranks stays within a thread. In tiles the 8
+        # columns of y that a thread loads at once decide.
+        "VECTOR": max(1, min(16, config.block_n // (32 * config.num_warps))) if config.rows == 1 else 8,
         "ADD_INPUTS": add_inputs, "ROUTED": False, "EARLY": True, "PDL": pdl,
     }  # fmt: skip
     return Launch(

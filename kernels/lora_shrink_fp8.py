@@ -10,7 +10,7 @@ from kernels.block_launch import BlockWork, check_arena, offsets
 from kernels.block_shrink import block_shrink_kernel
 from kernels.checks import check
 from kernels.device import has_dependent_launch
-from kernels.fp8 import LARGEST, RANKS_PER_SCALE, check_card, check_group_k, is_fp8
+from kernels.fp8 import LARGEST, check_card, check_group_k, is_fp8, ranks_per_tile
 from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
 from kernels.reference.lora_shrink_fp8 import check_shrink_fp8
@@ -36,7 +36,8 @@ def lora_shrink_fp8(
 
     The arguments are those of kernels/reference/lora_shrink_fp8.py; besides, slices are views of one arena,
     h and the tables are contiguous, and group_k is 0 or a power of 2 from 32 up.
-    config  block sizes, of a form that finishes h. None: the tuned ones for this step
+    h       may be float32 [splits, slices, rows, max_rank]: h.sum(0) is the result, for lora_expand_fp8
+    config  block sizes; h's splits must be its splits. None: the tuned ones for this step
 
     Quantizing h costs no launch: who finishes a row's sum quantizes it. Repeated launches give equal bits. On
     sm_90 weights, tables and metadata are read while the kernel before may still run. Raises
@@ -44,8 +45,10 @@ def lora_shrink_fp8(
     """
     check_shrink_fp8(h, x, lora_a, a_scales, ranks, scales, meta, (group_n, group_k), x_scales, h_scales)
     slices, width = len(lora_a), x.shape[1]
-    config = config or shrink_config(meta.plan, slices, width, x.element_size(), final=True)
-    check(config.final, "config", "leaves splits to add up")
+    config = config or shrink_config(meta.plan, slices, width, x.element_size(), final=h.dim() == 3)
+    splits = 1 if config.final else config.split
+    given = h.shape[0] if h.dim() == 4 else 1
+    check(given == splits, "h", f"holds {given} splits, the config makes {splits}")
     work = BlockWork.of_rows(meta, config.rows)
     if work.entries == 0:
         return
@@ -65,7 +68,7 @@ def lora_shrink_fp8(
             config, h, x, lora_a, a_scales, work, (group_n, group_k), x_scales
         )
     partials = h
-    if config.split > 1:
+    if config.final and config.split > 1:
         partials = torch.empty((config.split, *h.shape), dtype=torch.float32, device=h.device)
     x_strides = (0, 0) if x_scales is None else (x_scales.stride(0), int(x_scales.shape[1] > 1))
     launch(
@@ -98,8 +101,9 @@ def _launch(
         "GROUP_N": group[0] or lora_a[0].shape[1], "GROUP_K": group[1] or x.shape[1],
         "LARGEST": LARGEST[h.dtype] if is_fp8(h) else 0.0,
         "FUSED": triton.next_power_of_2(slices) if config.fused else 1,
-        "BLOCK_RANK": RANKS_PER_SCALE if is_fp8(h) else config.block_rank, "BLOCK_K": block_k,
-        "SPLIT": config.split, "FINALISE": config.split > 1, "EARLY": True, "PDL": pdl,
+        "BLOCK_RANK": ranks_per_tile(lora_a[0].shape[1]) if is_fp8(h) else config.block_rank,
+        "BLOCK_K": block_k, "SPLIT": config.split, "FINALISE": config.final and config.split > 1,
+        "EARLY": True, "PDL": pdl,
     }  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
     return Launch(block_shrink_kernel, constants, options)

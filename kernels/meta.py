@@ -161,6 +161,12 @@ class LoRAKernelMeta:
         return self._work is work
 
     @property
+    def active_slots(self) -> list[int]:
+        """The step's slots, ascending."""
+        slots: list[int] = self._fields.ids[: self.num_active_loras].tolist()
+        return slots
+
+    @property
     def groups(self) -> tuple[LoRAGroup, ...]:
         """The step slot by slot, for operations that loop on the host. Made when first asked for."""
         if self._groups is None:

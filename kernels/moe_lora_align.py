@@ -15,11 +15,10 @@ from kernels.launch import Launch, row_signature
 from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks, check_choices
 
-# Elements of a program's [pairs, experts] tile, and its most pairs.
-_TILE = 8192
-_MOST_PAIRS = 256
-# Up to so many chunks a slot, each program counts the slot's other chunks itself: a second launch costs more.
-_UNCOUNTED_CHUNKS = 8
+# Pairs of a program, which compares each with all.
+_MOST_PAIRS = 64
+# Up to so many pairs each program counts its slot's other pairs itself: a second launch costs more.
+_UNCOUNTED_PAIRS = 1024
 
 
 @triton.jit
@@ -59,11 +58,11 @@ def _chunk(pairs, number, CHUNK: tl.constexpr, SLOTS: tl.constexpr):
 @triton.jit
 def _experts(
     topk_ids, order, expert_map, first, size, before, known,
-    TOPK: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_LORA: tl.constexpr, HAS_MAP: tl.constexpr,
+    TOPK: tl.constexpr, NUM_EXPERTS: tl.constexpr, COUNT: tl.constexpr, HAS_LORA: tl.constexpr,
+    HAS_MAP: tl.constexpr,
 ):  # fmt: skip
-    """(pair numbers, [CHUNK, EXPERTS] int32: 1 where the pair has that expert), from a slot's `first`."""
-    j = first + tl.arange(0, CHUNK)
+    """(numbers in the slot, pair numbers, experts) of COUNT of a slot's pairs; expert -1: not one here."""
+    j = first + tl.arange(0, COUNT)
     there = j < size
     row = (before + j) // TOPK
     if HAS_LORA:
@@ -73,8 +72,7 @@ def _experts(
     if HAS_MAP:
         mapped = there & (expert >= 0) & (expert < known)
         expert = tl.load(expert_map + expert, mask=mapped, other=-1)
-    expert = tl.where(there & (expert < NUM_EXPERTS), expert, -1)
-    return pair, (expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
+    return j, pair, tl.where(there & (expert >= 0) & (expert < NUM_EXPERTS), expert, -1)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "known"])
@@ -90,11 +88,12 @@ def count_kernel(
     number = tl.program_id(0)
     pairs = _slot_sizes(slot_rows, num_pairs, TOPK, MAX_LORAS, SLOTS, HAS_LORA)
     _place, within, _chunks, size, before = _chunk(pairs, number, CHUNK, SLOTS)
-    _pair, chosen = _experts(
-        topk_ids, order, expert_map, within * CHUNK, size, before, known, TOPK, NUM_EXPERTS, EXPERTS, CHUNK,
-        HAS_LORA, HAS_MAP,
+    _j, _pair, expert = _experts(
+        topk_ids, order, expert_map, within * CHUNK, size, before, known, TOPK, NUM_EXPERTS, CHUNK, HAS_LORA,
+        HAS_MAP,
     )  # fmt: skip
-    tl.store(counts + number * EXPERTS + tl.arange(0, EXPERTS), tl.sum(chosen, 0))
+    found = tl.histogram(expert, EXPERTS, expert >= 0)
+    tl.store(counts + number * EXPERTS + tl.arange(0, EXPERTS), found)
 
 
 @triton.jit
@@ -109,12 +108,14 @@ def align_kernel(
     sorted_ids, blocks, counts, topk_ids, order, slot_rows, lora_ids, expert_map, num_pairs, known,
     num_entries,
     TOPK: tl.constexpr, MAX_LORAS: tl.constexpr, SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
-    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
-    COUNTED: tl.constexpr, HAS_LORA: tl.constexpr, HAS_MAP: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    PADDED: tl.constexpr, COUNTED: tl.constexpr, HAS_LORA: tl.constexpr, HAS_MAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A program places one chunk of one slot's pairs. Its share of the table begins where the shares of the
     slots before it end, whose bounds follow from their sizes alone; so programs need nothing of each other
-    but counts. A block's first pair writes the block's entry."""
+    but counts, of whole chunks if COUNTED, else made here from WHOLE pairs at once. A block's first pair
+    writes the block's entry."""
     if not COUNTED:
         wait_for_former_kernel(PDL)
     number = tl.program_id(0)
@@ -123,41 +124,41 @@ def align_kernel(
     place, within, chunks, size, before = _chunk(pairs, number, CHUNK, SLOTS)
     shares = tl.minimum(pairs, NUM_EXPERTS + pairs // BLOCK)
     share, end = tl.sum(tl.where(index < place, shares, 0), 0), tl.sum(shares, 0)
-    pair, chosen = _experts(
-        topk_ids, order, expert_map, within * CHUNK, size, before, known, TOPK, NUM_EXPERTS, EXPERTS, CHUNK,
-        HAS_LORA, HAS_MAP,
+    own, pair, expert = _experts(
+        topk_ids, order, expert_map, within * CHUNK, size, before, known, TOPK, NUM_EXPERTS, CHUNK, HAS_LORA,
+        HAS_MAP,
     )  # fmt: skip
     earlier = tl.zeros([EXPERTS], dtype=tl.int32)
     total = tl.zeros([EXPERTS], dtype=tl.int32)
     if COUNTED:
         wait_for_former_kernel(PDL)
-        for step in range(0, chunks, 16):
-            i = step + tl.arange(0, 16)
+        for step in range(0, chunks, 64):
+            i = step + tl.arange(0, 64)
             rows = counts + (number - within + i)[:, None] * EXPERTS + tl.arange(0, EXPERTS)[None, :]
             # .cg: past the first-level cache, which does not see the other kernel's stores.
             tile = tl.load(rows, mask=(i < chunks)[:, None], other=0, cache_modifier=".cg")
             total += tl.sum(tile, 0)
             earlier += tl.sum(tl.where((i < within)[:, None], tile, 0), 0)
     else:
-        for i in range(chunks):
-            _others, theirs = _experts(
-                topk_ids, order, expert_map, i * CHUNK, size, before, known, TOPK, NUM_EXPERTS, EXPERTS,
-                CHUNK, HAS_LORA, HAS_MAP,
+        for first in range(0, size, WHOLE):
+            j, _pair, theirs = _experts(
+                topk_ids, order, expert_map, first, size, before, known, TOPK, NUM_EXPERTS, WHOLE, HAS_LORA,
+                HAS_MAP,
             )  # fmt: skip
-            count = tl.sum(theirs, 0)
-            total += count
-            earlier += tl.where(i < within, count, 0)
+            total += tl.histogram(theirs, EXPERTS, theirs >= 0)
+            earlier += tl.histogram(theirs, EXPERTS, (theirs >= 0) & (j < within * CHUNK))
     let_next_kernel_start(PDL)
 
     used = tl.cdiv(total, BLOCK)
     first_block = share + tl.cumsum(used, 0) - used
     first_place = before + tl.cumsum(total, 0) - total
-    rank = tl.sum(chosen * (tl.cumsum(chosen, 0) - chosen + earlier[None, :]), 1)
-    block = tl.sum(chosen * first_block[None, :], 1) + rank // BLOCK
-    left = tl.sum(chosen * total[None, :], 1) - rank
-    expert = tl.sum(chosen * tl.arange(0, EXPERTS)[None, :], 1)
-    valid = tl.sum(chosen, 1) > 0
-    at = tl.sum(chosen * first_place[None, :], 1) + rank
+    same = (expert[:, None] == expert[None, :]) & (own[None, :] < own[:, None])
+    valid = expert >= 0
+    of = tl.maximum(expert, 0)
+    rank = tl.sum(same.to(tl.int32), 1) + tl.gather(earlier, of, 0)
+    block = tl.gather(first_block, of, 0) + rank // BLOCK
+    left = tl.gather(total, of, 0) - rank
+    at = tl.gather(first_place, of, 0) + rank
     if PADDED:
         at = block * BLOCK + rank % BLOCK
     tl.store(sorted_ids + at, pair, mask=valid)
@@ -270,9 +271,10 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     order, slot_rows, lora_ids = (topk_ids,) * 3 if tables is None else tables
     known = request.num_experts if expert_map is None else len(expert_map)
     experts = triton.next_power_of_2(request.num_experts)
-    chunk = max(16, min(_MOST_PAIRS, _TILE // experts, triton.next_power_of_2(pairs)))
+    padded_pairs = triton.next_power_of_2(pairs)
+    chunk = max(16, min(_MOST_PAIRS, padded_pairs))
     chunks = min(pairs, -(-pairs // chunk) + request.slots)
-    counted = -(-pairs // chunk) > _UNCOUNTED_CHUNKS
+    counted = pairs > _UNCOUNTED_PAIRS
     pdl = has_dependent_launch(topk_ids.device)
     common = {
         "TOPK": topk_ids.shape[1], "MAX_LORAS": request.max_loras,
@@ -281,7 +283,10 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
         "HAS_MAP": expert_map is not None, "PDL": pdl,
     }  # fmt: skip
     mapping = topk_ids if expert_map is None else expert_map
-    constants = {**common, "BLOCK": request.block_size, "PADDED": request.padded, "COUNTED": counted}
+    constants = {
+        **common, "WHOLE": min(max(16, padded_pairs), _UNCOUNTED_PAIRS), "BLOCK": request.block_size,
+        "PADDED": request.padded, "COUNTED": counted,
+    }  # fmt: skip
     key = ("align", tuple(constants.items()), row_signature(topk_ids), row_signature(mapping))
     kernels = out.launches.get(key)
     if kernels is None:

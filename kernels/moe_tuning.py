@@ -1,8 +1,8 @@
 """Forms and block sizes of the expert kernels, by the step and the layer's sizes.
 
 Measured on one H100 80GB HBM3 (triton 3.6, bfloat16, CUDA graphs) with Mixtral-8x7B's expert layers, rank 16,
-8 slots (kernels/bench/results/moe_tune.json). (tokens, adapters) names a point, w13 the product of gate and
-up, w2 that of down; figures are us of one call.
+8 slots (kernels/bench/results/moe_tune.json), and on an H200 with Qwen3-30B-A3B's (moe_tune_qwen3.json).
+(tokens, adapters) names a point, w13 the product of gate and up, w2 that of down; figures are us of one call.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ ALIGNED = 16
 # Pairs that an adapter's expert must get on average before sharing its weights pays for alignment and for
 # half empty blocks. 2.3 at (64, 8): 60.0 unaligned, 66.3 aligned. 16 at (64, 1): 43.3 and 31.8.
 _SHARING = 3
-# From here on blocks alone fill the card's 132 multiprocessors.
+_MULTIPROCESSORS = 132
+# Inputs up to which a layer is narrow.
+_NARROW = 2048
+# From here on blocks alone fill the card.
 _MANY_BLOCKS = 200
 _FEW_BLOCKS = 32
 # Bytes that one program can have on an H100.
@@ -46,9 +49,9 @@ class PairConfig:
 class OnceConfig:
     """One launch: each of `chunks` programs a block and slice shrinks all and expands its share.
 
-    Loads are pipelined num_stages deep along the inputs, column_stages along the columns. Never chosen: at no
-    point of Mixtral's wide layers is it faster than the pair (w13 50.2 and 39.8 at (64, 8), 193.9 and 192.7
-    at (2048, 1)). Narrow layers, for which it is meant, are not measured yet.
+    Loads are pipelined num_stages deep along the inputs, column_stages along the columns. For narrow layers:
+    at no point of Mixtral's wide ones is it faster than the pair (w13 50.2 and 39.8 at (64, 8), 193.9 and
+    192.7 at (2048, 1)).
     """
 
     block_k: int
@@ -57,6 +60,12 @@ class OnceConfig:
     num_warps: int
     num_stages: int
     column_stages: int
+
+
+def chunks(programs: int, columns: int, block_n: int) -> int:
+    """Of the form of one launch, for so many blocks times slices: near twice as many programs as the card has
+    multiprocessors, since every chunk repeats the shrink."""
+    return max(1, min(-(-columns // block_n), 2 * _MULTIPROCESSORS // programs))
 
 
 def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:
@@ -69,18 +78,30 @@ def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def choose(rows: int, blocks: int, slices: int, width: int, block_rank: int, element_size: int) -> PairConfig:
-    """For blocks of `rows` rows over `width` inputs, with most ranks up to block_rank."""
+def choose(
+    rows: int, blocks: int, slices: int, width: int, max_rank: int, block_rank: int, element_size: int
+) -> PairConfig | OnceConfig:
+    """For blocks of `rows` rows over `width` inputs, with ranks up to max_rank and most up to block_rank."""
     if rows == 1:
         return _single(blocks, width, block_rank, element_size)
-    return _shared(rows, blocks, slices, width, max(16, block_rank), element_size)
+    block_rank = max(16, block_rank)
+    if width <= _NARROW and blocks >= _MANY_BLOCKS and max_rank <= block_rank and element_size == 2:
+        # w13, w2 of Qwen3: 63.0, 42.8 at (512, 8), in two launches 65.1, 50.9; 93.0, 74.7 and 98.2, 82.1 at
+        # (2048, 8); 60.3, 52.5 and 67.9, 62.2 at (2048, 1). At (64, 1), with 160 blocks, two launches win.
+        return OnceConfig(128, 128, 1, 2, 3, 1) if slices > 1 else OnceConfig(128, 256, 1, 4, 3, 2)
+    return _shared(rows, blocks, slices, width, block_rank, element_size)
 
 
 def _single(blocks: int, width: int, block_rank: int, element_size: int) -> PairConfig:
-    # w13 39.8 at (64, 8) with 2048 inputs and 8 warps, 43.8 with 1024 and 4; 6.0 and 5.5 at (1, 1).
+    # w13 39.8 at (64, 8) with 2048 inputs and 8 warps, 43.8 with 1024 and 4; 6.0 and 5.5 at (1, 1). Narrow
+    # layers in two splits: w13 of Qwen3 23.8 at (64, 8), 3.2 at (1, 1), without 26.2 and 3.9.
     inputs, warps = (1024, 4) if blocks < 8 else (2048, 8)
+    if width <= _NARROW:
+        inputs = (1 << (width - 1).bit_length()) // 2
+        warps = 8 if inputs >= 1024 else 4
     # A program holds its tile of A in registers.
-    inputs = min(inputs * 16 * 2 // (max(16, block_rank) * element_size), 1 << (width - 1).bit_length())
+    inputs = max(16, inputs * 16 * 2 // (max(16, block_rank) * element_size))
+    inputs = min(inputs, max(16, 1 << (width - 1).bit_length()))
     split = -(-width // inputs)
     # w2 at (1, 1), 14 splits: 4.4 with 256 columns, 5.4 with 512. w13, 4 splits: 6.0 and 5.5.
     return PairConfig(block_rank, inputs, split, False, warps, 2, 256 if split > 8 else 512, 2)

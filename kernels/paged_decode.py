@@ -60,10 +60,11 @@ def _tokens(kv_indices, first_page, tokens, length, PAGE: tl.constexpr):
 
 @triton.jit
 def paged_decode_kernel(
-    out, partials, query, cache, kv_indices, kv_indptr, last_page_len, scale_log2,
+    out, partials, query, cache, kv_indices, kv_indptr, last_page_len, sinks, scale_log2,
     query_stride, plane_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_KV: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_KV: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head and split, sequence): the query heads of one KV head, over a share of the tokens."""
     let_next_kernel_start(PDL)
@@ -94,6 +95,12 @@ def paged_decode_kernel(
     highest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
+    if SINKS:
+        # A score without a value, of the first share alone.
+        if split == 0:
+            sink = tl.load(sinks + head * GROUP + row, mask=row < GROUP, other=0.0).to(tl.float32)
+            highest = sink * 1.4426950408889634
+            total += 1.0
     for start in range(begin, end, BLOCK_KV):
         tokens = start + token
         seen = tokens < end
@@ -147,6 +154,7 @@ def paged_decode(
     last_page_len: Tensor,
     window: int | None = None,
     config: DecodeConfig | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Semantics: out[s, h] = softmax(query[s, h] . K_s[g] / sqrt(head_dim)) V_s[g].
 
@@ -160,6 +168,7 @@ def paged_decode(
                    least 1
     window         only the last so many tokens are seen; None: all
     config         block sizes. None: those for so many sequences
+    sinks          floating [heads], contiguous: logits that take part in the softmax and bring no value
 
     Sums are float32, weights are rounded to the cache's dtype before they meet the values. On sm_90 the
     tables are read while the kernel before may still run (`let_next_kernel_start` says who must not write
@@ -171,6 +180,8 @@ def paged_decode(
     kv_heads, page = cache.shape[3], cache.shape[2]
     config = config or decode_config(sequences, kv_heads)
     _check(out, query, cache, kv_indptr, last_page_len)
+    fits = sinks is None or (sinks.shape == (heads,) and sinks.is_contiguous())
+    check(fits, "sinks", f"must be contiguous, one for each of {heads} heads")
     if sequences == 0:
         return
     pdl = has_dependent_launch(query.device)
@@ -180,11 +191,12 @@ def paged_decode(
         partials = torch.empty(shape, dtype=torch.float32, device=out.device)
     paged_decode_kernel[(kv_heads * config.splits, sequences)](
         out=out, partials=partials, query=query, cache=cache, kv_indices=kv_indices, kv_indptr=kv_indptr,
-        last_page_len=last_page_len, scale_log2=math.log2(math.e) / math.sqrt(head_dim),
+        last_page_len=last_page_len, sinks=out if sinks is None else sinks,
+        scale_log2=math.log2(math.e) / math.sqrt(head_dim),
         query_stride=query.stride(0), plane_stride=cache.stride(0), KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE=page, BLOCK_KV=config.block_kv,
-        SPLITS=config.splits, WINDOW=window or 0, ROWS=_ROWS, PDL=pdl, num_warps=config.num_warps,
-        num_stages=config.num_stages, launch_pdl=pdl,
+        SPLITS=config.splits, WINDOW=window or 0, SINKS=sinks is not None, ROWS=_ROWS, PDL=pdl,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
     if config.splits > 1:
         merge_kernel[(sequences * heads,)](

@@ -13,6 +13,7 @@ from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
 from kernels.lora_expand_fp8 import lora_expand_fp8
 from kernels.lora_linear import add_pair
+from kernels.lora_linear_fp8 import add_pair_fp8
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_fp8 import lora_shrink_fp8
 from kernels.meta import LoRAKernelMeta
@@ -75,10 +76,8 @@ class PunicaWrapperGPU(PunicaWrapperBase):
         if not is_fp8(lora_a[0]):
             add_pair(y, x, lora_a, lora_b, ranks, scales, column_starts, meta)
             return
-        shape = (len(lora_a), len(x), lora_a[0].shape[1])
-        h = torch.empty(shape, dtype=torch.float32, device=x.device)
-        lora_shrink_fp8(h, x, lora_a, self._ones(lora_a), ranks, scales, meta)
-        lora_expand_fp8(y, h, lora_b, self._ones(lora_b), ranks, column_starts, meta)
+        a_scales, b_scales = self._ones(lora_a), self._ones(lora_b)
+        add_pair_fp8(y, x, lora_a, a_scales, lora_b, b_scales, ranks, scales, column_starts, meta)
 
     def _ones(self, stack: Sequence[Tensor]) -> list[Tensor]:
         """Whoever fills FP8 slots puts the scales of their weights into `scales`: here they are 1."""

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from lorafleet.errors import invalid
-from lorafleet.transfer import ADAPTER_FILES
+from lorafleet.transfer import ADAPTER_FILES, UNSERVED_FILES, unserved
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_BYTES = 16 << 30
@@ -57,6 +57,8 @@ def _wanted(path: Path, files: list[str]) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     for file in files:
         parts = PurePosixPath(file).parts
+        if len(parts) <= 2 and parts and parts[-1] in UNSERVED_FILES:
+            raise unserved(parts[-1])
         if len(parts) <= 2 and parts and parts[-1] in ADAPTER_FILES and ".." not in parts:
             if parts[-1] in found:
                 raise invalid(path.name, f"has {parts[-1]} twice")

@@ -119,6 +119,7 @@ class AdapterVersion:
 
     state: "active", "draining" (new requests get AdapterNotFound) or "deleted" (and its bytes go soon).
     quarantined: its bytes were found damaged; requests get DataLoss until the content is pushed again.
+    full_heads: fully trained matrices that it brings besides, of "embed_tokens" and "lm_head".
     """
 
     tenant: str
@@ -136,6 +137,7 @@ class AdapterVersion:
     aliases: tuple[str, ...]
     state: str = "active"
     quarantined: bool = False
+    full_heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import BinaryIO, Self
 import grpc
 from google.protobuf.message import Message
 
-from lorafleet.errors import DataLoss, invalid
+from lorafleet.errors import DataLoss, InvalidRequest, invalid
 from lorafleet.v1 import adapters_pb2
 
 Progress = Callable[[int, int], None]
@@ -31,11 +31,19 @@ ADAPTER_FILES = (
     "special_tokens_map.json",
 )
 
+# Files of some trainers with weights that change answers and that nobody here serves.
+UNSERVED_FILES = {
+    "non_lora_trainables.bin": "weights that were trained beside the adapter",
+    "non_lora_state_dict.bin": "weights that were trained beside the adapter",
+    "trainable_params.bin": "fully trained embeddings and norms",
+}
+
 
 def push_messages(folder: Path, first: Message, on_progress: Progress | None) -> Iterator[Message]:
     """The first message as it is, then the files of a PEFT folder in pieces of 1 MiB.
 
-    Raises, before the first message, NotADirectoryError, or InvalidRequest that names the missing file.
+    Raises, before the first message, NotADirectoryError, or InvalidRequest that names the missing file, or
+    one with weights that nobody serves.
     """
     paths = _adapter_files(folder)
     return _pieces(paths, first, on_progress)
@@ -51,7 +59,21 @@ def _adapter_files(folder: Path) -> list[Path]:
                 "; adapter_model.bin is a pickle and is not taken, save it as safetensors" if pickled else ""
             )
             raise invalid(required, f"is missing in {folder}{hint}")
+    for name in UNSERVED_FILES:
+        if (folder / name).exists():
+            raise unserved(name)
     return [folder / name for name in ADAPTER_FILES if (folder / name).is_file()]
+
+
+def unserved(name: str) -> InvalidRequest:
+    return invalid(
+        name, f"holds {UNSERVED_FILES[name]}, which is not served: the adapter is not whole without"
+    )
+
+
+def left_out(folder: Path) -> list[str]:
+    """What a push of this folder does not send, sorted: it has no part in the answers."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in ADAPTER_FILES)
 
 
 def _pieces(paths: list[Path], first: Message, on_progress: Progress | None) -> Iterator[Message]:

@@ -73,6 +73,7 @@ def version(message: adapters_pb2.AdapterVersion) -> results.AdapterVersion:
         aliases=tuple(message.aliases),
         state=_STATES[message.state],
         quarantined=message.quarantined,
+        full_heads=tuple(message.full_heads),
     )
 
 

@@ -63,6 +63,7 @@ def add_manifest(message: adapters_pb2.AdapterVersion, manifest: Manifest) -> No
     """What a summary leaves out."""
     for module in manifest.modules:
         message.modules.add(name=module.name, rank=module.rank, scale=module.scale)
+    message.full_heads.extend(head.name for head in manifest.full_heads)
     message.dtypes.extend(manifest.dtypes)
     message.has_chat_template = manifest.chat_template is not None
     message.warnings.extend(manifest.warnings)

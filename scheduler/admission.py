@@ -33,9 +33,9 @@ class AdmittedRequest:
 
     `adapter` is "tenant/name" and `digest` the resolved version; both are empty for the base model.
     `resumed_token_ids` were delivered before a resumption. `cache_salt` is 32 bytes made from tenant and
-    client salt. `echo_text` is what the stream's text starts with. `max_rank` and `modules` are what the
-    version needs of a slot (0 and nothing for the base model). `stopping.max_new_tokens` is set, fits the
-    model's length, and counts the resumed tokens.
+    client salt. `echo_text` is what the stream's text starts with. `max_rank`, `modules` and `full_heads` are
+    what the version needs of an executor (0 and nothing for the base model). `stopping.max_new_tokens` is
+    set, fits the model's length, and counts the resumed tokens.
     """
 
     request_id: str
@@ -52,6 +52,7 @@ class AdmittedRequest:
     echo_text: str
     max_rank: int
     modules: frozenset[str]
+    full_heads: int = 0
 
 
 class Admission:
@@ -115,6 +116,7 @@ class Admission:
             echo_text=await self._echo_text(request, prompt),
             max_rank=version.manifest.max_rank if version else 0,
             modules=version.manifest.module_kinds if version else frozenset(),
+            full_heads=len(version.manifest.full_heads) if version else 0,
         )
         if version:
             await self._look_again(version, request.adapter)

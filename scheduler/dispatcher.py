@@ -1,9 +1,8 @@
-"""The life of accepted requests: into the queue, out to executors, back on failure, on to their clients."""
+"""The life of accepted requests: into the queue, back there on failure, on to their clients."""
 
 import asyncio
 import itertools
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ from scheduler.executor_wire import Tokens
 from scheduler.fleet import Fleet
 from scheduler.journal import Journal
 from scheduler.metrics import Metrics
-from scheduler.policy import Policy, can_ever_run, likely_executor
+from scheduler.planner import Planner
+from scheduler.policy import Policy, can_ever_run
 from scheduler.queue import BASE, Queue
 from scheduler.requests import LiveRequest
 from scheduler.tokenizer import Tokenizer
@@ -77,7 +77,6 @@ class Dispatcher:
         self.queue = Queue(settings.max_queued, settings.max_queued_per_tenant)
         self.fleet = Fleet(settings.executors, link_settings, self)
         self.draining = False
-        self._policy = Policy(settings.aging_s)
         self._settings = settings
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -86,9 +85,16 @@ class Dispatcher:
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = Accepted()
-        self._new_groups: set[str] = set()
-        self._plan_scheduled = False
-        self._next_plan_at = 0.0  # On the event loop's clock.
+        self._planner = Planner(
+            self.queue,
+            self.fleet,
+            self._accepted,
+            Policy(settings.aging_s),
+            metrics,
+            self._journal,
+            clock,
+            settings.plan_pause_s,
+        )
         self._last_ready_at = clock()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -167,7 +173,7 @@ class Dispatcher:
             whose = "the queue" if full == "total" else f"the queue of tenant {live.waiting.tenant!r}"
             raise QueueFull(f"{whose} is full")
         if forms_group:
-            self._new_groups.add(digest)
+            self._planner.group_formed(digest)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
         self._accepted.add(live)
@@ -179,56 +185,13 @@ class Dispatcher:
             live.timer = asyncio.get_running_loop().call_later(min(times), self._time_up, live, by_limit)
         if complete := live.complete:
             self._finish(live, complete)
-        self._wake()
+        self._planner.wake()
 
     def _time_up(self, live: LiveRequest, by_limit: bool) -> None:
         if by_limit:
             self._finish(live, common_pb2.FINISH_REASON_TIME_LIMIT)
         else:
             self._fail(live, DeadlineExceeded("the deadline passed"))
-
-    # Out to executors.
-
-    def _wake(self) -> None:
-        """Plans once, at once or a moment after the last plan: requests that come together go out together.
-
-        A batch costs both sides about as much as one request does.
-        """
-        if not self._plan_scheduled:
-            self._plan_scheduled = True
-            loop = asyncio.get_running_loop()
-            loop.call_at(max(loop.time(), self._next_plan_at), self._plan)
-
-    def _plan(self) -> None:
-        self._plan_scheduled = False
-        self._next_plan_at = asyncio.get_running_loop().time() + self._settings.plan_pause_s
-        batches: dict[str, list[LiveRequest]] = {}
-        for placement in self._policy.plan(self.queue, self.fleet.states, self._clock()):
-            batches.setdefault(placement.address, []).append(self._accepted[placement.number])
-        for address, batch in batches.items():
-            batch.sort(key=lambda live: live.waiting.digest)  # Requests of one version stand together.
-            self.fleet.dispatch(address, [self._attempt(live, address) for live in batch])
-        self._hint()
-        self._metrics.queue_length.set(len(self.queue))
-        self._metrics.groups.set(self.queue.num_groups)
-
-    def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
-        now = self._clock()
-        self._accepted.begin_attempt(live, uuid.uuid4().hex, address)
-        live.attempts += 1
-        self._journal.dispatched(live, now, self.fleet.tier(address, live.waiting.digest))
-        left_s = live.time_limit_left_s(now)
-        return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
-
-    def _hint(self) -> None:
-        """Tells a likely executor of each new group that found no room yet."""
-        for digest in self._new_groups:
-            uses = self.queue.group_size(digest)
-            target = likely_executor(digest, self.fleet.states) if uses else None
-            if target:
-                self.fleet.prefetch(target.address, digest, uses)
-                self._metrics.prefetch_hints.inc()
-        self._new_groups.clear()
 
     # What executors cause (executor_link.Listener).
 
@@ -277,7 +240,7 @@ class Dispatcher:
                 self._attempt_failed(live, "EXECUTOR_LOST", f"executor {address}: {why}")
 
     def on_room(self) -> None:
-        self._wake()
+        self._planner.wake()
 
     def on_phase(self) -> None:
         self._metrics.executors(state.phase for state in self.fleet.states)
@@ -288,7 +251,7 @@ class Dispatcher:
                 self._fail(live, NoExecutor(refusals))
             elif not can_ever_run(waiting, self.fleet.states):
                 self._fail(live, _incompatible(live))
-        self._wake()
+        self._planner.wake()
 
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
         now, count = self._clock(), len(tokens.token_ids)
@@ -327,7 +290,7 @@ class Dispatcher:
     def _put_back(self, live: LiveRequest) -> None:
         live.pause = None
         self.queue.put_back(live.waiting)
-        self._wake()
+        self._planner.wake()
 
     # Ends.
 
@@ -384,7 +347,7 @@ class Dispatcher:
                 live.hang_up()
             elif not live.dispatch_id and now - idle_since >= self._settings.queue_timeout_s:
                 self._fail(live, NoExecutor("no executor is ready"))
-        self._wake()  # Aging needs a plan now and then.
+        self._planner.wake()  # Aging needs a plan now and then.
 
     def check(self) -> None:
         """Raises AssertionError when a request is in two places, in none, or left behind."""
@@ -399,6 +362,8 @@ class Dispatcher:
 
 def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
     needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"
+    if live.admitted.full_heads:
+        needs += f", and {live.admitted.full_heads} places for full heads (executors' --max-full-heads)"
     return IncompatibleAdapter(
         f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
         metadata={"adapter": live.admitted.adapter},

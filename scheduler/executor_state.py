@@ -28,10 +28,12 @@ class Limits:
     modules: frozenset[str]
     max_loras: int
     max_seats: int
+    max_full_heads: int = 0
 
-    def can_hold(self, max_rank: int, modules: frozenset[str]) -> bool:
+    def can_hold(self, max_rank: int, modules: frozenset[str], full_heads: int = 0) -> bool:
         """Whether a version fits one of its slots; the base model (rank 0, no modules) always does."""
-        return max_rank <= self.max_rank and modules <= self.modules
+        fits = max_rank <= self.max_rank and modules <= self.modules
+        return fits and full_heads <= self.max_full_heads
 
 
 @dataclass(frozen=True, slots=True)

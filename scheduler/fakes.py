@@ -66,11 +66,11 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self._unpaged: list[executor_pb2.ExecutorCommand] = []
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Serves on a loopback port, any free one by default."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         executor_pb2_grpc.add_ExecutorServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         await self._server.start()
 
     async def stop(self) -> None:

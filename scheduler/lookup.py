@@ -54,3 +54,10 @@ def check_fits(version: Version, spec: ModelSpec) -> None:
                 f"{module.in_features} to {module.out_features}, which {spec.name} has no place for",
                 metadata={"digest": version.digest, "module": module.name},
             )
+    for head in version.manifest.full_heads:
+        if head.shape != (spec.vocab_size, spec.hidden_size):
+            raise IncompatibleAdapter(
+                f"{version.tenant}/{version.name} was made for another base model: its {head.name} is "
+                f"{list(head.shape)}, that of {spec.name} {[spec.vocab_size, spec.hidden_size]}",
+                metadata={"digest": version.digest, "module": head.name},
+            )

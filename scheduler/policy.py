@@ -39,8 +39,7 @@ class _Room:
             return False
         if request.digest == BASE or request.digest in self.claimed:
             return True
-        limits = self.state.limits
-        return self.slots > 0 and limits is not None and limits.can_hold(request.max_rank, request.modules)
+        return self.slots > 0 and _can_hold(self.state, request)
 
     def preference(self, request: Waiting) -> tuple[bool, bool, Tier, int, int, str]:
         """Larger is better: a claimed slot, then the closest copy, then room."""
@@ -180,4 +179,5 @@ def can_ever_run(request: Waiting, executors: Collection[ExecutorState]) -> bool
 
 
 def _can_hold(state: ExecutorState, request: Waiting) -> bool:
-    return state.limits is not None and state.limits.can_hold(request.max_rank, request.modules)
+    limits, needs = state.limits, (request.max_rank, request.modules, request.full_heads)
+    return limits is not None and limits.can_hold(*needs)

@@ -26,6 +26,7 @@ class Waiting:
     max_rank: int  # What a slot must be able to hold; 0 for the base model.
     modules: frozenset[str]
     avoid: frozenset[str] = frozenset()  # Executors where an attempt failed: the last choice.
+    full_heads: int = 0  # Places for such that an executor must have.
 
     @property
     def order(self) -> tuple[int, int]:

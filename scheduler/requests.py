@@ -121,6 +121,7 @@ class LiveRequest:
             cost=len(admitted.prompt_token_ids),
             max_rank=admitted.max_rank,
             modules=admitted.modules,
+            full_heads=admitted.full_heads,
         )
         stopping = admitted.stopping
         own_ends = frozenset() if stopping.ignore_eos else tokenizer.eos_token_ids

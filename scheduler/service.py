@@ -66,6 +66,7 @@ class Scheduler:
         self.metrics_port = -1
         self._registry = prometheus_client.CollectorRegistry()
         self._metrics = Metrics(self._registry, config.metric_names)
+        prometheus_client.ProcessCollector(registry=self._registry)
         self._metrics_server: tuple[WSGIServer, threading.Thread] | None = None
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)

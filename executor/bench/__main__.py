@@ -26,7 +26,7 @@ def main() -> None:
         for row in PARTS[part]():
             rows.append(row)
             args.json.write_text(json.dumps({**_about(args.revision), "rows": rows}, indent=1) + "\n")
-            shown = (f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values())
+            shown = (f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
             sys.stdout.write(" ".join(shown) + "\n")
 
 

@@ -14,10 +14,12 @@ from executor.blocks import BlockPool
 from executor.engine import Engine
 from executor.events import EngineInfo
 from executor.forward import SequenceRows
+from executor.lora.arena import Copy
 from executor.lora.image import SlotImage
 from executor.metrics import Metrics
 from executor.model_runner import ModelRunner, NoOtherRanks
 from executor.paging import Pager
+from executor.pooled_adapters import PooledImage
 from executor.sampler import Sampler
 from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, StopLimits, StopRules
@@ -52,21 +54,21 @@ class NoModel:
 class NoAdapters:
     nbytes_per_slot = max_images = 1
 
-    def load_image(self, digest: str) -> Tensor:
+    def load_image(self, digest: str) -> PooledImage:
         raise RuntimeError("there are no adapters here")
 
-    def load(self, slot: int, image: Tensor) -> None: ...
+    def load(self, slot: int, image: PooledImage) -> None: ...
     def clear(self, slot: int) -> None: ...
     def load_seconds(self) -> list[float]:
         return []
 
-    def forget(self, image: Tensor) -> None: ...
+    def forget(self, image: PooledImage) -> None: ...
     def make_room(self, keep: Container[str], evict: Callable[[], bool]) -> None: ...
     def close(self) -> None: ...
 
 
 class NoWriter:
-    def load(self, slot: int, image: SlotImage) -> None: ...
+    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> None: ...
     def clear(self, slot: int) -> None: ...
     def load_seconds(self) -> list[float]:
         return []
@@ -99,7 +101,7 @@ def _engine(count: int) -> Engine:
     slots, sampler = SlotTable(1), Sampler(count, "cuda")
     sampler.warm_up(VOCAB)
     limits, metrics = StopLimits(frozenset({0}), LENGTH), Metrics(CollectorRegistry())
-    pager: Pager[Tensor] = Pager(
+    pager: Pager[PooledImage] = Pager(
         NoAdapters(),
         slots,
         host_bytes=1,

@@ -33,16 +33,20 @@ BUS_RATE = 54e9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`total_us` from the start of the copy to the slot's last byte; `host_us` in the engine's thread."""
+    """`ours` from the start of the copy to the slot's last byte; `host_ms` in the engine's thread. The peer's
+    figure is what its engine's loop stands still for."""
 
-    part: str
-    rank: int
-    max_rank: int
-    image_mb: float
-    total_us: float
-    scatter_us: float
-    host_us: float
-    floor_us: float
+    workload: str
+    adapters: int
+    slots: int
+    ours: float
+    unit: str
+    peer_default: str | None
+    peer_best: str | None
+    base_ours: None
+    floor_ms: float
+    scatter_ms: float
+    host_ms: float
 
 
 def run() -> Iterator[dict[str, object]]:
@@ -65,19 +69,28 @@ def _measure(rank: int, max_rank: int) -> Row:
         begin.record(side)
         started = time.perf_counter()
         writer.load(number % 2, image)
-        host.append((time.perf_counter() - started) * 1e6)
+        host.append((time.perf_counter() - started) * 1e3)
         end.record(side)
         before.record()
         arena.enter(number % 2, block)
         after.record()
         torch.cuda.synchronize()
-        total.append(begin.elapsed_time(end) * 1e3)
-        scatter.append(before.elapsed_time(after) * 1e3)
+        total.append(begin.elapsed_time(end))
+        scatter.append(before.elapsed_time(after))
     nbytes = image.nbytes
     return Row(
-        "page_in", rank, max_rank, nbytes / 1e6, median(total), median(scatter), median(host),
-        nbytes / BUS_RATE * 1e6,
-    )  # fmt: skip
+        workload=f"page-in of {nbytes / 1e6:.0f} MB: rank {rank} in a slot of rank {max_rank}",
+        adapters=1,
+        slots=2,
+        ours=median(total),
+        unit="ms",
+        peer_default="30-130" if (rank, max_rank) == (16, 16) else None,
+        peer_best=None,
+        base_ours=None,
+        floor_ms=nbytes / BUS_RATE * 1e3,
+        scatter_ms=median(scatter),
+        host_ms=median(host),
+    )
 
 
 def _image(layout: SlotLayout, rank: int) -> SlotImage:

@@ -31,6 +31,8 @@ class StackedWeights:
     shrink_ranks: Tensor
 
 
+# What an adapter has beside its image: (target on the device, source).
+Copy = tuple[Tensor, Tensor]
 Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor], None]
 
 

@@ -5,7 +5,7 @@ each output, which needs the base's weights and is computed when an adapter is f
 B as for any adapter; the factor comes on top of base and delta, before the bias.
 """
 
-from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adapter_store import LoRAModule, Weights
+from executor.lora.arena import Copy
 from executor.lora.errors import NonFiniteWeights
 from executor.lora.factor_cache import FactorCache
 from executor.lora.layers import (
@@ -28,9 +29,10 @@ _CHUNK_ROWS = 1024  # of the base's weight: bounds the memory of W + s B A
 
 
 class DoRAFactors:
-    """The factors of a model's slots on one rank, beside their arena. As the arena, not synchronised.
+    """The factors of a model's slots on one rank, beside their arena, with 1 where there is none. As the
+    arena, not synchronised. An adapter's are one row over all layers, so that one copy brings them.
 
-    An adapter's are tensors [outputs] of the layers that have any, by the layer's number.
+    `slots`: those whose adapters have any.
     """
 
     def __init__(self, model: CausalLM, max_loras: int, cache_folder: Path | None = None) -> None:
@@ -45,36 +47,55 @@ class DoRAFactors:
             for layer in model.modules()
             if isinstance(layer, BaseLayerWithLoRA) and not isinstance(layer, FusedMoEWithLoRA)
         ]
+        self._ends = list(accumulate(map(_outputs, self._layers), initial=0))
         device = model.lm_head.weight.device
-        self._factors = [OutputFactors(max_loras, _outputs(layer), device) for layer in self._layers]
-        for layer, factors in zip(self._layers, self._factors, strict=True):
-            layer.output_factors = factors
+        self._table = torch.ones(max_loras + 1, self._ends[-1], device=device)
+        self.slots: set[int] = set()
+        self._written: set[int] = set()  # whose rows are not 1
+        for layer, (start, end) in zip(self._layers, pairwise(self._ends), strict=True):
+            layer.output_factors = OutputFactors(self._table[:, start:end], self.slots)
         weights = (self._base_rows(layer, slice(None)) for layer in self._layers)
         self._cache = None if cache_folder is None else FactorCache(cache_folder, weights)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def enter(self, slot: int, factors: Mapping[int, Tensor]) -> None:
-        """They are the slot's from now on, and nothing of the former ones is."""
-        self.clear(slot)
-        for number, each in factors.items():
-            self._factors[number].set(slot, each)
+    @property
+    def nbytes(self) -> int:
+        """Of one adapter's."""
+        return 4 * self._ends[-1]
+
+    def enter(self, slot: int, factors: Tensor | None) -> list[Copy]:
+        """They are the slot's from now on, and nothing of the former ones is: with the copies returned, which
+        must be made before a step reads the slot. None: the adapter has none."""
+        self.slots.discard(slot)
+        if factors is not None:
+            self.slots.add(slot)
+            self._written.add(slot)
+            return [(self._table[slot], factors)]
+        if slot not in self._written:
+            return []
+        self._written.discard(slot)
+        return [(self._table[slot], self._table[-1])]
 
     def clear(self, slot: int) -> None:
-        for factors in self._factors:
-            factors.clear(slot)
+        self.slots.discard(slot)
 
     @torch.inference_mode()
-    def of(self, digest: str, weights: Weights) -> dict[int, Tensor]:
-        """An adapter's, on a loader's thread. Raises NonFiniteWeights."""
+    def of(self, digest: str, weights: Weights) -> Tensor | None:
+        """An adapter's, float32 on the CPU, on a loader's thread; None when it has none. NonFiniteWeights."""
         numbers = [n for n, layer in enumerate(self._layers) if _has_magnitude(layer, weights)]
-        sizes = [_outputs(self._layers[number]) for number in numbers]
         if not numbers:
-            return {}
-        factors = self._cache.find(digest, sum(sizes)) if self._cache is not None else None
-        if factors is None:
-            factors = torch.cat([self._layer_factors(self._layers[number], weights) for number in numbers])
+            return None
+        sizes = [_outputs(self._layers[number]) for number in numbers]
+        found = self._cache.find(digest, sum(sizes)) if self._cache is not None else None
+        if found is None:
+            with torch.cuda.stream(self._stream):  # beside the steps that run; None: nothing to do
+                found = torch.cat([self._layer_factors(self._layers[number], weights) for number in numbers])
             if self._cache is not None:
-                self._cache.keep(digest, factors)
-        return dict(zip(numbers, torch.split(factors, sizes), strict=True))
+                self._cache.keep(digest, found)
+        row = torch.ones(self._ends[-1])
+        for number, factors in zip(numbers, torch.split(found, sizes), strict=True):
+            row[self._ends[number] : self._ends[number + 1]] = factors
+        return row
 
     def _layer_factors(self, layer: BaseLayerWithLoRA, weights: Weights) -> Tensor:
         factors = torch.ones(_outputs(layer))
@@ -98,8 +119,8 @@ def output_factors(weight: Tensor, module: LoRAModule) -> Tensor:
 
     Raises NonFiniteWeights where a norm is 0.
     """
-    a = torch.from_numpy(np.asarray(module.lora_a, np.float32)).to(weight.device)
-    b = torch.from_numpy(np.asarray(module.lora_b, np.float32)).to(weight.device)
+    a = torch.from_numpy(np.array(module.lora_a, np.float32)).to(weight.device)
+    b = torch.from_numpy(np.array(module.lora_b, np.float32)).to(weight.device)
     norms = [
         torch.linalg.norm(
             weight[start : start + _CHUNK_ROWS].float()
@@ -108,7 +129,7 @@ def output_factors(weight: Tensor, module: LoRAModule) -> Tensor:
         )
         for start in range(0, len(weight), _CHUNK_ROWS)
     ]
-    magnitude = torch.from_numpy(np.asarray(module.magnitude, np.float32))
+    magnitude = torch.from_numpy(np.array(module.magnitude, np.float32))
     factors = magnitude / torch.cat(norms).cpu()
     if not torch.isfinite(factors).all():
         raise NonFiniteWeights(f"{module.name}.magnitude", str(module.lora_a.dtype), "a factor")

@@ -4,7 +4,8 @@ ExecutorError
 └── LoRAError
     ├── ModuleNotServed        the adapter has a module that no slot of this executor holds
     ├── RankTooLarge           a module's rank is above what a slot holds
-    ├── DoRANotServed          the adapter has magnitudes, and this executor applies none
+    ├── DoRANotServed          the adapter has magnitudes, and several ranks apply none
+    ├── FullHeadNotServed      the adapter has more fully trained heads than this executor has places for
     ├── ModuleShapeMismatch    a tensor does not have the base layer's shape
     ├── NonFiniteWeights       a tensor is not finite in the slots' dtype
     ├── ModuleNotInModel       LoRAConfig names a module kind that the model has no replaceable layer for
@@ -35,8 +36,17 @@ class RankTooLarge(LoRAError):
 
 class DoRANotServed(LoRAError):
     def __init__(self, module: str) -> None:
-        super().__init__(f"module {module} is DoRA (use_dora), which is served on the CPU, on one rank, only")
+        super().__init__(f"module {module} is DoRA (use_dora), which one rank serves, not several")
         self.module = module
+
+
+class FullHeadNotServed(LoRAError):
+    def __init__(self, modules: Sequence[str], places: int) -> None:
+        super().__init__(
+            f"the adapter brings its own {' and '.join(modules)} (modules_to_save), this executor has places "
+            f"for {places} such matrices (--max-full-heads)"
+        )
+        self.modules, self.places = tuple(modules), places
 
 
 class ModuleShapeMismatch(LoRAError):

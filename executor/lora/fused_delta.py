@@ -9,9 +9,11 @@ from torch import Tensor
 
 from executor.layers.followers import FusedForm
 from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
-from kernels.follower_tuning import best_form
+from kernels.follower_tuning import beside_pays, best_form
+from kernels.lora_linear import add_pair_beside
 from kernels.lora_shrink import lora_shrink
 from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.side_stream import SideStream
 from kernels.tuning import shrink_config
 
 
@@ -26,7 +28,8 @@ def followed_by(
     meta, stacked = punica.token_mapping_meta, layer.stacked
     way = best_form(meta.plan, form.name)
     if way == "pair":
-        return plain(layer(x))
+        beside = punica.side_stream if beside_pays(meta.plan) else None
+        return plain(layer(x) if beside is None else _pair_beside(layer, x, beside))
     side = punica.side_stream if way == "beside" else None
     slices = len(stacked.lora_a)
     config = shrink_config(meta.plan, slices, x.shape[1], x.element_size(), final=side is not None)
@@ -40,3 +43,13 @@ def followed_by(
         y = product()
         shrink()
     return form.run(y, h, stacked.lora_b, stacked.ranks, meta)
+
+
+def _pair_beside(layer: BaseLinearLayerWithLoRA, x: Tensor, side: SideStream) -> Tensor:
+    """layer(x), with shrink beside the base product."""
+    stacked, meta = layer.stacked, layer.punica_wrapper.token_mapping_meta
+    starts = [part.column_start for part in layer.served]
+    tables = stacked.lora_a, stacked.lora_b, stacked.ranks, stacked.scales, starts, meta
+    y = add_pair_beside(partial(layer.base_layer, x), side, x, *tables)
+    layer.scale_outputs(y, meta, layer.base_layer.bias)
+    return y

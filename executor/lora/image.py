@@ -26,7 +26,7 @@ from executor.lora.quantize import Quantized, quantize_into
 from kernels.slot_block import UNIT
 
 _Array = npt.NDArray[np.generic]
-_NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
+NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
     torch.float32: np.dtype(np.float32),
     torch.float16: np.dtype(np.float16),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
@@ -90,7 +90,7 @@ def build_slot_image(
     pieces, elements = layout.pack(ranks)
     block = allocate(layout.block_bytes(elements))
     split = elements * layout.dtype.itemsize
-    data = block[:split].view(_NUMPY_DTYPES[layout.dtype])
+    data = block[:split].view(NUMPY_DTYPES[layout.dtype])
     error = 0.0
     for number, (part, served, piece) in enumerate(zip(layout.slices, by_slice, pieces, strict=True)):
         if served:
@@ -161,11 +161,12 @@ def _cast_into(targets: Sequence[_Array], sources: Sequence[_Array], tensor: str
             raise NonFiniteWeights(tensor, str(sources[0].dtype), str(targets[0].dtype))
         return quantized
     for target, source in zip(targets, sources, strict=True):
-        _copy_into(target, source, tensor)
+        copy_into(target, source, tensor)
     return Quantized(1.0, 0.0)
 
 
-def _copy_into(target: _Array, source: _Array, tensor: str) -> None:
+def copy_into(target: _Array, source: _Array, tensor: str) -> None:
+    """With a cast where dtypes differ. Raises NonFiniteWeights, naming `tensor`."""
     if target.dtype == source.dtype:
         # As integers: numpy copies those of any width fast, and holds no lock meanwhile.
         bits = _BITS[target.dtype.itemsize]

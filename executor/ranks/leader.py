@@ -5,12 +5,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class Ranks:
     """Ranks 1 to n - 1. Made by `start_ranks`; one thread calls the methods, another may use `lanes`.
 
-    A rank that ends by itself takes the group down: the others are killed, `lost` is called with a RankLost
-    (on a thread of its own), and every method raises one.
+    A rank that ends by itself, or does not answer in time, takes the group down: all are killed, `lost` is
+    called with a RankLost (on a thread of its own), and every method raises one.
     """
 
     def __init__(
@@ -39,9 +39,11 @@ class Ranks:
         controls: Sequence[Connection],
         lanes: Sequence[Sequence[Connection]],
         meeting: "tempfile.TemporaryDirectory[str]",
+        config: ExecutorConfig,
         lost: Callable[[Exception], None],
     ) -> None:
         self._meeting = meeting
+        self._config = config
         self._processes = processes
         self._controls = controls
         self._lost = lost
@@ -49,13 +51,15 @@ class Ranks:
         self.lanes = lanes  # each one connection a rank
         threading.Thread(target=self._watch, name="rank-watch", daemon=True).start()
 
-    def wait_ready(self) -> int:
-        """Until all have loaded their shares; returns the bytes of a slot on all. StartError, RankLost."""
-        return sum(self._expect(control, Ready).nbytes_per_slot for control in self._controls)
+    def wait_ready(self, own_s: float) -> int:
+        """Until all have loaded their shares, which took this rank `own_s` seconds; returns the bytes of a
+        slot on all. StartError, RankLost."""
+        patience = own_s + self._config.start_timeout
+        return sum(self._expect(control, Ready, patience).nbytes_per_slot for control in self._controls)
 
     def wait_hello(self) -> None:
         for control in self._controls:
-            self._expect(control, Hello)
+            self._expect(control, Hello, self._config.start_timeout)
 
     @contextmanager
     def step(self, sequences: tuple[SequenceRows, ...]) -> Iterator[None]:
@@ -77,7 +81,21 @@ class Ranks:
 
     def answers(self) -> list[Answer]:
         """One from each rank, to what was told last."""
-        return receive(self._controls)
+        return self.receive(self._controls, self._config.step_timeout)
+
+    def receive(self, connections: Sequence[Connection], patience_s: float) -> list[Answer]:
+        """One answer from each, within `patience_s` after the one before; all are read, whatever they say."""
+        try:
+            return [self._receive(connection, patience_s) for connection in connections]
+        except (EOFError, OSError) as error:
+            raise RankLost("a rank is gone") from error
+
+    def _receive(self, connection: Connection, patience_s: float) -> Any:
+        if not connection.poll(patience_s):
+            for process in self._processes:
+                process.kill()  # which `_watch` sees
+            raise RankLost(f"a rank has not answered for {patience_s:g} s")
+        return connection.recv()
 
     def close(self) -> None:
         """End the others, as soon as they have done what they were told. Safe to call twice."""
@@ -87,12 +105,13 @@ class Ranks:
         for process in self._processes:
             process.join(END_GRACE_S)
             process.kill()
+            process.join(END_GRACE_S)
         disconnect()
         self._meeting.cleanup()
 
-    def _expect(self, control: Connection, kind: type[Message]) -> Message:
+    def _expect(self, control: Connection, kind: type[Message], patience_s: float) -> Message:
         try:
-            message = control.recv()
+            message = self._receive(control, patience_s)
         except (EOFError, OSError) as error:
             raise RankLost("a rank ended while it started; its log says why") from error
         if isinstance(message, StartFailed):
@@ -132,22 +151,24 @@ def start_ranks(config: ExecutorConfig, lost: Callable[[Exception], None]) -> tu
     for _, far in (*controls, *(pair for lane in lanes for pair in lane)):
         far.close()
     near_lanes = [[near for near, _ in lane] for lane in lanes]
-    ranks = Ranks(processes, [near for near, _ in controls], near_lanes, folder, lost)
+    ranks = Ranks(processes, [near for near, _ in controls], near_lanes, folder, config, lost)
     try:
         ranks.wait_hello()
-        group = connect(0, config.tensor_parallel_size, meeting, config.device, config.step_timeout)
+        try:
+            group = connect(0, config.tensor_parallel_size, meeting, config.device, config.step_timeout)
+        except RuntimeError as error:
+            raise RankLost("the ranks have not met") from error
     except BaseException:
         ranks.close()
         raise
     return ranks, group
 
 
-def receive(connections: Sequence[Connection]) -> list[Answer]:
-    """One answer from each; all are read, whatever they say. RankLost."""
-    try:
-        return [connection.recv() for connection in connections]
-    except (EOFError, OSError) as error:
-        raise RankLost("a rank is gone") from error
+def kill_ranks() -> None:
+    """Those that this process started, also one that is stopped. For the end of a process whose threads may
+    still wait for them."""
+    for child in active_children():
+        child.kill()
 
 
 def failure_in(answers: Sequence[Answer]) -> Failed | None:

@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from executor.lora.image import SlotImage
-from executor.ranks.leader import Ranks, failure_in, receive, total_bytes
-from executor.ranks.messages import ClearSlot, CopyIntoSlot, ForgetImage, LoadAdapter
+from executor.ranks.leader import Ranks, failure_in, total_bytes
+from executor.ranks.messages import Answer, ClearSlot, CopyIntoSlot, ForgetImage, LoadAdapter
 from executor.rejection import RejectedByRank
 from executor.slot_writer import SlotWriter
 
@@ -21,12 +21,14 @@ class SpreadImage:
     own: SlotImage
     ticket: int
     nbytes: int  # on all ranks
+    num_full_heads: int = 0  # full heads are served on one rank only
 
 
 class SpreadAdapters:
     """What a pager needs, over several ranks.
 
     `load_image` runs on loader threads, as many as there are lanes; all else belongs to the engine's thread.
+    `patience_s`: how much longer than this rank another one may take for a load.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class SpreadAdapters:
         nbytes_per_slot: int,
         host_bytes: int,
         load_own: Callable[[str], SlotImage],
+        patience_s: float,
     ) -> None:
         self._ranks = ranks
         self._writer = writer
         self._load_own = load_own
+        self._patience_s = patience_s
         self._tickets = count()
         self._lanes: SimpleQueue[int] = SimpleQueue()
         for number in range(len(ranks.lanes)):
@@ -61,14 +65,17 @@ class SpreadAdapters:
         try:
             own = self._load_own(digest)
         except Exception:
-            receive(lane)  # the others' answers must not be taken for those to the next message
+            self._answers(lane)  # they must not be taken for those to the next message
             _send(lane, ForgetImage(ticket))
             raise
-        answers = receive(lane)
+        answers = self._answers(lane)
         if (failed := failure_in(answers)) is not None:
             _send(lane, ForgetImage(ticket))
             raise RejectedByRank(failed.rejection)
         return SpreadImage(own, ticket, own.nbytes + total_bytes(answers))
+
+    def _answers(self, lane: Sequence[Connection]) -> list[Answer]:
+        return self._ranks.receive(lane, self._patience_s)
 
     def load(self, slot: int, image: SpreadImage) -> None:
         """Copy on every rank; returns when all copies are complete. When one fails, all empty the slot."""

@@ -50,7 +50,8 @@ def run_rank(
     control.send(Hello())
     try:
         group = connect(rank, config.tensor_parallel_size, meeting, config.device, config.step_timeout)
-        worker = Worker(build_shard(config, group), open_source(config))
+        shard = build_shard(config, group)
+        worker = Worker(shard, open_source(config))
     except (ExecutorError, AdapterStoreError) as error:
         control.send(StartFailed(str(error)))
         return
@@ -58,6 +59,7 @@ def run_rank(
     for lane in lanes:
         threading.Thread(target=worker.serve_lane, args=(lane,), name="adapter-lane", daemon=True).start()
     worker.serve(control)
+    shard.forward_pass.close()
     disconnect()
     # Not by way of the interpreter's end, which aborts when it meets a thread of torch or of a lane in C++.
     logging.shutdown()

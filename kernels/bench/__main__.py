@@ -17,15 +17,17 @@ from kernels.bench import (
     mixed_ranks,
     moe_gemm,
     moe_tune,
+    nucleus,
     paged_decode,
     tune,
 )
+from kernels.bench.moe_inputs import SHAPES, TOKENS, selected
 from kernels.bench.plot import plot
 from kernels.bench.table import table
 
 OPS = (
     "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
-    "moe_gemm", "paged_decode",
+    "moe_gemm", "nucleus", "paged_decode",
 )  # fmt: skip
 
 
@@ -48,13 +50,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--png", type=Path, help="where the plot goes")
     parser.add_argument("--revision", help="what is measured, where the folder is no git checkout")
     parser.add_argument(
-        "--compiled", action="store_true", help="Triton's cache is warm (lora_linear, lora_layer)"
+        "--compiled",
+        action="store_true",
+        help="Triton's cache is warm (lora_linear, lora_layer, experts, lora_fp8)",
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
     parser.add_argument(
         "--candidates", action="store_true", help="other block sizes too (lora_fp8, moe_gemm)"
     )
+    parser.add_argument("--shapes", nargs="+", choices=[s.name for s in SHAPES], help="of expert layers")
+    parser.add_argument("--tokens", type=int, nargs="+", choices=TOKENS, help="of expert layers")
+    parser.add_argument("--flashinfer", action="store_true", help="measure FlashInfer's experts (moe_gemm)")
     parser.add_argument("--peer-tuned", type=Path, help="folder of its tuned kernel configurations (rank 16)")
     return parser
 
@@ -66,18 +73,23 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return lora_layer.run(compiled=args.compiled)
     if args.op == "host_cost":
         return host_cost.run()
+    if args.op == "nucleus":
+        return nucleus.run()
     if args.op == "paged_decode":
         return paged_decode.run()
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
-    if args.op == "fused_moe_lora":
-        return fused_moe_lora.run(args.peer)
-    if args.op == "moe_tune":
-        return moe_tune.run()
     if args.op == "lora_fp8":
-        return lora_fp8.run(args.peer, args.candidates)
+        return lora_fp8.run(args.peer, tune=args.candidates, compiled=args.compiled)
+    points = selected(args.shapes, args.tokens)
+    if args.op == "fused_moe_lora":
+        return fused_moe_lora.run(points, args.peer, compiled=args.compiled)
+    if args.op == "moe_tune":
+        return moe_tune.run(points, compiled=args.compiled)
     if args.op == "moe_gemm":
-        return moe_gemm.run(args.candidates)
+        return moe_gemm.run(
+            points, args.peer, tune=args.candidates, flashinfer=args.flashinfer, compiled=args.compiled
+        )
     options = lora_linear.Options(tuple(args.ranks), lora_linear.POINTS, args.peer, args.peer_tuned)
     return lora_linear.run(options, compiled=args.compiled)
 

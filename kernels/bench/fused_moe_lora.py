@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels.bench.moe_inputs import POINTS, SHAPES, Case, Layer, Shape, floor_us, make_case
+from kernels.bench.moe_inputs import POINTS, Case, Layer, Points, Shape, floor_us, make_case
 from kernels.bench.peer_moe import MoEPeer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
@@ -32,14 +32,15 @@ class Row:
     base_us: float | None
 
 
-def run(peer_folder: Path | None) -> Iterator[dict[str, Any]]:
+def run(points: Points, peer_folder: Path | None, *, compiled: bool) -> Iterator[dict[str, Any]]:
     """Rows one by one, so that the caller can keep what is there when a lease ends."""
-    in_processes(_compile, [(shape, peer_folder) for shape in SHAPES])
+    if not compiled:
+        in_processes(compile_job, jobs(points, peer_folder))
     peer = MoEPeer.load(peer_folder) if peer_folder else None
-    for shape in SHAPES:
+    for shape, of_shape in points:
         layer = Layer.random(shape)
         weights = peer.weights(layer) if peer else None
-        for tokens, adapters in POINTS:
+        for tokens, adapters in of_shape:
             case = make_case(layer, tokens, adapters)
             peer_us, base_us = None, None
             if peer and weights:
@@ -48,14 +49,22 @@ def run(peer_folder: Path | None) -> Iterator[dict[str, Any]]:
             yield asdict(_measure(case, peer_us, base_us))
 
 
-def _compile(shape: Shape, peer_folder: Path | None) -> None:
-    """Run every point once in a process of its own: what it compiles is in the cache for the measurement."""
-    peer, layer = MoEPeer.load(peer_folder) if peer_folder else None, Layer.random(shape)
-    weights = peer.weights(layer) if peer else None
-    for tokens, adapters in POINTS:
-        case = make_case(layer, tokens, adapters)
-        ours(case)(0)
-        if peer and weights:
+def jobs(points: Points, peer_folder: Path | None) -> list[tuple[Shape, tuple[int, int] | None, Path | None]]:
+    """Arguments of compile_job: the peer's shapes, whose weights take memory, and our points."""
+    peers = [(shape, None, peer_folder) for shape, _ in points if peer_folder]
+    return [*peers, *((shape, point, None) for shape, of_shape in points for point in of_shape)]
+
+
+def compile_job(shape: Shape, point: tuple[int, int] | None, peer_folder: Path | None) -> None:
+    """Run once in a process of its own: what it compiles is in the cache for the measurement."""
+    layer = Layer.random(shape)
+    if point is not None:
+        ours(make_case(layer, *point))(0)
+    if peer_folder:
+        peer = MoEPeer.load(peer_folder)
+        weights = peer.weights(layer)
+        for of_peer in POINTS:
+            case = make_case(layer, *of_peer)
             peer.lora(case, weights)(0)
             peer.base(case, weights)(0)
     torch.cuda.synchronize()

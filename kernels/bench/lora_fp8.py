@@ -15,20 +15,23 @@ from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, copy_rate, make_case, 
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
 from kernels.fp8 import hidden_scales_shape, quantized
+from kernels.launch_plan import ROWS_PER_TILE
 from kernels.lora_expand import lora_expand
 from kernels.lora_expand_fp8 import lora_expand_fp8
-from kernels.lora_shrink import lora_shrink
+from kernels.lora_linear import add_pair
+from kernels.lora_linear_fp8 import add_pair_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8
-from kernels.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config
+from kernels.tuning import ExpandConfig
 
 RANK = 16
 POINTS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 64), (2048, 1), (2048, 8), (2048, 64))
 LAYER = LAYERS[2]
 FP8 = torch.float8_e4m3fn
-# Columns and warps of FP8 expand, beside the chosen ones.
+# Columns and warps of FP8 expand by its rows, beside the chosen ones.
 _EXPAND = {
-    1: ((512, 1), (1024, 2), (2048, 4), (512, 2)),
-    16: ((128, 4), (256, 4), (128, 2), (256, 8), (512, 4), (512, 8)),
+    1: ((256, 2), (256, 1), (512, 2), (512, 4), (1024, 2), (1024, 4), (2048, 4)),
+    16: ((64, 4), (128, 4), (256, 4), (256, 8), (512, 4), (512, 8)),
+    64: ((64, 4), (128, 4), (128, 8), (256, 8)),
 }
 
 
@@ -36,13 +39,14 @@ _EXPAND = {
 class Row:
     """us of one call. fp8: e4m3 weights and float32 h; w8a8: e4m3 h too, which shrink quantizes.
 
-    The pairs are shrink and expand; the floors are expand's: B, y read and written, h. block_n and num_warps
-    are a candidate's for FP8 expand, none for the chosen ones.
+    The pairs are shrink and expand as the product launches them; the floors are expand's: B, y read and
+    written, h. rows, block_n and num_warps are a candidate's for FP8 expand, none for the chosen ones.
     """
 
     op: str
     tokens: int
     adapters: int
+    rows: int | None
     block_n: int | None
     num_warps: int | None
     bf16_us: float
@@ -64,13 +68,19 @@ class Fp8Weights:
     b_scales: list[Tensor]
 
 
-def run(peer_folder: Path | None, tune: bool) -> Iterator[dict[str, Any]]:
-    in_processes(_compile, [(point, peer_folder, tune) for point in POINTS])
+def run(peer_folder: Path | None, *, tune: bool, compiled: bool) -> Iterator[dict[str, Any]]:
+    if not compiled:
+        in_processes(compile_job, jobs(peer_folder, tune))
     for point in POINTS:
         yield from map(asdict, _rows(point, peer_folder, tune))
 
 
-def _compile(point: tuple[int, int], peer_folder: Path | None, tune: bool) -> None:
+def jobs(peer_folder: Path | None, tune: bool) -> list[tuple[tuple[int, int], Path | None, bool]]:
+    """Arguments of compile_job."""
+    return [(point, peer_folder, tune) for point in POINTS]
+
+
+def compile_job(point: tuple[int, int], peer_folder: Path | None, tune: bool) -> None:
     case, weights = _case(*point, sets=1)
     for config in _configs(case, tune):
         for call in _calls(case, weights, config):
@@ -93,8 +103,8 @@ def _rows(point: tuple[int, int], peer_folder: Path | None, tune: bool) -> Itera
         yield Row("lora_fp8", *point, *_size(config), *_three(alone), *_three(pairs), *floors, peer_us)
 
 
-def _size(config: ExpandConfig | None) -> tuple[int | None, int | None]:
-    return (config.block_n, config.num_warps) if config else (None, None)
+def _size(config: ExpandConfig | None) -> tuple[int | None, int | None, int | None]:
+    return (config.rows, config.block_n, config.num_warps) if config else (None, None, None)
 
 
 def _three(times: list[float]) -> tuple[float, float, float]:
@@ -120,9 +130,11 @@ def _case(tokens: int, adapters: int, sets: int) -> tuple[Case, list[Fp8Weights]
 
 
 def _configs(case: Case, tune: bool) -> list[ExpandConfig | None]:
-    chosen = expand_config(case.metas[0].plan, 2)
-    others = _EXPAND[chosen.rows] if tune else ()
-    return [None, *(ExpandConfig(chosen.rows, chosen.block_rank, n, warps) for n, warps in others)]
+    plan, configs = case.metas[0].plan, list[ExpandConfig | None]([None])
+    for rows in (plan.rows_per_item, *((ROWS_PER_TILE,) if plan.tiles else ())) if tune else ():
+        block_rank = plan.block_rank if rows == 1 else max(16, plan.block_rank)
+        configs += [ExpandConfig(rows, block_rank, n, warps) for n, warps in _EXPAND[rows]]
+    return configs
 
 
 def _calls(case: Case, weights: list[Fp8Weights], config: ExpandConfig | None) -> list[Call]:
@@ -135,15 +147,13 @@ def _calls(case: Case, weights: list[Fp8Weights], config: ExpandConfig | None) -
     )
     h8.copy_(h)
     h_scales.fill_(1)
-    plan = case.metas[0].plan
-    shrink = shrink_config(plan, len(LAYER.slices), LAYER.width, 2, final=True)
     return [
-        partial(_bf16, case, h, shrink=None),
-        partial(_fp8, case, weights, h, None, config, None),
-        partial(_fp8, case, weights, h8, h_scales, config, None),
-        partial(_bf16, case, h, shrink=shrink),
-        partial(_fp8, case, weights, h, None, config, shrink),
-        partial(_fp8, case, weights, h8, h_scales, config, shrink),
+        partial(_bf16, case, h),
+        partial(_fp8, case, weights, h, None, config),
+        partial(_fp8, case, weights, h8, h_scales, config),
+        partial(_bf16, case, None),
+        partial(_fp8_pair, case, weights, config),
+        partial(_w8a8_pair, case, weights, h8, h_scales, config),
     ]
 
 
@@ -152,12 +162,14 @@ def _turn(case: Case, sets: int, index: int) -> tuple[int, int, int]:
     return index % metas, (index // metas) % sets, index % len(case.xs)
 
 
-def _bf16(case: Case, h: Tensor, index: int, *, shrink: ShrinkConfig | None) -> None:
+def _bf16(case: Case, h: Tensor | None, index: int) -> None:
+    """The pair where h is None."""
     step, number, turn = _turn(case, len(case.weights), index)
-    own, meta = case.weights[number], case.metas[step]
-    if shrink:
-        lora_shrink(h, case.xs[turn], own.lora_a, case.ranks, case.scales, meta, shrink)
-    lora_expand(case.ys[turn], h, own.lora_b, case.ranks, case.column_starts, meta)
+    own, meta, y, x = case.weights[number], case.metas[step], case.ys[turn], case.xs[turn]
+    if h is None:
+        add_pair(y, x, own.lora_a, own.lora_b, case.ranks, case.scales, case.column_starts, meta)
+    else:
+        lora_expand(y, h, own.lora_b, case.ranks, case.column_starts, meta)
 
 
 def _fp8(
@@ -166,18 +178,33 @@ def _fp8(
     h: Tensor,
     h_scales: Tensor | None,
     config: ExpandConfig | None,
-    shrink: ShrinkConfig | None,
     index: int,
 ) -> None:
     step, number, turn = _turn(case, len(weights), index)
-    own, meta, x = weights[number], case.metas[step], case.xs[turn]
-    if shrink:
-        tables = case.ranks, case.scales
-        lora_shrink_fp8(h, x, own.a, own.a_scales, *tables, meta, h_scales=h_scales, config=shrink)
-    lora_expand_fp8(
-        case.ys[turn], h, own.b, own.b_scales, case.ranks, case.column_starts, meta, h_scales=h_scales,
-        config=config,
-    )  # fmt: skip
+    own, tables = weights[number], (case.ranks, case.column_starts, case.metas[step])
+    lora_expand_fp8(case.ys[turn], h, own.b, own.b_scales, *tables, h_scales=h_scales, config=config)
+
+
+def _fp8_pair(case: Case, weights: list[Fp8Weights], config: ExpandConfig | None, index: int) -> None:
+    step, number, turn = _turn(case, len(weights), index)
+    own, tables = weights[number], (case.ranks, case.scales, case.column_starts, case.metas[step])
+    y, x = case.ys[turn], case.xs[turn]
+    add_pair_fp8(y, x, own.a, own.a_scales, own.b, own.b_scales, *tables, config=config)
+
+
+def _w8a8_pair(
+    case: Case,
+    weights: list[Fp8Weights],
+    h: Tensor,
+    h_scales: Tensor,
+    config: ExpandConfig | None,
+    index: int,
+) -> None:
+    step, number, turn = _turn(case, len(weights), index)
+    own, meta = weights[number], case.metas[step]
+    tables = case.ranks, case.scales, meta
+    lora_shrink_fp8(h, case.xs[turn], own.a, own.a_scales, *tables, h_scales=h_scales)
+    _fp8(case, weights, h, h_scales, config, index)
 
 
 def _floor(case: Case, weight_bytes: int) -> float:

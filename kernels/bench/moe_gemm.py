@@ -1,7 +1,9 @@
-"""The base model's expert products: ours, torch's grouped product, and another implementation's experts."""
+"""The base model's expert products: ours, torch's grouped product, and other implementations' experts."""
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.bench.inputs import copy_rate
-from kernels.bench.moe_inputs import MAX_LORAS, SHAPES, TOKENS, Case, Layer, Shape, make_case
+from kernels.bench.moe_inputs import MAX_LORAS, Case, Layer, Points, Shape, make_case
+from kernels.bench.peer_moe import MoEPeer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
 from kernels.expert_product import align_experts, expert_product
@@ -25,21 +28,30 @@ _TUNED = {
 }
 
 
-def run(tune: bool) -> Iterator[dict[str, Any]]:
+def run(
+    points: Points, peer_folder: Path | None, *, tune: bool, flashinfer: bool, compiled: bool
+) -> Iterator[dict[str, Any]]:
     """Rows (op, shape, tokens, us of align + w13 + SiLU-mul + w2 + sum, as is or with a configuration, of
-    torch's grouped_mm in their place, with its gathers, and the floor)."""
-    in_processes(_compile, [(shape, size, tune) for shape in SHAPES for size in _TUNED])
-    for shape in SHAPES:
+    others in their place, and the floor). The others: torch's grouped_mm with its gathers, FlashInfer's fused
+    experts, vLLM's."""
+    if not compiled:
+        in_processes(compile_job, jobs(points, tune))
+    peer = MoEPeer.load(peer_folder) if peer_folder else None
+    for shape, of_shape in points:
         layer = Layer.random(shape)
         w13, w2 = _weights(shape)
-        for tokens in TOKENS:
+        of_peer = peer.weights(layer) if peer else None
+        for tokens in sorted({tokens for tokens, _ in of_shape}):
             case = make_case(layer, tokens, MAX_LORAS if tokens >= MAX_LORAS else 1)
             row = {"op": "moe_gemm", "shape": shape.name, "tokens": tokens}
-            (us,) = time_calls([(_ours(case, w13, w2), case.calls)], rounds=7)
-            grouped_us = None
-            if hasattr(F, "grouped_mm"):
-                (grouped_us,) = time_calls([(_grouped(case, w13, w2), case.calls)], rounds=7)
-            yield {**row, "ours_us": us, "grouped_mm_us": grouped_us, "floor_us": _floor(case)}
+            calls = {"ours": _ours(case, w13, w2), "grouped_mm": _grouped(case, w13, w2)}
+            if flashinfer:
+                calls["flashinfer"] = _flashinfer(case, w13, w2)
+            if peer and of_peer:
+                calls["peer"] = peer.base(case, of_peer)
+            times = time_calls([(call, case.calls) for call in calls.values()], rounds=7)
+            found = {f"{name}_us": us for name, us in zip(calls, times, strict=True)}
+            yield {**row, **found, "floor_us": _floor(case)}
             for size, config in _configs(tokens * shape.topk, shape.experts) if tune else ():
                 call = _product(case, w13, size, config)
                 (us,) = time_calls([(call, case.calls)], rounds=5)
@@ -54,7 +66,12 @@ def _configs(pairs: int, experts: int) -> Iterator[tuple[int, GemmConfig]]:
             yield size, GemmConfig(size, *config)
 
 
-def _compile(shape: Shape, size: int, tune: bool) -> None:
+def jobs(points: Points, tune: bool) -> list[tuple[Shape, int, bool]]:
+    """Arguments of compile_job."""
+    return [(shape, size, tune) for shape, _ in points for size in _TUNED]
+
+
+def compile_job(shape: Shape, size: int, tune: bool) -> None:
     layer, (w13, _) = Layer.random(shape), _weights(shape)
     case = make_case(layer, 64, 1)
     configs = [gemm_config(size, 2), *(GemmConfig(size, *config) for config in _TUNED[size] if tune)]
@@ -107,6 +124,18 @@ def _grouped(case: Case, w13: Tensor, w2: Tensor) -> Call:
         )
         case.y2[order] = y
         case.y2.view(case.tokens, -1, case.y2.shape[1]).sum(1)
+
+    return call
+
+
+def _flashinfer(case: Case, w13: Tensor, w2: Tensor) -> Call:
+    """Compiled with nvcc at the first call, which takes minutes."""
+    experts: Any = importlib.import_module("flashinfer.fused_moe").cutlass_fused_moe
+    y = torch.empty_like(case.x)
+
+    def call(index: int) -> None:
+        turn = index % len(case.choices)
+        experts(case.x, case.choices[turn], case.weights[turn], w13, w2, case.x.dtype, [], output=y)
 
     return call
 

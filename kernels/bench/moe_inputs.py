@@ -1,5 +1,6 @@
 """Expert layers of Mixtral-8x7B and Qwen3-30B-A3B in bfloat16, with per-expert LoRA and random routing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,14 @@ class Shape:
     inner: int
 
 
+Points = tuple[tuple[Shape, tuple[tuple[int, int], ...]], ...]
 SHAPES = (Shape("mixtral", 8, 2, 4096, 14336), Shape("qwen3-30b-a3b", 128, 8, 2048, 768))
+
+
+def selected(shapes: Sequence[str] | None, tokens: Sequence[int] | None) -> Points:
+    """Shapes of these names with their (tokens, adapters) of these tokens; None: all."""
+    points = tuple(point for point in POINTS if tokens is None or point[0] in tokens)
+    return tuple((shape, points) for shape in SHAPES if shapes is None or shape.name in shapes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,30 +8,40 @@ from typing import Any
 import torch
 from triton.runtime.errors import OutOfResources
 
-from kernels.bench.moe_inputs import POINTS, SHAPES, Case, Layer, Product, Shape, make_case
+from kernels.bench.moe_inputs import Case, Layer, Points, Product, Shape, make_case
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
 from kernels.moe_blocks import MoEBlocks
 from kernels.moe_lora_align import moe_lora_align_block_size
-from kernels.moe_tuning import OnceConfig, PairConfig
+from kernels.moe_tuning import OnceConfig, PairConfig, chunks
 
 # 0: not aligned.
 _SIZES = {1: (0,), 8: (0, 16), 64: (0, 16, 32), 512: (16, 32), 2048: (16, 32, 64)}
 PRODUCTS = ("w13", "w2")
 
 
-def run() -> Iterator[dict[str, Any]]:
+def run(points: Points, *, compiled: bool) -> Iterator[dict[str, Any]]:
     """Rows (op, shape, tokens, adapters, block size, product, form, its sizes, us)."""
-    sizes = sorted({size for sizes in _SIZES.values() for size in sizes})
-    in_processes(_compile, [(s, size, product) for s in SHAPES for size in sizes for product in PRODUCTS])
-    for shape in SHAPES:
+    if not compiled:
+        in_processes(compile_job, jobs(points))
+    for shape, of_shape in points:
         layer = Layer.random(shape)
-        for tokens, adapters in POINTS:
+        for tokens, adapters in of_shape:
             yield from _point(make_case(layer, tokens, adapters))
 
 
-def _compile(shape: Shape, size: int, product: str) -> None:
+def jobs(points: Points) -> list[tuple[Shape, int, str]]:
+    """Arguments of compile_job."""
+    return [
+        (shape, size, product)
+        for shape, of_shape in points
+        for size in sorted({size for tokens, _ in of_shape for size in _SIZES[tokens]})
+        for product in PRODUCTS
+    ]
+
+
+def compile_job(shape: Shape, size: int, product: str) -> None:
     tokens = next(tokens for tokens in _SIZES if size in _SIZES[tokens])
     case = make_case(Layer.random(shape), tokens, 1)
     made = [_blocks(case, size, 0)]
@@ -104,7 +114,9 @@ def _add(case: Case, product: str, made: list[MoEBlocks], config: PairConfig | O
 
 def _candidates(case: Case, size: int, product: str) -> list[PairConfig | OnceConfig]:
     width, columns = (w[0].shape[3] for w in (_product(case, product).lora_a, _product(case, product).lora_b))
-    return [*_pairs(size, width, product), *_onces(size, columns)]
+    made = _blocks(case, size, 0)
+    entries = len(made.blocks) if size else made.num_pairs
+    return [*_pairs(size, width, product), *_onces(size, entries * (2 if product == "w13" else 1), columns)]
 
 
 def _pairs(size: int, width: int, product: str) -> Iterator[PairConfig]:
@@ -128,8 +140,9 @@ def _pairs(size: int, width: int, product: str) -> Iterator[PairConfig]:
 
 # (inputs, columns, warps, stages, column stages)
 _UNALIGNED = (
-    (256, 256, 4, 3, 1), (512, 256, 4, 3, 1), (512, 256, 4, 2, 2), (512, 256, 8, 3, 1), (256, 256, 2, 3, 1),
-    (256, 512, 2, 3, 3), (256, 256, 1, 3, 1), (128, 256, 1, 4, 2), (1024, 256, 4, 2, 1),
+    (1024, 256, 4, 2, 1), (1024, 256, 8, 2, 1), (1024, 128, 4, 2, 1), (1024, 128, 8, 2, 1),
+    (512, 256, 4, 3, 2), (512, 512, 4, 2, 1), (512, 128, 4, 3, 1), (256, 256, 2, 3, 1),
+    (2048, 256, 8, 1, 1), (2048, 128, 8, 1, 1), (2048, 256, 4, 1, 1),
 )  # fmt: skip
 _ALIGNED = (
     (128, 256, 4, 3, 1), (128, 256, 4, 3, 2), (64, 256, 4, 4, 1), (128, 128, 4, 3, 1), (128, 128, 2, 3, 1),
@@ -137,10 +150,10 @@ _ALIGNED = (
 )  # fmt: skip
 
 
-def _onces(size: int, columns: int) -> Iterator[OnceConfig]:
-    """One chunk of each form, then more chunks of one."""
-    for block_k, block_n, *rest in _ALIGNED if size else _UNALIGNED:
-        yield OnceConfig(block_k, block_n, 1, *rest)
-    for chunks in (2, 4):
-        if columns >= chunks * 256:
-            yield OnceConfig(128 if size else 256, 256, chunks, 4, 3, 1)
+def _onces(size: int, programs: int, columns: int) -> Iterator[OnceConfig]:
+    """Each form in as many chunks as fill the card, the first one in others too."""
+    for number, (block_k, block_n, *rest) in enumerate(_ALIGNED if size else _UNALIGNED):
+        fitting = chunks(programs, columns, block_n)
+        for count in sorted({fitting, max(1, fitting // 2), min(2 * fitting, -(-columns // block_n))}):
+            if number == 0 or count == fitting:
+                yield OnceConfig(block_k, block_n, count, *rest)

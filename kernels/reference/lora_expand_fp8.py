@@ -6,15 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check, check_rows, check_same_device, check_stack, check_table
-from kernels.fp8 import (
-    LARGEST,
-    RANKS_PER_SCALE,
-    check_row_scales,
-    check_weight_scales,
-    hidden_scales_shape,
-    is_fp8,
-    spread,
-)
+from kernels.fp8 import RANKS_PER_SCALE, check_hidden_fp8, check_weight_scales, is_fp8, spread
 from kernels.meta import LoRAKernelMeta
 
 
@@ -96,13 +88,7 @@ def check_expand_fp8(
             "column_starts",
             f"{start}..{ends} exceed y's {y.shape[1]} columns",
         )
-    fits = tuple(h.shape) == (slices, meta.num_rows, max_rank) and h.dtype in (torch.float32, *LARGEST)
-    check(
-        fits,
-        "h",
-        f"must be float32 or FP8 [{slices}, {meta.num_rows}, {max_rank}], is {h.dtype} {list(h.shape)}",
-    )
+    check_hidden_fp8(h, h_scales, slices, meta.num_rows, max_rank)
     check(not is_fp8(h) or h.dtype == lora_b[0].dtype, "h", f"is {h.dtype}, lora_b {lora_b[0].dtype}")
-    check_row_scales(h_scales, "h_scales", h, "h", hidden_scales_shape(slices, meta.num_rows, max_rank))
     check_table(ranks, "ranks", torch.int32, slices, meta)
     check_same_device(y.device, h=h, lora_b=lora_b[0], ranks=ranks)

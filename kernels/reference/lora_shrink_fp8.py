@@ -7,11 +7,10 @@ from torch import Tensor
 
 from kernels.checks import check, check_rows, check_same_device, check_stack, check_table
 from kernels.fp8 import (
-    LARGEST,
     RANKS_PER_SCALE,
+    check_hidden_fp8,
     check_row_scales,
     check_weight_scales,
-    hidden_scales_shape,
     is_fp8,
     quantized,
     spread,
@@ -100,13 +99,7 @@ def check_shrink_fp8(
     check(not is_fp8(x) or x.dtype == lora_a[0].dtype, "x", f"is {x.dtype}, lora_a {lora_a[0].dtype}")
     groups = 1 if x_scales is None or x_scales.shape[-1] == 1 else -(-x.shape[1] // (group[1] or x.shape[1]))
     check_row_scales(x_scales, "x_scales", x, "x", (x.shape[0], groups))
-    fits = tuple(h.shape) == (slices, meta.num_rows, max_rank) and h.dtype in (torch.float32, *LARGEST)
-    check(
-        fits,
-        "h",
-        f"must be float32 or FP8 [{slices}, {meta.num_rows}, {max_rank}], is {h.dtype} {list(h.shape)}",
-    )
-    check_row_scales(h_scales, "h_scales", h, "h", hidden_scales_shape(slices, meta.num_rows, max_rank))
+    check_hidden_fp8(h, h_scales, slices, meta.num_rows, max_rank)
     check_table(ranks, "ranks", torch.int32, slices, meta)
     check_table(scales, "scales", torch.float32, slices, meta)
     check_same_device(x.device, h=h, lora_a=lora_a[0], ranks=ranks, scales=scales)

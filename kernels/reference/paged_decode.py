@@ -14,6 +14,7 @@ def paged_decode(
     kv_indptr: Tensor,
     last_page_len: Tensor,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Semantics: out[s, h] = softmax(query[s, h] . K_s[g] / sqrt(head_dim)) V_s[g].
 
@@ -27,6 +28,7 @@ def paged_decode(
     kv_indptr      int32 [sequences + 1]
     last_page_len  int32 [sequences], at least 1
     window         only the last so many tokens are seen; None: all
+    sinks          floating [heads]: logits that take part in the softmax and bring no value
     """
     sequences, heads, head_dim = query.shape
     for s in range(sequences):
@@ -36,4 +38,7 @@ def paged_decode(
         keys, values = cache[:, pages].flatten(1, 2)[:, first:length].float()
         keys, values = (x.repeat_interleave(heads // x.shape[1], 1) for x in (keys, values))
         scores = torch.einsum("hd,phd->hp", query[s].float(), keys) / math.sqrt(head_dim)
-        out[s] = torch.einsum("hp,phd->hd", scores.softmax(-1), values).to(out.dtype)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None]), -1)
+        weights = scores.softmax(-1)[:, : len(values)]
+        out[s] = torch.einsum("hp,phd->hd", weights, values).to(out.dtype)

@@ -15,7 +15,7 @@ from lorafleet.bench.rows import peer_figures
 def about(revision: str | None) -> Mapping[str, str | None]:
     """`revision`: what is measured, where the folder is no git checkout. Versions are None when absent."""
     return {
-        "gpu": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        "gpu": _output("nvidia-smi", *_visible(), "--query-gpu=name", "--format=csv,noheader"),
         "cpus": f"{os.cpu_count()} x {platform.machine()}",
         "python": platform.python_version(),
         "torch": _version("torch"),
@@ -24,6 +24,11 @@ def about(revision: str | None) -> Mapping[str, str | None]:
         "command": shlex.join(["lorafleet", *sys.argv[1:]]),
         "peer": str(peer_figures()["source"]),
     }
+
+
+def _visible() -> tuple[str, ...]:
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (f"--id={devices}",) if devices else ()
 
 
 def _version(package: str) -> str | None:

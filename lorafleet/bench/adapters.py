@@ -12,23 +12,25 @@ from tempfile import TemporaryDirectory
 from lorafleet.adapters import Adapters
 from lorafleet.bench.errors import BenchError
 
-DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_PARENTS = {name: "mlp" if name in DENSE[4:] else "self_attn" for name in DENSE}
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Of a base model: its layers, and (in_features, out_features) of each projection."""
+    """Of a base model: its layers, and (in_features, out_features) of each projection by its path in a layer,
+    as "self_attn.q_proj" or "mlp.experts.7.up_proj"."""
 
     num_layers: int
     projections: Mapping[str, tuple[int, int]]
 
     @classmethod
-    def of(cls, model: Path) -> "Shapes":
+    def of(cls, model: Path, *, attention_only: bool = False) -> "Shapes":
         """From config.json of a Hugging Face folder. Raises BenchError."""
         try:
             config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-            hidden, inner = config["hidden_size"], config["intermediate_size"]
+            hidden, experts = config["hidden_size"], config.get("num_experts", 0)
+            inner = config["moe_intermediate_size" if experts else "intermediate_size"]
             heads = config["num_attention_heads"]
             head_dim = config.get("head_dim") or hidden // heads
             query, key = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
@@ -36,8 +38,12 @@ class Shapes:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{model / 'config.json'} does not tell the model's shapes: {error}") from error
         sizes = (hidden, query), (hidden, key), (hidden, key), (query, hidden)
-        mlp = (hidden, inner), (hidden, inner), (inner, hidden)
-        return cls(layers, dict(zip(DENSE, (*sizes, *mlp), strict=True)))
+        projections = {f"self_attn.{name}": size for name, size in zip(_ATTENTION, sizes, strict=True)}
+        mlp = dict(zip(_MLP, ((hidden, inner), (hidden, inner), (inner, hidden)), strict=True))
+        parents = [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]
+        if not attention_only:
+            projections |= {f"{parent}.{name}": mlp[name] for parent in parents for name in _MLP}
+        return cls(layers, projections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,12 @@ class AdapterMaker:
 
     @classmethod
     def make(cls, shapes: Shapes, rank: int, seed: int = 0) -> "AdapterMaker":
-        """All seven projections of every layer, at one rank. The block is as big as one adapter."""
+        """All these projections of every layer, at one rank. The block is as big as one adapter."""
         entries: dict[str, object] = {}
         end = 0
         for layer in range(shapes.num_layers):
-            for name, (inputs, outputs) in shapes.projections.items():
-                path = f"base_model.model.model.layers.{layer}.{_PARENTS[name]}.{name}"
+            for place, (inputs, outputs) in shapes.projections.items():
+                path = f"base_model.model.model.layers.{layer}.{place}"
                 for half, shape in (("A", [rank, inputs]), ("B", [outputs, rank])):
                     start, end = end, end + 2 * shape[0] * shape[1]
                     entries[f"{path}.lora_{half}.weight"] = {
@@ -68,7 +74,9 @@ class AdapterMaker:
                     }
         text = json.dumps(entries).encode()
         text += b" " * (-len(text) % 8)
-        return cls(struct.pack("<Q", len(text)) + text, _random_bfloat16(end // 2, seed), _config(rank))
+        return cls(
+            struct.pack("<Q", len(text)) + text, _random_bfloat16(end // 2, seed), _config(rank, shapes)
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -100,7 +108,7 @@ def _random_bfloat16(count: int, seed: int) -> bytes:
 _HIGH_BYTE = bytes((bits & 0x80) | (0x3B + (bits & 1)) for bits in range(256))
 
 
-def _config(rank: int) -> bytes:
+def _config(rank: int, shapes: Shapes) -> bytes:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -113,7 +121,7 @@ def _config(rank: int) -> bytes:
         "inference_mode": True,
         "use_dora": False,
         "use_rslora": False,
-        "target_modules": list(DENSE),
+        "target_modules": sorted({place.rpartition(".")[2] for place in shapes.projections}),
     }
     return json.dumps(config, indent=1).encode()
 

@@ -83,7 +83,7 @@ async def arriving_prompts(session: Session, sizes: Sizes) -> list[Row]:
     row = _spread_row(name, STREAM_ADAPTERS, gaps, played) | _against(gaps, quiet)
     return [
         _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone),
-        row | {"prompts_arrived": arrived},
+        row | {"prompts_arrived": arrived, "arrived_ttft_ms": spread_row(played.summary("short").ttft_ms)},
     ]
 
 
@@ -111,7 +111,7 @@ async def no_cliff(session: Session, sizes: Sizes) -> list[Row]:
         row = make_row(
             f"TTFT p50, {sizes.light_per_s:g} requests/s", adapters, medians[-1], "ms", played.slots
         )
-        rows.append(row | details(played.summary(), played.slots))
+        rows.append(row | details(played.summary(), played.slots, played.cpu))
     few, many = medians
     rows[1]["of_8_adapters"] = rounded(many / few) if few and many else None
     return rows
@@ -157,7 +157,7 @@ def _spread_row(workload: str, adapters: int, gaps: Sequence[float], played: Pla
     """What is measured is the p99 of `gaps`; everything else is of all streams from start to end."""
     spread = Spread.of(gaps)
     row = make_row(workload, adapters, spread.p99 if spread else None, "ms p99", played.slots)
-    return row | details(played.summary("streams"), played.slots) | {"itl_ms": spread_row(spread)}
+    return row | details(played.summary("streams"), played.slots, played.cpu) | {"itl_ms": spread_row(spread)}
 
 
 def _against(gaps: Sequence[float], quiet: Sequence[float]) -> Row:

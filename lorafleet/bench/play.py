@@ -18,7 +18,7 @@ class Caller(Protocol):
         """
 
     async def metrics(self) -> list[str]:
-        """The expositions of all executors, in the Prometheus text format; empty when they are not known."""
+        """The expositions of executors and scheduler, in the Prometheus text format, as far as known."""
 
 
 async def play(lanes: Sequence[Lane], caller: Caller, recording: Recording) -> None:

@@ -45,6 +45,17 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
         Case("D1", _offline(64, 128, 128, "distinct", 8)),
         Case("D1", _offline(64, 128, 128, "distinct", 64)),
     ),
+    "experts": (
+        Case("D1 with experts", _offline(64, 128, 128)),
+        Case("D1 with experts", _offline(64, 128, 128, "one", 1)),
+        Case("D1 with experts", _offline(64, 128, 128, "distinct", 8)),
+    ),
+    "experts-attention": (
+        Case("D1 with experts, adapters on attention", _offline(64, 128, 128)),
+        Case("D1 with experts, adapters on attention", _offline(64, 128, 128, "one", 1)),
+        Case("D1 with experts, adapters on attention", _offline(64, 128, 128, "distinct", 8)),
+        Case("D1 with experts, adapters on attention", _offline(64, 128, 128, "distinct", 64)),
+    ),
     "d2": (_D2, Case("D2", _offline(256, 256, 128, "distinct", 64), 2)),
     "d2-paged": (
         Case("D2 uniform, from disk", _offline(256, 256, 128, "uniform", 128), 1, cold=True),
@@ -133,7 +144,7 @@ def _row(case: Case, plays: list[Played]) -> Row:
         chosen.slots,
     )
     seconds = [rounded(played.summary().seconds) for played in plays]
-    row |= details(summary, chosen.slots) | {"repetitions_s": seconds}
+    row |= details(summary, chosen.slots, chosen.cpu) | {"repetitions_s": seconds}
     if case.divisor > 1:
         row |= {"lengths_divided_by": case.divisor, "peer_default": None, "peer_best": None}
     return row

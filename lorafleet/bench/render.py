@@ -38,6 +38,11 @@ def load_table(row: Row) -> str:
         loads = f"{row['loads']} loads from the store{_each(row['load_ms'])}"
         pages = f"{row['page_ins']} page-ins{_each(row['page_in_ms'])}"
         lines += ["", f"{row['slots']} slots: {row['slot_hits']} hits, {pages}, {loads}"]
+    if row["cpu_cores"]:
+        lines += [
+            "",
+            "cores used: " + ", ".join(f"{name} {_text(n)}" for name, n in row["cpu_cores"].items()),
+        ]
     return "\n".join(lines)
 
 

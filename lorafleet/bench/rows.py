@@ -36,8 +36,9 @@ def make_row(workload: str, adapters: int, ours: float | None, unit: str, slots:
     }
 
 
-def details(summary: Summary, slots: SlotUse | None) -> Row:
-    """The rest of a recording: latencies in milliseconds, throughput, what the slots did."""
+def details(summary: Summary, slots: SlotUse | None, cpu: Mapping[str, float] | None = None) -> Row:
+    """The rest of a recording: latencies in milliseconds, throughput, what the slots did, and how many cores
+    each process used."""
     row: Row = {
         "requests": summary.requests,
         "whole": summary.whole,
@@ -52,6 +53,7 @@ def details(summary: Summary, slots: SlotUse | None) -> Row:
         "itl_ms": spread_row(summary.itl_ms),
         "tpot_ms": spread_row(summary.tpot_ms),
         "late_ms": rounded(summary.late_ms),
+        "cpu_cores": {name: rounded(cores, 3) for name, cores in (cpu or {}).items()},
     }
     if slots:
         row |= {name: rounded(value) for name, value in asdict(slots).items() if name != "slots"}

@@ -14,13 +14,13 @@ from lorafleet.calls import AsyncCalls
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options, generate_request
 
-# Executors are close: a proxy for the rest of the world is not asked.
+# Services are close: a proxy for the rest of the world is not asked.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _METRICS_TIMEOUT_S = 10
 
 
 class SchedulerCaller:
-    """To be made inside a running event loop. `metrics_urls`: the executors' /metrics, if known."""
+    """To be made inside a running event loop. `metrics_urls`: the services' /metrics, if known."""
 
     def __init__(
         self,

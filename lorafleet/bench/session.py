@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from lorafleet.bench.cpu_use import cpu_shares, read_cpu_seconds
 from lorafleet.bench.errors import BenchError
 from lorafleet.bench.play import Caller, play
 from lorafleet.bench.requests import Lane, Recording, Request
@@ -21,10 +23,11 @@ _WARM_UP_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """`slots` is None when the executors' metrics are not known."""
+    """`slots` is None when the executors' metrics are not known. `cpu`: cores that each process used."""
 
     recording: Recording
     slots: SlotUse | None
+    cpu: Mapping[str, float] = field(default_factory=dict)
 
     def summary(self, lane: str | None = None) -> Summary:
         """Of one lane, or of all together."""
@@ -49,18 +52,26 @@ class Session:
 
     async def run(self, label: str, lanes: Sequence[Lane]) -> Played:
         """Raises EngineEnded; failed requests are in the recording."""
-        before = read_totals(await self._metrics())
+        before = await self._metrics()
         self.label, self.current = label, Recording()
         self.used.update(request.adapter for lane in lanes for request in lane.requests if request.adapter)
         progress = asyncio.create_task(self._tell_progress(sum(len(lane.requests) for lane in lanes)))
         gc.collect()
         gc.disable()  # a collection here would be measured as a pause there
+        cpu_before = read_cpu_seconds(before) | {"client": time.process_time()}
         try:
             await play(lanes, self.caller, self.current)
         finally:
             gc.enable()
             progress.cancel()
-        return Played(self.current, slot_use(before, read_totals(await self._metrics())))
+        client = {"client": time.process_time()}
+        after = await self._metrics()
+        seconds = (self.current.ended or 0.0) - self.current.started
+        return Played(
+            self.current,
+            slot_use(read_totals(before), read_totals(after)),
+            cpu_shares(cpu_before, read_cpu_seconds(after) | client, seconds),
+        )
 
     async def warm_up(self) -> None:
         """A few requests to the base model: connections, caches, and whatever is compiled at first use."""

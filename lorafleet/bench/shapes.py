@@ -34,6 +34,30 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -51,6 +75,30 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "tiny-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
         "torch_dtype": "float32",
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -73,7 +121,7 @@ def write_shapes(name: str, folder: Path) -> None:
 
 
 def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Names and shapes of a Llama checkpoint."""
+    """Names and shapes of a Llama checkpoint, or of one with Qwen3's experts."""
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     query, key = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
     layer = {
@@ -81,12 +129,18 @@ def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
         "self_attn.k_proj": [key, hidden],
         "self_attn.v_proj": [key, hidden],
         "self_attn.o_proj": [hidden, query],
-        "mlp.gate_proj": [inner, hidden],
-        "mlp.up_proj": [inner, hidden],
-        "mlp.down_proj": [hidden, inner],
         "input_layernorm": [hidden],
         "post_attention_layernorm": [hidden],
     }
+    parents = ["mlp"]
+    if experts := config.get("num_experts"):
+        inner = config["moe_intermediate_size"]
+        parents = [f"mlp.experts.{number}" for number in range(experts)]
+        layer |= {"mlp.gate": [experts, hidden]}
+        layer |= {f"self_attn.{half}_norm": [config["head_dim"]] for half in "qk"}
+    for parent in parents:
+        layer |= {f"{parent}.{name}_proj": [inner, hidden] for name in ("gate", "up")}
+        layer[f"{parent}.down_proj"] = [hidden, inner]
     tensors = {
         f"model.layers.{number}.{name}.weight": shape
         for number in range(config["num_hidden_layers"])

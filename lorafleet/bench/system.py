@@ -31,7 +31,7 @@ class SystemConfig:
     token: str | None = None
     tls: grpc.ChannelCredentials | None = None
     timeout: float | None = None
-    executor_metrics: tuple[str, ...] = ()
+    metrics_urls: tuple[str, ...] = ()
     model: Path | None = None
     store: str = ""
     executor_args: tuple[str, ...] = ()
@@ -75,7 +75,8 @@ def started(config: SystemConfig, note: Callable[[str], None]) -> Iterator[Start
     with LocalFleet(local, lambda service, line: note(f"[{service}] {line}")) as fleet:
         fleet.wait_ready(config.ready_timeout)
         ready_s = time.monotonic() - begin
-        yield Started(replace(config, target=fleet.target, executor_metrics=fleet.executor_metrics), ready_s)
+        urls = (*fleet.executor_metrics, fleet.scheduler_metrics)
+        yield Started(replace(config, target=fleet.target, metrics_urls=urls), ready_s)
 
 
 @asynccontextmanager
@@ -105,7 +106,7 @@ async def _connected(config: SystemConfig) -> AsyncIterator[Caller]:
         token=config.token,
         tls=config.tls,
         timeout=config.timeout,
-        metrics_urls=config.executor_metrics,
+        metrics_urls=config.metrics_urls,
     )
     try:
         yield caller

@@ -82,9 +82,10 @@ def _add_make_adapters(group: Subparsers) -> None:
         group,
         "make-adapters",
         "random adapters to measure with",
-        "Make adapters of one rank on the seven projections of every layer, with random values that are the\n"
-        "same each time: as PEFT folders (--folder), straight into a store (--store), or pushed to a\n"
-        "scheduler (neither). They are called bench-0000 and so on, as `lorafleet bench` asks for them.",
+        "Make adapters of one rank on all projections of every layer, those of each expert included, with\n"
+        "random values that are the same each time: as PEFT folders (--folder), straight into a store\n"
+        "(--store), or pushed to a scheduler (neither). They are called bench-0000 and so on, as\n"
+        "`lorafleet bench` asks for them.",
         "  lorafleet bench make-adapters --model M --store S --count 128 --rank 16\n"
         "  lorafleet bench make-adapters --model M --folder ./adapters --count 4\n"
         "  lorafleet bench make-adapters --model M --count 16 --target 127.0.0.1:50051",
@@ -96,6 +97,7 @@ def _add_make_adapters(group: Subparsers) -> None:
     parser.add_argument("--count", type=int, required=True, metavar="N", help="how many")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first (default: 0)")
     parser.add_argument("--rank", type=int, default=16, metavar="R", help="their rank (default: %(default)s)")
+    parser.add_argument("--attention-only", action="store_true", help="on q, k, v and o alone")
     parser.add_argument("--adapter-prefix", default="bench-", metavar="TEXT", help="before the number")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--folder", type=Path, metavar="FOLDER", help="write PEFT folders into this one")
@@ -106,7 +108,7 @@ def _add_make_adapters(group: Subparsers) -> None:
 def _run_make_adapters(args: argparse.Namespace) -> int:
     if args.count < 1 or args.rank < 1:
         raise BenchError("--count and --rank must be at least 1")
-    maker = AdapterMaker.make(Shapes.of(args.model), args.rank)
+    maker = AdapterMaker.make(Shapes.of(args.model, attention_only=args.attention_only), args.rank)
     numbers = range(args.first, args.first + args.count)
     names = Names(0, args.adapter_prefix)
     named = {number: str(names.adapter(number)) for number in numbers}

@@ -127,6 +127,8 @@ def add_preset(group: Subparsers) -> None:
         "Measure ready-made loads, one row each, beside the figures of vLLM on an H100. The adapters must\n"
         "be there (see make-adapters), the executor with --prefix-cache false, and with so many slots:\n"
         "  d1, d2, d3, d4      64 and more: decoding, 256 requests, one request, prefill\n"
+        "  experts             8: decoding by a model with experts, whose adapters are on all projections\n"
+        "  experts-attention   64: the same, with adapters on attention alone\n"
         "  d2-paged            16, and host memory for 128 adapters; not used since the executor's start\n"
         "  page-in-stall       16, and host memory for 108: what page-ins do to 64 running streams\n"
         "  arriving-prompts    8 and more: what short prompts do to 64 running streams\n"
@@ -211,7 +213,7 @@ def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
 def _load_row(played: Played) -> Row:
     summary = played.summary()
     row = make_row("load", summary.adapters, summary.output_tokens_per_s, OUTPUT, played.slots)
-    return row | details(summary, played.slots)
+    return row | details(summary, played.slots, played.cpu)
 
 
 def _requests(args: argparse.Namespace, names: Names) -> list[Request]:
@@ -251,7 +253,7 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="URL",
-        help="with --target: the executors' /metrics, which tell what slots did",
+        help="with --target: the services' /metrics, which tell what slots did and how busy each was",
     )
     system.add_argument(
         "--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="give up starting after so long"
@@ -281,7 +283,7 @@ def _system(args: argparse.Namespace) -> SystemConfig:
         token=os.environ.get("LORAFLEET_TOKEN"),
         tls=connection.credentials(args),
         timeout=args.timeout,
-        executor_metrics=tuple(args.executor_metrics),
+        metrics_urls=tuple(args.executor_metrics),
         model=args.model,
         store=args.store,
         executor_args=tuple(shlex.split(args.executor_args)),

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from lorafleet.commands.report import content
 from lorafleet.commands.terminal import ProgressBar, note, say, say_json
 from lorafleet.errors import LoraFleetError, QueueFull
 from lorafleet.results import AdapterVersion, PushResult
-from lorafleet.transfer import CONFIG_FILE, Progress
+from lorafleet.transfer import CONFIG_FILE, Progress, left_out
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ def push(args: argparse.Namespace) -> int:
         result = _push(client, args.folder, args.name, args, bar, args.expected_generation)
     for warning in result.version.warnings:
         note(f"warning: {warning}")
+    if args.folder.is_dir() and (names := left_out(args.folder)):
+        note(f"left out, as it changes no answer: {few(names)}")
     if args.json:
         say_json(result)
         return 0
@@ -170,6 +172,11 @@ def _line(outcome: Outcome, args: argparse.Namespace) -> str:
         return f"{outcome.name} refused: {outcome.error}"
     version = outcome.result.version
     return f"{_name(version)}@{version.digest[:19]} {_done(outcome.result, args)}: {content(version)}"
+
+
+def few(names: Sequence[str], most: int = 6) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _done(result: PushResult, args: argparse.Namespace) -> str:

@@ -13,6 +13,8 @@ def content(version: AdapterVersion) -> str:
     on = f", layers: {len(layers)}" if layers else ""
     ranks, scales = (_values(m.rank for m in version.modules), _values(m.scale for m in version.modules))
     parts = [f"modules: {len(version.modules)} ({kinds}{on})", f"rank {ranks}", f"scale {scales}"]
+    if version.full_heads:
+        parts.append(f"full heads: {' '.join(version.full_heads)}")
     return ", ".join([*parts, "+".join(version.dtypes) or "?", size(version.num_bytes)])
 
 
@@ -22,6 +24,7 @@ def differences(old: AdapterVersion, new: AdapterVersion) -> list[str]:
         f"~ {what}: {before} -> {after}"
         for what, before, after in (
             ("base", old.base_model, new.base_model),
+            ("full heads", " ".join(old.full_heads) or "none", " ".join(new.full_heads) or "none"),
             ("dtypes", "+".join(old.dtypes), "+".join(new.dtypes)),
             ("size", size(old.num_bytes), size(new.num_bytes)),
             ("chat template", _own(old.has_chat_template), _own(new.has_chat_template)),

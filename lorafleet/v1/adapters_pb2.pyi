@@ -40,7 +40,7 @@ class AdapterModule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
-    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined")
+    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined", "full_heads")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class AdapterVersion(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     name: str
     digest: str
@@ -71,7 +72,8 @@ class AdapterVersion(_message.Message):
     aliases: _containers.RepeatedScalarFieldContainer[str]
     state: VersionState
     quarantined: bool
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ...) -> None: ...
+    full_heads: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ..., full_heads: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AliasTarget(_message.Message):
     __slots__ = ("target", "weight")

@@ -119,7 +119,7 @@ class ExecutorCommand(_message.Message):
     def __init__(self, dispatch: _Optional[_Union[DispatchBatch, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., pin: _Optional[_Union[PinAdapter, _Mapping]] = ..., unpin: _Optional[_Union[UnpinAdapter, _Mapping]] = ..., drop: _Optional[_Union[DropAdapter, _Mapping]] = ..., drain: _Optional[_Union[DrainExecutor, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number")
+    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Hello(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MAX_FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     instance_id: str
     model_fingerprint: str
@@ -144,7 +145,8 @@ class Hello(_message.Message):
     block_size: int
     residency: _containers.RepeatedCompositeFieldContainer[ResidencyEntry]
     residency_number: int
-    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ...) -> None: ...
+    max_full_heads: int
+    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ...) -> None: ...
 
 class ResidencyEntry(_message.Message):
     __slots__ = ("digest", "tier", "slot", "num_bytes", "pinned")

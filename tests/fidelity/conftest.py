@@ -6,11 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from lorafleet import Client, Generation
 from tests.support.oracle import Oracle, OracleRun
 
 NUM_TOKENS = 32
+# Where the executor runs: flags for the float32 that is compared, on the CPU and on a GPU.
+DEVICES = [
+    pytest.param((), id="cpu"),
+    pytest.param(
+        (
+            "--device",
+            "cuda",
+            "--dtype",
+            "float32",
+            "--max-seats",
+            "16",
+            "--max-batched-tokens",
+            "512",
+            "--compile-processes",
+            "4",
+        ),
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
 # Below this gap between the two best logits, summation order alone may choose the other token.
 NEAR_TIE = 1e-3
 

@@ -6,20 +6,28 @@ from pathlib import Path
 import pytest
 
 from lorafleet import Client
+from tests.fidelity.conftest import DEVICES
 from tests.fidelity.families import FAMILIES, make_family
 from tests.support.adapters import DENSE, TABLES
 from tests.support.fleet import running_fleet, scrape
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_equals_peft(
-    family: str, expect: Callable, ask: Callable, assert_equal: Callable, tmp_path: Path
+    family: str,
+    device: tuple[str, ...],
+    expect: Callable,
+    ask: Callable,
+    assert_equal: Callable,
+    tmp_path: Path,
 ) -> None:
     model, streams = make_family(family, tmp_path)
     expected = expect(model, streams)
     modules = ("--lora-modules", ",".join((*DENSE, *TABLES)), "--max-lora-rank", "16", "--max-loras", "2")
     with running_fleet(
-        model, tmp_path / "store", *modules, "--block-size", "4", "--num-kv-blocks", "60"
+        model, tmp_path / "store", *modules, *device, "--block-size", "4", "--num-kv-blocks", "60"
     ) as fleet:
         with Client(fleet.target) as client:
             for stream in streams[1:]:

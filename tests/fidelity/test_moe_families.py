@@ -1,11 +1,13 @@
 """Tiny random models with experts, by the engine: adapters of experts, of attention and of both in one batch,
 in two slots, preempted and resumed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from adapter_store import DiskStore, ModelSpec
 from tests.fidelity.conftest import NUM_TOKENS, Expected
@@ -13,10 +15,25 @@ from tests.fidelity.moe_families import KINDS, make_moe_family
 from tests.support.engines import greedy, make_driver
 from tests.support.moe_models import ATTENTION
 
+# What runs it, for the float32 that is compared. On a GPU decoding is captured, attention sinks included.
+ON = [
+    pytest.param({}, id="cpu"),
+    pytest.param(
+        {"device": "cuda", "dtype": "float32", "compile_processes": 1},
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
 
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("device", ON)
 @pytest.mark.parametrize("family", KINDS)
 def test_family_with_experts_equals_peft(
-    family: str, expect: Callable[..., Expected], tmp_path: Path
+    family: str, device: Mapping[str, Any], expect: Callable[..., Expected], tmp_path: Path
 ) -> None:
     model, streams = make_moe_family(family, tmp_path)
     expected = expect(model, streams)
@@ -32,6 +49,7 @@ def test_family_with_experts_equals_peft(
         torch_threads=1,
         block_size=4,
         num_kv_blocks=26,
+        **device,
     )
     with closing(driver.engine):
         answers = driver.run(

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 import lorafleet.demo
 from lorafleet import Client
 from lorafleet.demo.model import default_cache, prepare_model
-from tests.fidelity.conftest import Stream
+from tests.fidelity.conftest import DEVICES, Stream
 from tests.support.adapters import ATTENTION, DENSE, TABLES, load_base, make_adapter
 from tests.support.fleet import running_fleet, scrape
 
@@ -75,7 +75,9 @@ def streams(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Strea
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("device", DEVICES)
 def test_twelve_streams_equal_peft(
+    device: tuple[str, ...],
     model: Path,
     streams: list[Stream],
     expect: Callable,
@@ -88,7 +90,7 @@ def test_twelve_streams_equal_peft(
     # Blocks for about three of the answers: two adapters and the base run at once, and more of them preempt.
     flags = ("--max-loras", "2", "--block-size", "8", "--num-kv-blocks", "40")
     modules = ("--lora-modules", ",".join((*DENSE, *TABLES)), "--max-lora-rank", "64")
-    with running_fleet(model, tmp_path / "store", *flags, *modules) as fleet:
+    with running_fleet(model, tmp_path / "store", *flags, *modules, *device) as fleet:
         with Client(fleet.target) as client:
             for stream in streams[1:]:
                 client.adapters.push(stream.adapter, stream.name)

@@ -154,7 +154,7 @@ MALFORMED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "no config": (partial(without, CONFIG), CONFIG),
     "config is no JSON": (partial(replaced, CONFIG, b"{"), CONFIG),
     "DoRA": (partial(config, use_dora=True), "use_dora"),
-    "biases": (partial(config, bias="all"), "bias"),
+    "biases": (partial(config, lora_bias=True), "lora_bias"),
     "unknown field": (partial(config, use_magic=True), "use_magic"),
     "wrong rank": (partial(config, r=5), "rank"),
 }

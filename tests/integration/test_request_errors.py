@@ -212,6 +212,7 @@ def test_an_unknown_executor_is_named(stubs: Stubs, main: Pair) -> None:
         ("rank32", {"rank": 32, "std": 0.02, "targets": ["q_proj"]}, "32"),
         ("head", {"targets": ["lm_head"]}, "lm_head"),
         ("tables", {"targets": ["embed_tokens", "q_proj"]}, "embed_tokens"),
+        ("full-head", {"targets": ["q_proj"], "modules_to_save": ["lm_head"]}, "--max-full-heads"),
     ],
 )
 def test_more_than_a_slot_holds_is_refused(

@@ -12,6 +12,7 @@ from kernels.launch_plan import PARTS
 from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
+from kernels.nucleus import keep_kernel, last_kept_kernel
 from kernels.paged_decode import merge_kernel, paged_decode_kernel
 from kernels.slot_block import UNIT
 from kernels.slot_scatter import scatter_kernel
@@ -26,7 +27,8 @@ POINTERS = {
     "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64", "kv_indices": "*i32",
     "kv_indptr": "*i32", "last_page_len": "*i32", "scale_log2": "fp32", "kept": "*u8", "stripe": "*i32",
     "block": "*i32", "pieces": "*i32", "tables": "*i32", "shrink_ranks": "*i32", "slot": "i32",
-    "slices": "i32", "max_loras": "i32", **ARGUMENTS,
+    "slices": "i32", "max_loras": "i32", "last_keys": "*i32", "last_tokens": "*i32", "lists": "*i32",
+    "top_k": "*i64", "min_p": "*fp64", "top_p": "*fp64", **ARGUMENTS,
 }  # fmt: skip
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
@@ -59,6 +61,9 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     draw = {"RANGE": 26.1, "BLOCK": 1024, "BLOCKS": 4}
     yield "draw", draw_kernel, {**draw, "HAS_KEPT": False}, 4
     yield "draw, filtered", draw_kernel, {**draw, "HAS_KEPT": True}, 4
+    narrowing = {"LEAST_SCALED": -28.4, "BITS": 40, "MOST_TURNS": 40, "BLOCK": 2048}
+    yield "last kept", last_kept_kernel, narrowing, 16
+    yield "keep", keep_kernel, {"BLOCK": 2048}, 4
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     decode = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "PAGE": 16, "BLOCK_KV": 64, "SPLITS": 1, "WINDOW": 0,
@@ -93,12 +98,12 @@ def compile_case(
 
 
 if __name__ == "__main__":
-    for name, kernel, constants, warps in cases():
+    arch = int(sys.argv[1])
+    for name, kernel, constants, warps in cases() if arch != 89 else ():
         # float32 takes another path through the dot; one body shows it.
         for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
-            compiled = compile_case(kernel, constants, warps, int(sys.argv[1]), element)
-            sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{sys.argv[1]}\n")
-    arch = int(sys.argv[1])
+            compiled = compile_case(kernel, constants, warps, arch, element)
+            sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")
     for name, kernel, constants, warps, types in fp8_cases(arch):
         compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
         sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

@@ -41,7 +41,7 @@ COLUMNS = {
 }  # fmt: skip
 EXPAND = {
     **COMMON, **COLUMNS, "SCALED": False, "K_SCALED": False, "GROUP_N": 1, "GROUP_K": 1, "W8A8": False,
-    "SPLIT": 2, "BLOCK_RANK": 16, "EARLY": True,
+    "SPLIT": 2, "BLOCK_RANK": 16, "VECTOR": 16, "EARLY": True,
 }  # fmt: skip
 PAIRS = {"KIND": 2, "ROWS": 1}
 BLOCKS = {"KIND": 1, "ROWS": 16}
@@ -51,7 +51,8 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     """(name, kernel, constants, warps)."""
     yield "count", count_kernel, ALIGN, 8
     for counted in (False, True):
-        yield "align", align_kernel, {**ALIGN, "BLOCK": 16, "PADDED": False, "COUNTED": counted}, 8
+        shape = {"WHOLE": 1024, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
+        yield "align", align_kernel, {**ALIGN, **shape}, 8
     for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS)):
         shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is BLOCKS else 1}
         yield f"expert shrink {name}", block_shrink_kernel, {**SHRINK, **rows, **shape}, 4
@@ -63,7 +64,6 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
             "BLOCK_RANK": 16,
             "BLOCK_K": 128,
             "BLOCK_N": 256,
-            "CHUNKS": 2,
             "COLUMN_STAGES": 1,
         }
         yield f"experts at once {name}", fused_moe_lora_once_kernel, {**COMMON, **COLUMNS, **rows, **shape}, 4
@@ -78,7 +78,7 @@ def fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, 
     """As moe_cases, with the types of pointers. e4m3 conversions came with sm_89."""
     rows = {"KIND": 0, "ROWS": 16, "EARLY": True, "SCALED": True, "GROUP_N": 128, "GROUP_K": 128}
     rows |= {"TOPK": 1, "NUM_EXPERTS": 1, "SPLIT": 4}
-    fp8 = "fp8e4nv" if arch >= 90 else "fp8e5"
+    fp8 = "fp8e4nv" if arch >= 89 else "fp8e5"
     for w8a8 in (False, True):
         quantized = {"LARGEST": 448.0, "BLOCK_RANK": 32} if w8a8 else {}
         types = {"a": f"*{fp8}", "x": f"*{fp8}" if w8a8 else "*bf16", "h": f"*{fp8}" if w8a8 else "*fp32"}

@@ -1,14 +1,20 @@
 """Expert kernels and FP8 at real sizes, and under captured graphs. Run with `pytest -m gpu`."""
 
+from itertools import product
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from kernels.expert_product import align_experts, expert_product
 from kernels.fp8 import hidden_scales_shape, quantized, spread
+from kernels.fp8_tile import as_type
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
 from kernels.launch_plan import LaunchPlan
 from kernels.lora_expand_fp8 import lora_expand_fp8
+from kernels.lora_linear_fp8 import add_pair_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8
 from kernels.meta import LoRAKernelMeta, LoRAMapping
 from kernels.moe_lora_align import moe_lora_align_block_size
@@ -157,10 +163,8 @@ def test_fp8_pair_equals_the_reference(group: tuple[int, int], dtype: torch.dtyp
     ranks = torch.tensor([[16, 1, 0, 32, 7, 16, 16, 20]] * 2, dtype=torch.int32, device="cuda")
     scales = torch.rand(2, 8, device="cuda") + 0.5
     joined = torch.randn(8, 2, max_rank, WIDTH + 768, device="cuda") * 0.02
-    stacks = [quantized(joined[:, s, :, :WIDTH], dtype, (group_n, group_k)) for s in range(2)]
-    a, a_scales = [joint(w) for w in zip(*stacks, strict=True)]
-    stacks = [quantized(joined[:, s, :, WIDTH:], dtype, (group_k, group_n)) for s in range(2)]
-    b, b_scales = [joint(w) for w in zip(*stacks, strict=True)]
+    a, a_scales = fp8_slices(joined[..., :WIDTH], dtype, (group_n, group_k))
+    b, b_scales = fp8_slices(joined[..., WIDTH:], dtype, (group_k, group_n))
     for runs in STEPS.values():
         rows = len(row_slots(runs))
         x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
@@ -182,6 +186,115 @@ def test_fp8_pair_equals_the_reference(group: tuple[int, int], dtype: torch.dtyp
             results.append((whole.cpu(), out.cpu()))
         assert error(results[1][0], results[0][0].double()) < (2e-2 if w8a8 else 2e-3)
         assert error(results[1][1], results[0][1].double()) < TOLERANCE[torch.bfloat16]
+
+
+@triton.jit
+def _convert(out, values, DTYPE: tl.constexpr):
+    place = tl.arange(0, 256)
+    tl.store(out + place, as_type(tl.load(values + place), DTYPE))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_every_fp8_number_becomes_itself(fp8: torch.dtype, dtype: torch.dtype) -> None:
+    values = torch.arange(256, device="cuda").to(torch.uint8).view(fp8)
+    out = torch.empty(256, device="cuda", dtype=dtype)
+    _convert[(1,)](out, values, tl.bfloat16 if dtype == torch.bfloat16 else tl.float16)
+    numbers = values.float().isfinite()
+    assert numbers.sum() >= 248
+    assert torch.equal(out[numbers].float(), values.float()[numbers])
+
+
+@pytest.mark.parametrize("runs", STEPS.values(), ids=STEPS)
+def test_the_fp8_pair_is_near_the_dequantized_one(runs: list[Run]) -> None:
+    torch.manual_seed(0)
+    rows = len(row_slots(runs))
+    ranks = torch.tensor([[16, 1, 0, 32, 7, 16, 16, 20]] * 2, dtype=torch.int32, device="cuda")
+    scales = torch.rand(2, 8, device="cuda") + 0.5
+    joined = torch.randn(8, 2, 32, WIDTH + 768, device="cuda") * 0.02
+    a, a_scales = fp8_slices(joined[..., :WIDTH], torch.float8_e4m3fn, (0, 0))
+    b, b_scales = fp8_slices(joined[..., WIDTH:], torch.float8_e4m3fn, (0, 0))
+    meta = LoRAKernelMeta.make(8, 4096, "cuda")
+    meta.prepare_tensors(runs)
+    x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
+    y = torch.randn(rows, 1536, device="cuda").bfloat16()
+    wanted = dequantized(y, x, a, a_scales, b, b_scales, ranks, scales, row_slots(runs))
+    add_pair_fp8(y, x, a, a_scales, b, b_scales, ranks, scales, (0, 768), meta)
+    assert error(y, wanted) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("w8a8", [False, True], ids=["", "FP8 x FP8"])
+@pytest.mark.parametrize("rows_per_item", [1, 16])
+def test_a_captured_fp8_graph_replays_other_adapters_and_ranks(rows_per_item: int, w8a8: bool) -> None:
+    torch.manual_seed(0)
+    rows, dtype = 48, torch.float8_e4m3fn
+    ranks = torch.tensor([[16, 1, 0, 32, 7, 16, 16, 20]] * 2, dtype=torch.int32, device="cuda")
+    scales, joined = torch.rand(2, 8, device="cuda") + 0.5, torch.randn(8, 2, 32, WIDTH + 768, device="cuda")
+    a, a_scales = fp8_slices(joined[..., :WIDTH] * 0.02, dtype, (0, 0))
+    b, b_scales = fp8_slices(joined[..., WIDTH:] * 0.02, dtype, (0, 0))
+    x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
+    y = torch.zeros(rows, 1536, device="cuda", dtype=torch.bfloat16)
+    h = torch.zeros(2, rows, 32, device="cuda", dtype=dtype)
+    h_scales = torch.zeros(hidden_scales_shape(2, rows, 32), device="cuda")
+    meta = LoRAKernelMeta.make(8, 64, "cuda")
+    plan = LaunchPlan.for_graph(rows, 8, rows_per_item=rows_per_item)
+
+    def run() -> None:
+        if w8a8:
+            lora_shrink_fp8(h, x, a, a_scales, ranks, scales, meta, h_scales=h_scales)
+            lora_expand_fp8(y, h, b, b_scales, ranks, (0, 768), meta, h_scales=h_scales)
+        else:
+            add_pair_fp8(y, x, a, a_scales, b, b_scales, ranks, scales, (0, 768), meta)
+
+    meta.prepare_tensors([(2, rows)], plan)
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    steps: list[list[Run]] = [
+        [(slot, 6) for slot in range(8)], [(7, 3), (-1, 34), (1, 11)], [(-1, rows)], [(3, rows)], [(5, 48)],
+    ]  # fmt: skip
+    for number, runs in enumerate(steps):
+        if number == 3:
+            ranks.clamp_(max=5)
+        meta.prepare_tensors(runs, plan)
+        y.normal_(std=0.05)
+        wanted = dequantized(y, x, a, a_scales, b, b_scales, ranks, scales, row_slots(runs))
+        before = y.clone()
+        graph.replay()
+        if wanted.equal(before.double()):
+            assert y.equal(before), number
+        else:
+            deltas = y.double() - before.double(), wanted - before.double()
+            assert error(*deltas) < (5e-2 if w8a8 else 2e-2), number
+
+
+def dequantized(
+    y: Tensor,
+    x: Tensor,
+    a: list[Tensor],
+    a_scales: list[Tensor],
+    b: list[Tensor],
+    b_scales: list[Tensor],
+    ranks: Tensor,
+    scales: Tensor,
+    slots: list[int],
+) -> Tensor:
+    """float64: y with the deltas of two slices of 768 columns, one scale a tensor."""
+    wanted, of_row = y.double(), torch.tensor(slots, device="cuda")
+    for s, slot in product(range(2), range(8)):
+        rank, here = int(ranks[s, slot]), of_row == slot
+        whole_a = a[s][slot, :rank].double() * a_scales[s][slot].double()
+        whole_b = b[s][slot, :rank].double() * b_scales[s][slot].double()
+        delta = x[here].double() @ whole_a.T * scales[s, slot].double() @ whole_b
+        wanted[here, s * 768 : s * 768 + 768] += delta
+    return wanted
+
+
+def fp8_slices(stack: Tensor, dtype: torch.dtype, group: tuple[int, int]) -> list[list[Tensor]]:
+    """[values, scales] of both slices of [slots, slices, ranks, width]."""
+    return [joint(w) for w in zip(*[quantized(stack[:, s], dtype, group) for s in range(2)], strict=True)]
 
 
 def joint(slices: tuple[Tensor, ...]) -> list[Tensor]:

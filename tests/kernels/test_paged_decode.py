@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor.attention import KVCache, LayerCache, Span, plan_attention
 from kernels import paged_decode as triton_form
 from kernels.errors import KernelArgumentError
 from kernels.paged_decode import DecodeConfig, decode_config
@@ -31,13 +32,30 @@ def inputs(
 
 @pytest.mark.parametrize("window", [None, 7, 64])
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("group", [1, 3, 16])
-def test_it_equals_the_reference(group: int, splits: int, window: int | None) -> None:
+@pytest.mark.parametrize(("group", "sinks"), [(1, False), (3, False), (3, True), (16, True)])
+def test_it_equals_the_reference(group: int, sinks: bool, splits: int, window: int | None) -> None:
     query, *rest = inputs(LENGTHS, group)
     expected, actual = (torch.full(query.shape, float("nan")) for _ in range(2))
-    paged_decode(expected, query, *rest, window)
-    triton_form.paged_decode(actual, query, *rest, window, DecodeConfig(16, splits, 4, 2))
+    weights = torch.linspace(-2, 3, group * KV_HEADS) if sinks else None
+    paged_decode(expected, query, *rest, window, weights)
+    triton_form.paged_decode(actual, query, *rest, window, DecodeConfig(16, splits, 4, 2), weights)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sinks_are_those_of_the_layers() -> None:
+    """The plan's own attention is the definition that models are compared with."""
+    query, cache, indices, indptr, last = inputs(LENGTHS, 3)
+    sinks = torch.linspace(-2, 3, 3 * KV_HEADS)
+    expected = torch.full(query.shape, float("nan"))
+    paged_decode(expected, query, cache, indices, indptr, last, 7, sinks)
+    spans = []
+    for number, length in enumerate(LENGTHS):
+        pages = indices[indptr[number] : indptr[number + 1]].long()
+        slots = (pages[:, None] * PAGE + torch.arange(PAGE)).flatten()[:length]
+        spans.append(Span(number, length - 1, 1, slots))
+    layer = LayerCache(cache, 7)
+    plan = plan_attention(spans, KVCache((layer,), cache.shape[1], PAGE))
+    torch.testing.assert_close(plan.attend(query, layer, sinks), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_few_sequences_are_cut_into_more_programs() -> None:
@@ -59,20 +77,26 @@ def test_what_the_kernel_does_not_serve_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("sequences", [1, 9, 64])
-def test_on_a_gpu_eagerly_and_replayed_with_other_lengths(sequences: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sinked", [False, True])
+def test_on_a_gpu_eagerly_and_replayed_with_other_lengths(
+    sequences: int, sinked: bool, dtype: torch.dtype
+) -> None:
     lengths = [1 + 37 * i % 200 for i in range(sequences)]
     query, cache, indices, indptr, last = inputs(lengths, 4, "cuda", dtype)
+    sinks = torch.linspace(-2, 3, 4 * KV_HEADS, device="cuda").to(dtype) if sinked else None
     tolerance = {torch.float32: 1e-4}.get(dtype, 2e-2)
 
     def check(run: object) -> None:
         expected = torch.empty_like(query, memory_format=torch.contiguous_format)
-        paged_decode(expected, query, cache, indices, indptr, last)
+        paged_decode(expected, query, cache, indices, indptr, last, None, sinks)
         out.fill_(float("nan"))
         run()  # type: ignore[operator]
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
 
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    call = lambda: triton_form.paged_decode(out, query, cache, indices, indptr, last)  # noqa: E731
+    call = lambda: triton_form.paged_decode(  # noqa: E731
+        out, query, cache, indices, indptr, last, sinks=sinks
+    )
     check(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

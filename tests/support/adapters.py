@@ -130,6 +130,8 @@ def make_adapter(
         for name, weight in sorted(peft_model.named_parameters()):
             if "lora_magnitude" in name:  # PEFT starts it at the norm of the base's rows
                 weight.mul_(1 + torch.randn(weight.shape, generator=generator) * std)
+            elif "modules_to_save" in name:  # it starts as a copy of the base's
+                weight.add_(torch.randn(weight.shape, generator=generator) * std)
             elif "lora_" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * std)
     peft_model.save_pretrained(str(folder))

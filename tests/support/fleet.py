@@ -11,6 +11,8 @@ from lorafleet.local import LocalConfig, LocalFleet
 
 # One thread: the threads of an operation wait for each other, which is slow where tests share few cores.
 QUICK = ("--torch-threads", "1", "--log-level", "debug")
+# On a GPU kernels may have to be compiled first.
+_READY_S = 400
 
 
 @contextmanager
@@ -38,7 +40,7 @@ def running_fleet(
             executor_args=(*QUICK, *executor_args),
         )
         with LocalFleet(config, log) as fleet:
-            fleet.wait_ready(120)
+            fleet.wait_ready(_READY_S)
             yield fleet
 
 

@@ -73,10 +73,10 @@ class BufferStep:
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         out = torch.full_like(query, float("nan"), memory_format=torch.contiguous_format)
-        self.attend_into(out, query, cache)
+        self.attend_into(out, query, cache, sinks)
         return out
 
-    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache) -> None:
+    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
         buffers = self.buffers
         for number in range(self.sequences):
             first, last = buffers.qo_indptr[number : number + 2].tolist()
@@ -86,6 +86,8 @@ class BufferStep:
             k, v = cache.data[:, pages].flatten(1, 2)[:, :length].transpose(1, 2)
             visible = torch.arange(length) - torch.arange(length - last + first, length)[:, None]
             mask = visible <= 0 if cache.window is None else (visible <= 0) & (visible > -cache.window)
+            if sinks is not None:
+                raise ValueError("this stand-in has no attention sinks")
             q = query[first:last].transpose(0, 1)
             y = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, enable_gqa=True)
             out[first:last] = y[0].transpose(0, 1)

@@ -85,7 +85,7 @@ def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
         modules=tuple(config.lora_modules),
         max_loras=config.max_loras,
         max_seats=config.max_seats,
-        num_kv_blocks=config.num_kv_blocks,
+        num_kv_blocks=config.num_kv_blocks or 4096,  # unset, it is measured on the device
         block_size=config.block_size,
     )
     return cast(Engine, PacedEngine(info, float(os.environ.get("STEP_MS", "9")) / 1000))

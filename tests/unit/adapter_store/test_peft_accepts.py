@@ -207,6 +207,8 @@ def test_other_modules_in_each_layer(tmp_path: Path, spec: ModelSpec, store: Dis
     [
         {"corda_config": None, "eva_config": None, "exclude_modules": None, "lora_bias": False},
         {"future_flag": None, "future_list": [], "future_map": {}, "future_text": "", "future_number": 0},
+        {"bias": "all"},  # of a base without biases
+        {"bias": "lora_only"},
         {"base_model_name_or_path": None},
         {"lora_alpha": 8.0},
         {"target_modules": "all-linear"},

@@ -44,9 +44,10 @@ def refused(
     ("field", "value"),
     [
         ("lora_bias", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
+        ("bias", "some"),
         ("modules_to_save", ["lm_head"]),
+        ("modules_to_save", ["model.norm"]),
+        ("modules_to_save", ["score"]),
         ("trainable_token_indices", {"embed_tokens": [5, 7]}),
         ("trainable_token_indices", [5]),
         ("layer_replication", [[0, 2], [1, 2]]),
@@ -178,7 +179,12 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
         (added("base_model.model.lm_head.weight", 127, 64), "needs", IncompatibleAdapter),
         (
             added("base_model.model.lm_head.modules_to_save.weight", 128, 64),
-            "modules_to_save",
+            "differs from the base",
+            InvalidAdapter,
+        ),
+        (
+            added("base_model.model.model.norm.modules_to_save.weight", 64),
+            "modules_to_save.*only lm_head and embed_tokens",
             InvalidAdapter,
         ),
         (

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
-from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Ref
-from tests.support.adapters import edit_config, rewrite
+from adapter_store import DiskStore, IncompatibleAdapter, InvalidAdapter, ModelSpec, Ref
+from adapter_store.source import UNSERVED_FILES
+from tests.support.adapters import edit_config, make_adapter, rewrite
 
 JSON, PICKLE = b"{}\n", pickle.dumps({"never": "loaded"})
 # What the Trainer of transformers leaves in a checkpoint.
@@ -34,7 +36,7 @@ def peft(folder: Path) -> Mapping[str, bytes]:
 
 
 def unsloth(folder: Path) -> Mapping[str, bytes]:
-    """Its configs name a 4-bit copy of the base, a pattern of modules, and a mark of its own."""
+    """Its configs name a 4-bit copy of the base, a pattern of modules, and its mark in auto_mapping."""
     mapping = {"base_model_class": "LlamaForCausalLM", "parent_library": "x", "unsloth_fixed": True}
     edit_config(
         folder,
@@ -52,18 +54,20 @@ def axolotl(folder: Path) -> Mapping[str, bytes]:
 
 
 def ms_swift(folder: Path) -> Mapping[str, bytes]:
-    """Its configs have two fields of its own, and empty lists where PEFT writes null."""
-    edit_config(folder, modules_to_save=[], lora_dtype=None, lorap_lr_ratio=None, revision=None)
+    """Its configs are PEFT's, with an empty list for null; its own fields are in a second file."""
+    edit_config(folder, modules_to_save=[], revision=None)
     additional = json.dumps({"lora_dtype": None, "lorap_lr_ratio": None, "lorap_emb_lr": 1e-6}).encode()
     return {**CHECKPOINT, "additional_config.json": additional, "args.json": JSON}
 
 
 def llama_factory(folder: Path) -> Mapping[str, bytes]:
-    """The final adapter, its last checkpoint as a folder within, logs and a picture."""
+    """The final adapter, its last checkpoint as a folder within, logs and a picture; of PPO the value head,
+    which scores answers and changes none."""
     (folder / "checkpoint-300").mkdir()
     (folder / "checkpoint-300" / "adapter_model.safetensors").write_bytes(b"another one")
     edit_config(folder, base_model_name_or_path="/models/d0/")
     names = ("all_results.json", "train_results.json", "trainer_log.jsonl", "training_loss.png")
+    names += ("value_head.safetensors",)
     return {**CHECKPOINT, **TOKENIZER, **dict.fromkeys(names, JSON)}
 
 
@@ -112,8 +116,26 @@ def test_what_sharded_training_forgot_to_gather(adapter: Path, store: DiskStore,
         store.put(adapter, "acme", "x", spec)
 
 
-def test_trained_heads_are_refused_by_name(adapter: Path, store: DiskStore, spec: ModelSpec) -> None:
-    """Unsloth turns embed_tokens and lm_head among the targets into fully trained modules."""
-    edit_config(adapter, modules_to_save=["lm_head", "embed_tokens"])
-    with pytest.raises(InvalidAdapter, match="modules_to_save"):
+@pytest.mark.parametrize("name", UNSERVED_FILES)
+def test_weights_beside_the_adapter_are_refused_by_name(
+    adapter: Path, store: DiskStore, spec: ModelSpec, name: str
+) -> None:
+    """Image-text trainers keep a projector there, LongLoRA embeddings and norms."""
+    (adapter / name).write_bytes(PICKLE)
+    with pytest.raises(InvalidAdapter, match=name):
         store.put(adapter, "acme", "x", spec)
+
+
+def test_a_resized_vocabulary_is_refused_by_name(
+    d0: Path, store: DiskStore, spec: ModelSpec, tmp_path: Path
+) -> None:
+    """LLaMA-Factory's resize_vocab and Axolotl's added tokens train both matrices with more rows."""
+    both = ["lm_head", "embed_tokens"]
+    folder = make_adapter(tmp_path / "a", d0, seed=1, targets=["q_proj"], modules_to_save=both)
+    rewrite(folder, lambda tensors: {n: more_rows(t) if "lora" not in n else t for n, t in tensors.items()})
+    with pytest.raises(IncompatibleAdapter, match=r"embed_tokens.*another vocabulary is not served"):
+        store.put(folder, "acme", "x", spec)
+
+
+def more_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor, tensor[:8]])

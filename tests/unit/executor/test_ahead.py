@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
-from executor.model_runner import Launched, ShareResult
 from executor.residency import Tier
 from executor.sequence import FinishReason, StopRules
 from tests.support.engines import Driver, greedy, make_driver
@@ -237,22 +236,24 @@ def test_a_failed_step_takes_its_own_sequences_only(
     assert not driver.rejected and idle(driver)
 
 
+@pytest.mark.parametrize("where", ["collect", "commit"])
 def test_what_the_step_behind_a_failed_one_draws_is_not_told(
-    ahead: Make, monkeypatch: pytest.MonkeyPatch
+    ahead: Make, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """It would stand where the lost token belongs."""
+    """It would stand where the lost token belongs: lost on its way from the device, or before it was told."""
     driver = ahead()
     driver.engine.add(greedy("x", range(3, 20)))
     driver.until(lambda: (0, "x") in driver.tokens)
     told = driver.token_ids((0, "x"))
-    collect, failures = driver.engine._runner.collect, iter([ZeroDivisionError()])
+    owner: object = driver.engine._runner if where == "collect" else driver.engine.batcher
+    original, failures = getattr(owner, where), iter([ZeroDivisionError()])
 
-    def fail_once(launched: Launched) -> list[ShareResult]:
+    def fail_once(*arguments: object) -> object:
         for failure in failures:
             raise failure
-        return collect(launched)
+        return original(*arguments)
 
-    monkeypatch.setattr(driver.engine._runner, "collect", fail_once)
+    monkeypatch.setattr(owner, where, fail_once)
     with pytest.raises(ZeroDivisionError) as error:
         driver.engine.step()
     driver.take(driver.engine.fail(error.value))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adapter_store import DiskStore
+from tests.support.compilations import compilations
 from tests.support.engines import Driver, greedy, make_driver
 from tests.support.mixed_dispatches import dispatches
 
@@ -23,6 +24,7 @@ def make(tiny_base: Path, tiny_store: DiskStore) -> Iterator[object]:
 
     def build(**settings: object) -> Driver:
         settings = {"device": "cuda", "dtype": "float32", "host_memory_bytes": 64 << 20} | settings
+        settings = {"compile_processes": 1} | settings
         drivers.append(make_driver(str(tiny_base), tiny_store, **settings))
         return drivers[-1]
 
@@ -47,6 +49,14 @@ def test_steps_ahead_bring_the_tokens_of_steps_in_turn(make, digests: list[str],
         )
         runs[mode] = driver.run(*wanted)
     assert runs["true"] == runs["false"] == runs["cpu"]
+
+
+def test_nothing_compiles_once_it_is_ready(make, digests: list[str]) -> None:  # type: ignore[no-untyped-def]
+    """All ways of sampling, prompts in chunks, page-ins, preemptions."""
+    driver = make(max_loras=2, num_kv_blocks=14, max_batched_tokens=16, max_seats=12, adapter_aging=0.01)
+    with compilations() as compiled:
+        driver.run(*dispatches(digests))
+    assert not compiled
 
 
 def test_slots_move_under_the_others_without_a_trace(make, digests: list[str]) -> None:  # type: ignore[no-untyped-def]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from executor.forward import SequenceRows
-from executor.graph_plans import GraphSizes, LoRAPlans, head_runs, step_runs
+from executor.graph_plans import GraphSizes, LoRAPlans, head_runs, rehearsal_runs, step_runs
 from kernels.meta import LoRAKernelMeta
 
 SIZES = GraphSizes.up_to(256, 8192)
@@ -45,6 +45,16 @@ def test_every_step_fits_the_plan_that_is_chosen_for_it(rows: int, adapters: int
         meta = LoRAKernelMeta.make(64, 512, "cpu")
         meta.prepare_tensors(filled, plan)
         assert meta.num_rows == size
+
+
+def test_every_captured_step_is_rehearsed_within_its_plan() -> None:
+    meta = LoRAKernelMeta.make(64, SIZES.largest, "cpu")
+    for decode, sizes in ((True, SIZES.decode), (False, SIZES.mixed)):
+        for rows in sizes:
+            for plan in PLANS.of_decode(rows) if decode else PLANS.of_mixed(rows):
+                meta.prepare_tensors(rehearsal_runs(plan, rows), plan)
+                assert meta.num_rows == rows
+                assert meta.num_active_loras == 1
 
 
 def test_families_by_how_rows_share_adapters() -> None:

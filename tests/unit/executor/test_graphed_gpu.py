@@ -22,6 +22,7 @@ from executor.lora.replace import attach_lora
 from executor.models import load_model
 from executor.shard import Shard, build_shard
 from kernels.punica import PunicaWrapperCPU
+from tests.support.compilations import compilations
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
 pytestmark = [
@@ -55,28 +56,38 @@ def make_shard(folder: Path, **settings: object) -> Shard:
     given = {
         "model": str(folder), "store": "unused", "device": "cuda", "load_format": "dummy", "max_loras": SLOTS,
         "max_lora_rank": 16, "max_seats": SEQUENCES, "max_batched_tokens": 700, "num_kv_blocks": BLOCKS,
-        "block_size": BLOCK,
+        "block_size": BLOCK, "compile_processes": 1,
     } | settings  # fmt: skip
     return build_shard(ExecutorConfig(**given), SINGLE)  # type: ignore[arg-type]
 
 
+class Plain:
+    """Torch alone, on the CPU."""
+
+    def __init__(self, folder: Path, shard: Shard, modules: frozenset[str], dtype: torch.dtype) -> None:
+        self.model = model = load_model(folder, dtype, "cpu", dummy=True)
+        values = {name.replace("base_layer.", ""): p for name, p in shard.model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+        punica = PunicaWrapperCPU(SLOTS, 700)
+        self.arena = attach_lora(model, LoRAConfig(SLOTS, 16, modules, dtype), punica).arena
+        cache = KVCache.allocate(BLOCKS, BLOCK, model.config, dtype, "cpu")
+        self.forward_pass = EagerForwardPass(model, cache, punica)
+
+
 class Served:
-    """A shard on the GPU, and the same weights and adapters on the CPU in float32."""
+    """A shard on the GPU; the same weights and adapters on the CPU, in float32 and in its own dtype."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.shard = make_shard(folder, **settings)
         modules = frozenset(settings.get("lora_modules", DENSE_PROJECTIONS))  # type: ignore[call-overload]
-        model = load_model(folder, torch.float32, "cpu", dummy=True)
-        values = {name.replace("base_layer.", ""): p for name, p in self.shard.model.named_parameters()}
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name])
-        punica = PunicaWrapperCPU(SLOTS, 700)
-        self.arena = attach_lora(model, LoRAConfig(SLOTS, 16, modules), punica).arena
-        cache = KVCache.allocate(BLOCKS, BLOCK, model.config, torch.float32, "cpu")
-        self.plain = EagerForwardPass(model, cache, punica)
+        self.dtype = self.shard.arena.storage.dtype
+        self.exact = Plain(folder, self.shard, modules, torch.float32)
+        self.rounded = Plain(folder, self.shard, modules, self.dtype)
+        self.errors: list[tuple[float, float]] = []  # (ours, torch's) of each step
 
     def load(self, slot: int, rank: int, seed: int) -> None:
-        for arena in (self.arena, self.shard.arena):
+        for arena in (self.exact.arena, self.rounded.arena, self.shard.arena):
             poison(arena, slot)
             ranks = dict.fromkeys((part.module for part in arena.layout.slices), rank)
             adapter = make_adapter(arena.layout, ranks, seed, scale=1.0)
@@ -85,15 +96,26 @@ class Served:
         torch.cuda.synchronize()
 
     def check(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> None:
-        expected = self.plain.run(sequences, last_tokens)
+        expected = self.exact.forward_pass.run(sequences, last_tokens)
+        rounded = self.rounded.forward_pass.run(sequences, last_tokens)
         on_gpu = None if last_tokens is None else last_tokens.cuda()
         actual = self.shard.forward_pass.run(sequences, on_gpu).cpu()
-        error = float((actual - expected).norm() / expected.norm())
-        assert error < self.tolerance, error
+        error, usual = (float((each - expected).norm() / expected.norm()) for each in (actual, rounded))
+        self.errors.append((error, usual))
+        if self.dtype == torch.float32:
+            assert error < 1e-4
+            best = expected.topk(2).values
+            clear = best[:, 0] - best[:, 1] > 1e-3
+            assert torch.equal(actual.argmax(-1)[clear], expected.argmax(-1)[clear])
+        else:
+            assert error < 0.1, usual
 
-    @property
-    def tolerance(self) -> float:
-        return 1e-4 if self.shard.arena.storage.dtype == torch.float32 else 3e-2
+    def check_all(self) -> None:
+        """Over all steps since the last call it is as near to float32 as torch is in the same dtype."""
+        errors, self.errors = self.errors, []
+        if self.dtype != torch.float32:
+            ours, theirs = map(sum, zip(*errors, strict=True))
+            assert ours < 1.2 * theirs, errors
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32", "bfloat16 head"])
@@ -145,6 +167,7 @@ def test_every_kind_of_step_with_adapters_that_come_and_go(served: Served) -> No
         served.check([rows(n, 1) for n in range(20)] + [rows(39, 4)])
     last_tokens = torch.randint(0, 512, (64,))
     served.check([rows(n, 1, token_ids=[0], pending=63 - n) for n in range(40)], last_tokens)
+    served.check_all()
 
 
 def test_a_request_finishes_one_by_one_from_eight_adapters(served: Served) -> None:
@@ -155,6 +178,7 @@ def test_a_request_finishes_one_by_one_from_eight_adapters(served: Served) -> No
     for left in range(8, 0, -1):
         served.check([traffic.rows(n, 1) for n in range(left)])
         served.load(left - 1, 1 + left, seed=200 + left)
+    served.check_all()
 
 
 def test_equal_steps_give_equal_bits(served: Served) -> None:
@@ -166,30 +190,21 @@ def test_equal_steps_give_equal_bits(served: Served) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*steps, strict=True))
 
 
-def test_nothing_compiles_after_it_is_ready(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
     """Other numbers of rows and adapters, and every rank that a slot can hold."""
-    from triton.runtime.jit import JITFunction
-
-    compiled: list[str] = []
-    original = JITFunction._do_compile
-
-    def compile_it(self: JITFunction, *args: object, **kwargs: object) -> object:
-        compiled.append(self.fn.__name__)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(JITFunction, "_do_compile", compile_it)
-    for rank in (8, 16, 3):
-        for slot in range(SLOTS):
-            served.load(slot, rank, seed=slot)
-        traffic = Traffic(rank)
-        run: Callable[..., Tensor] = served.shard.forward_pass.run
-        run([traffic.rows(n, 17) for n in range(40)])
-        for active in (1, 5, 21, 40):
-            run([traffic.rows(n, 1) for n in traffic.some(active)])
-        run([traffic.rows(0, 33), traffic.rows(1, 1)])
-        traffic = Traffic(rank)
-        traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
-        run([traffic.rows(n, 17) for n in range(40)])
+    with compilations() as compiled:
+        for rank in (8, 16, 3):
+            for slot in range(SLOTS):
+                served.load(slot, rank, seed=slot)
+            traffic = Traffic(rank)
+            run: Callable[..., Tensor] = served.shard.forward_pass.run
+            run([traffic.rows(n, 17) for n in range(40)])
+            for active in (1, 5, 21, 40):
+                run([traffic.rows(n, 1) for n in traffic.some(active)])
+            run([traffic.rows(0, 33), traffic.rows(1, 1)])
+            traffic = Traffic(rank)
+            traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
+            run([traffic.rows(n, 17) for n in range(40)])
     assert not compiled
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adapter_store import LoRAModule
 from executor.errors import HostMemoryFull
 from executor.extents import Extents
-from executor.host_pool import HostPool, Region, _segment_sizes
+from executor.host_pool import HostPool, Region, _Claim, _segment_sizes
 from executor.lora.errors import NonFiniteWeights, RankTooLarge
 from executor.lora.layout import SlotLayout, SlotSlice
 from executor.pooled_adapters import PooledAdapters, PooledImage
@@ -136,6 +136,33 @@ def test_who_is_needed_waits_until_something_may_go(claims: Claims) -> None:
     assert sorted(claims.images) == ["b"]
 
 
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30))
+def test_fewer_kept_images_than_stripes_leave_room_for_the_largest(steps: list[tuple[int, bool]]) -> None:
+    """Images of all sizes come and go in an order that would leave holes; two of them are kept for ever."""
+    pool = HostPool(12 * PAGE, 4 * PAGE, lambda: None, torch.device("cpu"))
+    assert pool.max_images == 3
+    images: dict[str, Region] = {}
+    kept: set[str] = set()
+
+    def evict() -> bool:
+        digest = next((digest for digest in images if digest not in kept), None)
+        if digest is not None:
+            pool.release(images.pop(digest))
+        return digest is not None
+
+    for number, (pages, keep) in enumerate([*steps, (4, False)]):
+        digest = str(number)
+        claim = _Claim(digest, pages * PAGE)
+        pool._claims.put(claim)
+        pool.serve(kept | {digest}, evict)
+        assert claim.region is not None
+        images[digest] = claim.region
+        if keep and len(kept) < 2:
+            kept.add(digest)
+        pool.check(images.values())
+    pool.close()
+
+
 class Copy:
     """An event on the device, as far as the pool looks at it."""
 
@@ -243,6 +270,9 @@ def test_memory_that_cannot_be_had_is_not_waited_for(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", first_alone)
         pool = HostPool(16 * PAGE, 8 * PAGE, lambda: None, torch.device("cpu"))
+    assert pool.max_images == 2
+    pool.take_in()
+    assert pool.max_images == 1
     claimed: list[Region] = []
     evicted: list[Region] = []
 

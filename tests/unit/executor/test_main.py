@@ -114,10 +114,10 @@ def test_ranks_end_with_a_killed_executor(start: Start, tiny_base: Path) -> None
 
 
 def rank_processes(parent: int) -> list[int]:
-    """Not the process that multiprocessing keeps for its own resources."""
+    """Not the process that multiprocessing keeps for its own resources, nor what is about to become it."""
     by_thread = Path(f"/proc/{parent}/task").glob("*/children")
     found = [int(pid) for children in by_thread for pid in children.read_text().split()]
-    return [pid for pid in found if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def is_running(pid: int) -> bool:

@@ -18,6 +18,7 @@ from executor.slots import SlotTable
 @dataclass(frozen=True)
 class Block:
     nbytes: int
+    num_full_heads: int = 0
 
 
 class Store:
@@ -30,6 +31,7 @@ class Store:
         self.in_slots: dict[int, Block] = {}
         self.errors: dict[str, Exception] = {}
         self.gates: dict[str, threading.Event] = {}
+        self.heads: dict[str, int] = {}
         self.asked: list[str] = []
         self.loaded: list[Block] = []
         self.forgotten: list[Block] = []
@@ -58,7 +60,7 @@ class Store:
             self.gates[digest].wait(30)
         if digest in self.errors:
             raise self.errors[digest]
-        self.loaded.append(Block(10))
+        self.loaded.append(Block(10, self.heads.get(digest, 0)))
         return self.loaded[-1]
 
 
@@ -93,8 +95,8 @@ Make = Callable[..., World]
 def make() -> Iterator[Make]:
     worlds: list[World] = []
 
-    def build(*, room: int = 3, slots: int = 2) -> World:
-        store, table = Store(room), SlotTable(slots)
+    def build(*, room: int = 3, slots: int = 2, heads: int = 0) -> World:
+        store, table = Store(room), SlotTable(slots, heads)
         paged_in: list[str] = []
         pager = Pager(
             store,
@@ -206,7 +208,7 @@ def test_drop_frees_every_copy_when_the_last_user_is_gone(make: Make) -> None:
     world = make()
     world.pager.acquire("a")
     world.settle("a")
-    slot, _ = world.slots.assign("a") or pytest.fail("no slot")
+    slot, *_ = world.slots.assign("a") or pytest.fail("no slot")
     world.pager.page_in([PageIn(slot, "a", "")])
     world.pager.drop("a")
     assert "a" in world.pager.host and world.slots.find("a") == slot
@@ -271,6 +273,31 @@ def test_pins_never_take_the_last_slot_or_the_last_room(make: Make) -> None:
     pinned = {copy.digest for copy in _copies(world) if copy.pinned}
     assert pinned == {"a", "b"}
     assert world.settle("x") == [] and "x" in world.pager.host
+
+
+def test_pins_take_no_full_heads(make: Make) -> None:
+    world = make()
+    world.store.heads["a"] = 1
+    world.pager.pin("a", Tier.SLOT)
+    world.settle()
+    assert world.slots.pinned == frozenset() and world.paged_in == []
+    assert {(copy.digest, copy.tier) for copy in _copies(world) if copy.pinned} == {("a", Tier.HOST)}
+
+
+def test_slots_that_gave_their_heads_are_cleared(make: Make) -> None:
+    world = make(heads=1)
+    world.store.heads |= {"a": 1, "b": 1}
+    for digest in ("a", "c", "b"):
+        world.settle(digest)
+        slot, evicted, emptied = world.slots.assign(digest) or pytest.fail("no slot")
+        world.pager.page_in([PageIn(slot, digest, evicted, emptied)])
+    assert world.store.in_slots[0].num_full_heads == 1  # b in the place of a, though c was older than b
+    world.slots.set_heads("d", 1)
+    world.slots.acquire(0)
+    assert world.slots.assign("d") is None  # the only head is in use
+    world.slots.release(0)
+    world.slots.acquire(1)
+    assert world.slots.assign("d") == (0, "b", ())
 
 
 def _copies(world: World) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from executor.sampler import Sampler
-from executor.sampler_ops import chunks, eligible
+from executor.sampler_ops import chunks
 from executor.sampling import (
     Outcome,
     SampledToken,
@@ -26,6 +26,7 @@ from executor.sampling import (
     SamplingParams,
     ScoreRequest,
 )
+from kernels.reference.nucleus import nucleus
 from tests.support.row_sampler import sample_rows
 
 VOCAB = 64
@@ -134,9 +135,9 @@ def test_filters_keep_what_transformers_keeps(
     seed: int, temperature: float, top_k: int, min_p: float, top_p: float
 ) -> None:
     row = random_row(seed)
-    wanted = min(top_k or VOCAB, VOCAB)
-    columns = [torch.tensor([[value]]) for value in (wanted, min_p, top_p if top_p < 1 else math.inf)]
-    kept = eligible(row[None], torch.tensor([[temperature]]), *columns, wanted)[0].nonzero()[:, 0]
+    settings = [torch.tensor([value], dtype=torch.float64) for value in (temperature, min_p, top_p)]
+    columns = settings[0], torch.tensor([top_k or VOCAB]), *settings[1:]
+    kept = nucleus(row[None], row.amax()[None], *columns)[0].nonzero()[:, 0]
     processors: list[Any] = [TemperatureLogitsWarper(temperature)]
     processors += [TopKLogitsWarper(top_k)] if top_k else []
     processors += [MinPLogitsWarper(min_p)] if min_p else []

@@ -1,12 +1,9 @@
 """The executor over a real socket, with a real engine on its thread."""
 
 import asyncio
-import contextlib
-import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,102 +14,19 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from adapter_store import DiskStore
 from executor.app import ExecutorApp
 from executor.config import ExecutorConfig
-from executor.engine import Engine
 from executor.errors import StartError
 from executor.server import SERVICE
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
 from tests.support.engines import SMALL
+from tests.support.executor_app import connected, dispatch, idle, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class Scheduler:
-    """One Execute stream, seen from the other end."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
-        self.call = stub.Execute()
-        self.events: list[executor_pb2.ExecutorEvent] = []
-        self.tokens: dict[str, list[int]] = {}
-        self.reader = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        while (event := await self.call.read()) is not grpc.aio.EOF:
-            self.events.append(event)
-            step, start = event.step, 0
-            for name, first, count in zip(
-                step.dispatch_ids, step.first_output_index, step.token_counts, strict=True
-            ):
-                tokens = self.tokens.setdefault(name, [])
-                assert first == len(tokens)
-                tokens += step.token_ids[start : start + count]
-                start += count
-
-    async def send(self, **command: Any) -> None:
-        await self.call.write(executor_pb2.ExecutorCommand(**command))
-
-    async def dispatch(self, *dispatches: executor_pb2.Dispatch) -> None:
-        await self.send(dispatch=executor_pb2.DispatchBatch(dispatches=dispatches))
-
-    def of(self, kind: str) -> list[Any]:
-        return [getattr(event, kind) for event in self.events if event.WhichOneof("event") == kind]
-
-    async def until(self, done: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not done():
-                await asyncio.sleep(0.005)
-
-    async def ended(self, *names: str) -> None:
-        await self.until(
-            lambda: {e.dispatch_id for e in [*self.of("finished"), *self.of("rejected")]} >= set(names)
-        )
-
-
-def dispatch(name: str, *, tokens: int = 8, digest: str = "", **fields: Any) -> executor_pb2.Dispatch:
-    message = executor_pb2.Dispatch(
-        dispatch_id=name, request_id=f"r-{name}", digest=digest, prompt_token_ids=range(3, 20), **fields
-    )
-    message.stopping.max_new_tokens = tokens
-    message.stopping.ignore_eos = True
-    return message
-
-
-@contextlib.asynccontextmanager
-async def running(base: Path, store: DiskStore, **settings: Any) -> AsyncIterator[ExecutorApp]:
-    settings = SMALL | {"listen": "127.0.0.1:0", "metrics_port": 0} | settings
-    async with ExecutorApp(ExecutorConfig(model=str(base), **settings), store) as app:
-        await asyncio.wait_for(app.ready.wait(), 60)
-        yield app
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def app(tiny_base: Path, tiny_store: DiskStore) -> AsyncIterator[ExecutorApp]:
     async with running(tiny_base, tiny_store) as app:
         yield app
-
-
-@contextlib.asynccontextmanager
-async def connected(app: ExecutorApp) -> AsyncIterator[Scheduler]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
-        scheduler = Scheduler(channel)
-        try:
-            await scheduler.until(lambda: scheduler.of("load"))
-            yield scheduler
-        finally:
-            scheduler.call.cancel()
-            scheduler.reader.cancel()
-
-
-async def idle(app: ExecutorApp) -> None:
-    """Everything is free, as the engine itself says."""
-    async with asyncio.timeout(20):
-        while True:
-            snapshot = app.hub.snapshot()
-            assert snapshot is not None
-            status = snapshot.status
-            if (status.free_seats, status.free_kv_blocks, status.free_slots) == (16, 64, 2):
-                return
-            await asyncio.sleep(0.005)
 
 
 async def test_hello_comes_first_and_describe_says_the_same(app: ExecutorApp) -> None:
@@ -277,129 +191,6 @@ def reflected(port: int) -> list[str]:
         return list(ProtoReflectionDescriptorDatabase(channel).get_services())
 
 
-async def test_drain_finishes_accepted_work_and_refuses_new(tiny_base: Path, tiny_store: DiskStore) -> None:
-    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
-        await scheduler.dispatch(dispatch("old", tokens=200))
-        await scheduler.until(lambda: scheduler.tokens.get("old"))
-        app.drain()
-        await scheduler.dispatch(dispatch("new"))
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))
-            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=""))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        await asyncio.wait_for(app.wait(), 60)
-        await scheduler.reader
-        assert len(scheduler.tokens["old"]) == 200 and scheduler.of("finished")
-        assert [(r.dispatch_id, r.reason, r.retryable) for r in scheduler.of("rejected")] == [
-            ("new", "DRAINING", True)
-        ]
-
-
-async def test_what_a_drain_cannot_wait_for_is_handed_back(tiny_base: Path, tiny_store: DiskStore) -> None:
-    async with running(tiny_base, tiny_store, drain_timeout=0.2) as app, connected(app) as scheduler:
-        await scheduler.dispatch(*(dispatch(f"{n}", tokens=480) for n in range(12)))
-        await scheduler.until(lambda: scheduler.tokens.get("0"))
-        app.drain()
-        await asyncio.wait_for(app.wait(), 60)
-        await scheduler.reader
-        ends = {e.dispatch_id for e in [*scheduler.of("finished"), *scheduler.of("rejected")]}
-        assert ends == {f"{n}" for n in range(12)}
-        assert all(r.retryable for r in scheduler.of("rejected"))
-
-
-async def test_a_scheduler_that_does_not_read_is_cut_off(tiny_base: Path, tiny_store: DiskStore) -> None:
-    settings = {"outbox_messages": 4, "outbox_timeout": 0.5, "max_seats": 16}
-    async with running(tiny_base, tiny_store, **settings) as app:
-        options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}", options=options) as channel:
-            stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
-            call = stub.Execute()
-            many = [dispatch(f"{n}", tokens=480, logprobs=100, prompt_logprobs=100) for n in range(16)]
-            batch = executor_pb2.DispatchBatch(dispatches=many)
-            await call.write(executor_pb2.ExecutorCommand(dispatch=batch))
-            async with asyncio.timeout(60):
-                while not app.hub.num_live:
-                    await asyncio.sleep(0.01)
-                while app.hub.streams:
-                    await asyncio.sleep(0.05)
-            await idle(app)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                while await call.read() is not grpc.aio.EOF:
-                    pass
-            assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_before_the_model_is_there_it_is_alive_and_says_so(
-    tiny_base: Path, tiny_store: DiskStore
-) -> None:
-    config = ExecutorConfig(model=str(tiny_base), **SMALL | {"listen": "127.0.0.1:0", "metrics_port": -1})
-    async with (
-        ExecutorApp(config, tiny_store) as app,
-        grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
-    ):
-        app.hub.info = None
-        stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await stub.Describe(executor_pb2.DescribeRequest())
-        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-        health = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(service=""))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        await app.ready.wait()
-
-
-async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStore) -> None:
-    async with (
-        running(tiny_base, tiny_store, step_timeout=0.3) as app,
-        connected(app) as scheduler,
-        grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
-    ):
-        stub = health_pb2_grpc.HealthStub(channel)
-        release = threading.Event()
-
-        def hang(engine: Engine) -> None:
-            engine._runner.launch = lambda plan: release.wait(30)  # type: ignore
-
-        app._engine.submit(hang)
-        await scheduler.dispatch(dispatch("x"))
-        async with asyncio.timeout(20):
-            while True:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=1)
-                if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-                    break
-                await asyncio.sleep(0.05)
-        await scheduler.until(lambda: scheduler.of("load")[-1].last_step_age_ms > 300)
-        assert scheduler.of("load")[-1].waiting == 1
-        release.set()
-
-
-async def test_an_engine_that_keeps_failing_rejects_then_ends(tiny_base: Path, tiny_store: DiskStore) -> None:
-    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
-
-        def fail(plan: object) -> None:
-            raise ZeroDivisionError("secret")
-
-        def break_it(engine: Engine) -> None:
-            engine._runner.launch = fail  # type: ignore
-
-        app._engine.submit(break_it)
-        for name in ("a", "b"):
-            await scheduler.dispatch(dispatch(name))
-            await scheduler.ended(name)
-        for rejected in scheduler.of("rejected"):
-            assert (rejected.reason, rejected.retryable) == ("INTERNAL", False)
-            assert "secret" not in rejected.message
-        await scheduler.dispatch(dispatch("c"))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(app.wait(), 30)
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await scheduler.reader
-        assert await scheduler.call.code() is grpc.StatusCode.UNAVAILABLE
-        assert not app.ready.is_set()
-
-
 async def test_a_port_in_use_is_one_clear_error(
     app: ExecutorApp, tiny_base: Path, tiny_store: DiskStore
 ) -> None:
@@ -411,19 +202,3 @@ async def test_a_port_in_use_is_one_clear_error(
         with pytest.raises(StartError, match=r"127\.0\.0\.1"):
             async with ExecutorApp(config, tiny_store):
                 pass
-
-
-@pytest.mark.parametrize("broken", ["take", "tell_loads"])
-async def test_a_bug_beside_the_engine_ends_the_process(
-    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    """Not in silence: schedulers would wait for tokens, or reports, that never come."""
-
-    def fail(*arguments: object) -> None:
-        raise ZeroDivisionError
-
-    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
-        monkeypatch.setattr(app.hub, broken, fail)
-        await scheduler.dispatch(dispatch("a"))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(app.wait(), 30)

@@ -12,6 +12,7 @@ from lorafleet import InvalidRequest
 from lorafleet.archive import is_archive, unpacked
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LEFT_BEHIND = "out/non_lora_trainables.bin"
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights" * 1000}
 
 
@@ -43,6 +44,13 @@ def test_an_adapter_is_taken_from_the_top_or_from_one_folder(tmp_path: Path, nam
     path = write(tmp_path / name, files | {prefix + "optimizer.pt": b"x", "deep/er/" + CONFIG: b"no"})
     assert is_archive(path)
     assert taken(path) == FILES
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_weights_that_would_be_left_behind_are_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {f"out/{file}": data for file, data in FILES.items()} | {LEFT_BEHIND: b"w"})
+    with pytest.raises(InvalidRequest, match=r"non_lora_trainables\.bin.*not served"):
+        taken(path)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])

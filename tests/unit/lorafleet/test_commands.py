@@ -132,11 +132,17 @@ def test_what_a_version_holds() -> None:
     assert report.content(version(Q0, Q1, head)) == (
         "modules: 3 (lm_head q_proj, layers: 2), rank 4, 8, scale 0.5, 2, BF16, 3.4 MB"
     )
+    assert report.content(version(Q0, full_heads=("embed_tokens", "lm_head"), dtypes=("BF16", "F32"))) == (
+        "modules: 1 (q_proj, layers: 1), rank 8, scale 2, full heads: embed_tokens lm_head, BF16+F32, 3.4 MB"
+    )
 
 
 def test_differences_of_two_versions() -> None:
     old = version(Q0, Q1)
     assert report.differences(old, old) == []
+    assert report.differences(old, version(Q0, Q1, full_heads=("lm_head",))) == [
+        "~ full heads: none -> lm_head"
+    ]
     new = version(
         AdapterModule("layers.0.q_proj", 16, 1.0),
         AdapterModule("lm_head", 4, 0.5),

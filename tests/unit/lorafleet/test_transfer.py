@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lorafleet import DataLoss, InvalidRequest, adapter_operations
-from lorafleet.transfer import PIECE_BYTES, Download, push_messages
+from lorafleet.transfer import PIECE_BYTES, UNSERVED_FILES, Download, left_out, push_messages
 from lorafleet.v1 import adapters_pb2
 
 HEADER = adapter_operations.push("acme/x", "latest", False, False, None).request
@@ -49,6 +49,15 @@ def test_a_folder_that_is_no_adapter_is_refused_before_anything_is_sent(tmp_path
     assert caught.value.violations[0].field == "adapter_model.safetensors"
     (folder / "adapter_config.json").unlink()
     with pytest.raises(InvalidRequest, match=r"adapter_config\.json"):
+        push_messages(folder, HEADER, None)
+
+
+@pytest.mark.parametrize("name", UNSERVED_FILES)
+def test_weights_that_no_server_would_see_are_refused(tmp_path: Path, name: str) -> None:
+    folder = adapter_folder(tmp_path / "a")
+    assert left_out(folder) == ["optimizer.pt"]
+    (folder / name).write_bytes(b"weights")
+    with pytest.raises(InvalidRequest, match=f"{name}.*not served"):
         push_messages(folder, HEADER, None)
 
 

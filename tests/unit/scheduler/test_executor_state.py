@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from scheduler.executor_state import ExecutorState, Limits, Phase, Report
 from scheduler.residency import Comings, Copy, Residency, Tier
 
@@ -47,6 +49,8 @@ def test_limits() -> None:
     assert limits.can_hold(16, frozenset({"q_proj"}))
     assert not limits.can_hold(17, frozenset({"q_proj"}))
     assert not limits.can_hold(8, frozenset({"q_proj", "lm_head"}))
+    assert not limits.can_hold(8, frozenset({"q_proj"}), full_heads=1)
+    assert replace(limits, max_full_heads=1).can_hold(8, frozenset({"q_proj"}), full_heads=1)
 
 
 def test_residency_follows_deltas_and_sees_gaps() -> None:

@@ -1,6 +1,8 @@
 """The Triton followers, interpreted, against torch's; and every way in which a layer with LoRA uses them."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from kernels.punica_gpu import PunicaWrapperGPU
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import MODEL_CONFIG as NARROW
 
+T = TypeVar("T")
 ROWS, HEAD_DIM = 5, 16
 MODEL_CONFIG = replace(NARROW, head_dim=HEAD_DIM)
 TRITON = TritonFollowers()
@@ -91,8 +94,24 @@ def served() -> tuple[CausalLM, SlotArena, PunicaWrapperGPU]:
     return model, arena, punica
 
 
+class InTurn:
+    """Stands for the second stream, which only a GPU has."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def run_beside(self, first: Callable[[], T], second: Callable[[], None]) -> T:
+        self.used += 1
+        result = first()
+        second()
+        return result
+
+
+RUNS = pytest.mark.parametrize("runs", [((0, 2), (-1, 1), (3, 2)), ((1, 5),)])
+
+
 @pytest.mark.parametrize("way", ["pair", "fused", "beside"])
-@pytest.mark.parametrize("runs", [((0, 2), (-1, 1), (3, 2)), ((1, 5),)])
+@RUNS
 def test_a_layer_and_its_follower_give_the_same_in_every_way(
     served: tuple[CausalLM, SlotArena, PunicaWrapperGPU],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,6 +122,29 @@ def test_a_layer_and_its_follower_give_the_same_in_every_way(
     model, _, punica = served
     punica.update_metadata(LoRAMapping(runs, ()))
     monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: way)
+    check_followed(model)
+
+
+@pytest.mark.parametrize("way", ["pair", "beside"])
+@RUNS
+def test_shrink_beside_the_product_changes_no_result(
+    served: tuple[CausalLM, SlotArena, PunicaWrapperGPU],
+    monkeypatch: pytest.MonkeyPatch,
+    runs: tuple[tuple[int, int], ...],
+    way: str,
+) -> None:
+    model, _, punica = served
+    punica.update_metadata(LoRAMapping(runs, ()))
+    side = InTurn()
+    monkeypatch.setitem(punica.__dict__, "side_stream", side)
+    monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: way)
+    monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: True)
+    check_followed(model)
+    assert side.used == 4
+
+
+def check_followed(model: CausalLM) -> None:
+    """All four projections of a layer, with the Triton followers and with torch's after the whole layer."""
     block, hidden = model.model.layers[0], MODEL_CONFIG.hidden_size
     positions, slots = torch.arange(ROWS), torch.arange(ROWS)
     for path, width in (("self_attn.qkv_proj", hidden), ("mlp.gate_up_proj", hidden)):

@@ -11,6 +11,7 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.bench.shapes import SHAPES, write_shapes
 from scheduler.tokenizer import Tokenizer
 
+EXPERT_PLACES = {"gate_proj": "experts.w1", "up_proj": "experts.w3", "down_proj": "experts.w2"}
 NAMES = {0: "bench-0000", 7: "bench-0007"}
 
 
@@ -22,14 +23,15 @@ def test_a_folder_of_shapes_is_a_model_to_store_and_scheduler(name: str, tmp_pat
         SHAPES[name]["num_hidden_layers"],
         SHAPES[name]["vocab_size"],
     )
-    assert {kind: spec.modules[kind] for kind in Shapes.of(tmp_path).projections} == Shapes.of(
-        tmp_path
-    ).projections
+    for path, sizes in Shapes.of(tmp_path).projections.items():
+        kind = path.rpartition(".")[2]
+        place = EXPERT_PLACES[kind] if ".experts." in path else kind
+        assert spec.modules[place] == sizes, path
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.vocab_size == spec.vocab_size
     assert tokenizer.token_bytes(17) == b"t17 "
-    blocks = (tmp_path / "model.safetensors").stat().st_blocks
-    assert blocks * 512 < 1 << 20, "the checkpoint is a hole"
+    checkpoint = (tmp_path / "model.safetensors").stat()
+    assert checkpoint.st_blocks * 512 < max(1 << 20, checkpoint.st_size // 1000), "the checkpoint is a hole"
 
 
 def test_unknown_shapes_and_models_are_named(tmp_path: Path) -> None:
@@ -37,6 +39,18 @@ def test_unknown_shapes_and_models_are_named(tmp_path: Path) -> None:
         write_shapes("gpt-2", tmp_path)
     with pytest.raises(BenchError, match=r"config\.json"):
         Shapes.of(tmp_path)
+
+
+def test_adapters_of_experts_enter_a_store(tmp_path: Path) -> None:
+    write_shapes("tiny-moe", tmp_path / "model")
+    store = open_store(str(tmp_path / "store"))
+    for name, attention_only in (("all", False), ("attention", True)):
+        maker = AdapterMaker.make(Shapes.of(tmp_path / "model", attention_only=attention_only), rank=4)
+        put_into_store(maker, str(tmp_path / "store"), tmp_path / "model", {0: name}, lambda _: None)
+    versions = [store.resolve(Ref.parse(name, "default")) for name in ("all", "attention")]
+    kinds = [version.manifest.module_kinds for version in versions]
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert kinds == [attention | {"experts"}, attention]
 
 
 def test_adapters_enter_a_store_each_with_its_own_content(tmp_path: Path) -> None:
@@ -72,6 +86,7 @@ def test_the_same_number_is_the_same_adapter(tmp_path: Path) -> None:
 def test_an_adapter_that_does_not_fit_is_refused_by_the_store(tmp_path: Path) -> None:
     write_shapes("tiny", tmp_path / "model")
     shapes = Shapes.of(tmp_path / "model")
-    wrong = AdapterMaker.make(Shapes(shapes.num_layers, {**shapes.projections, "q_proj": (64, 32)}), rank=2)
+    narrow = {**shapes.projections, "self_attn.q_proj": (64, 32)}
+    wrong = AdapterMaker.make(Shapes(shapes.num_layers, narrow), rank=2)
     with pytest.raises(BenchError, match="q_proj"):
         put_into_store(wrong, str(tmp_path / "store"), tmp_path / "model", NAMES, lambda name: None)

@@ -1,0 +1,115 @@
+"""A first start in less time: kernels are compiled by several processes at once, each a share of them.
+
+Triton compiles a kernel when it is first launched, one after another: about three minutes for all that an
+executor may launch. Here each process launches some of them, with a model of one layer and the same shapes,
+and leaves what it compiled in Triton's cache, where the executor then finds it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import triton
+
+import kernels
+from executor.config import ExecutorConfig
+
+logger = logging.getLogger(__name__)
+
+_MOST_PROCESSES = 8
+_LIMIT_S = 600.0
+# A few blocks: what is read and written there means nothing.
+_KV_BLOCKS = 64
+# Settings that choose what is compiled.
+_SETTINGS = (
+    "dtype", "lora_dtype", "lora_modules", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
+    "max_model_len", "block_size", "cuda_graphs",
+)  # fmt: skip
+
+Command = Sequence[str]
+
+
+class Compilation:
+    """Of all kernels that an executor with these settings launches, on this machine."""
+
+    def __init__(self, config: ExecutorConfig, cache: Path | None = None) -> None:
+        folder = cache or Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+        self._config = config
+        self._marker = folder / f"lorafleet-{_key(config)}"
+
+    def start(self, run: Callable[[Command, str], str] | None = None) -> None:
+        """Fill the cache, unless it was filled before. What goes wrong is logged, and left to the executor.
+
+        `run` starts a process with this standard input, and returns the last line of what it says when it
+        fails, "" otherwise.
+        """
+        parts = self._config.compile_processes or min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2)
+        if parts < 2 or self._marker.exists():
+            return
+        began = time.monotonic()
+        settings = json.dumps(asdict(replace(self._config, store="unused")))
+        commands = [
+            (sys.executable, "-m", "executor.compile_ahead", str(part), str(parts)) for part in range(parts)
+        ]
+        logger.info("no kernels are compiled yet: %d processes compile them", parts)
+        with ThreadPoolExecutor(parts) as pool:
+            said = list(pool.map(lambda command: (run or _run)(command, settings), commands))
+        for line in filter(None, said):
+            logger.warning("compiling ahead failed, kernels are compiled one by one: %s", line)
+        logger.info("compiled ahead in %.1f s", time.monotonic() - began)
+
+    def done(self) -> None:
+        """Everything is compiled now: starts like this one need not look any more."""
+        try:
+            self._marker.parent.mkdir(parents=True, exist_ok=True)
+            self._marker.touch()
+        except OSError as error:
+            logger.warning("the next start compiles again: %s", error)
+
+
+def _key(config: ExecutorConfig) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(Path(kernels.__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    digest.update((Path(config.model) / "config.json").read_bytes())
+    chosen = [str(getattr(config, name)) for name in _SETTINGS]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    digest.update("\0".join((*chosen, triton.__version__, torch.__version__, gpu)).encode())
+    return digest.hexdigest()[:32]
+
+
+def _run(command: Command, settings: str) -> str:
+    try:
+        done = subprocess.run(
+            command, input=settings, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return lines[-1] if done.returncode else ""
+
+
+def main() -> None:
+    from executor.gpu_shard import compile_part
+
+    settings = json.load(sys.stdin)
+    config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
+    with tempfile.TemporaryDirectory(prefix="lorafleet-compile-") as folder:
+        shapes = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
+        (Path(folder) / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 1}))
+        one_layer = replace(config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS)
+        compile_part(one_layer, int(sys.argv[1]), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Kernels are compiled by several processes at a first start, and only then."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executor.compile_ahead import Command, Compilation
+from executor.config import ExecutorConfig
+
+
+class Processes:
+    def __init__(self) -> None:
+        self.started: list[tuple[Command, dict[str, object]]] = []
+        self.failure = ""
+
+    def __call__(self, command: Command, settings: str) -> str:
+        self.started.append((command, json.loads(settings)))
+        return self.failure
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[ExecutorConfig]:
+    (tmp_path / "config.json").write_text("{}")
+    yield ExecutorConfig(model=str(tmp_path), store="redis://:secret@host", compile_processes=3)
+
+
+def test_each_process_has_its_part_and_no_secrets(config: ExecutorConfig, tmp_path: Path) -> None:
+    processes = Processes()
+    Compilation(config, tmp_path).start(processes)
+    parts = sorted(tuple(command[-2:]) for command, _ in processes.started)
+    assert parts == [("0", "3"), ("1", "3"), ("2", "3")]
+    assert "secret" not in str(processes.started)
+    for _, settings in processes.started:
+        settings["lora_modules"] = tuple(settings["lora_modules"])  # type: ignore[arg-type]
+        assert ExecutorConfig(**settings) == replace(config, store="unused")  # type: ignore[arg-type]
+
+
+def test_a_start_like_one_before_starts_none(config: ExecutorConfig, tmp_path: Path) -> None:
+    processes, cache = Processes(), tmp_path / "cache"
+    Compilation(config, cache).start(processes)
+    Compilation(config, cache).start(processes)
+    assert len(processes.started) == 6, "the executor did not become ready in between"
+    Compilation(config, cache).done()
+    Compilation(config, cache).start(processes)
+    Compilation(replace(config, store="other", listen="127.0.0.1:1"), cache).start(processes)
+    assert len(processes.started) == 6
+    Compilation(replace(config, max_lora_rank=8), cache).start(processes)
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    Compilation(config, cache).start(processes)
+    assert len(processes.started) == 12
+
+
+def test_failures_are_told_and_the_start_goes_on(
+    config: ExecutorConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes = Processes()
+    processes.failure = "out of memory"
+    Compilation(config, tmp_path).start(processes)
+    assert "out of memory" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_told(
+    config: ExecutorConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    Compilation(config, tmp_path / "file" / "cache").done()
+    assert "the next start compiles again" in caplog.text
+
+
+def test_one_process_is_the_executor_itself(config: ExecutorConfig, tmp_path: Path) -> None:
+    processes = Processes()
+    Compilation(replace(config, compile_processes=1), tmp_path).start(processes)
+    assert not processes.started
