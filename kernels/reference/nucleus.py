@@ -15,7 +15,13 @@ LEAST_SCALED = -(WEIGHT_BITS + 1) * math.log(2.0)
 
 
 def nucleus(
-    logits: Tensor, best: Tensor, temperatures: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor
+    logits: Tensor,
+    best: Tensor,
+    temperatures: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
+    top_p: Tensor,
+    most: int | None = None,
 ) -> Tensor:
     """Semantics: bool [rows, vocab], what top_k, then min_p, then top_p leave. With a row's tokens in order,
     scaled = (logits - best) / temperature in float64 and weight = round(2^40 * exp(scaled)):
@@ -29,12 +35,15 @@ def nucleus(
     top_k         int64 [rows], at least 1; vocab or more: off
     min_p         float64 [rows], 0: off
     top_p         float64 [rows], above 0; 1 or more: off
+    most          at least the largest of top_k, where the host knows it. None: it is asked of the tensor
 
     Raises KernelArgumentError.
     """
     check_nucleus(logits, best, temperatures, top_k, min_p, top_p)
     vocab = logits.shape[1]
-    widest = min(int(top_k.max()), vocab) if len(logits) else vocab
+    if most is None:
+        most = int(top_k.max()) if len(logits) else vocab
+    widest = min(most, vocab)
     keys = order_keys(logits)
     ordered = keys.topk(widest).values if widest < vocab else keys.sort(descending=True).values
     scaled = (logits.gather(1, key_tokens(ordered, vocab)).double() - best[:, None]) / temperatures[:, None]

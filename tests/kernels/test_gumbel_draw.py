@@ -61,7 +61,7 @@ def test_a_row_without_a_finite_maximum_disturbs_no_other() -> None:
         ("best", torch.zeros(ROWS + 1)),
         ("temperatures", torch.ones(ROWS)),
         ("seeds", torch.zeros(ROWS)),
-        ("positions", torch.zeros(2 * ROWS, dtype=torch.int64)[::2]),
+        ("positions", torch.zeros(ROWS, dtype=torch.int32)),
         ("kept", torch.zeros(ROWS, 39, dtype=torch.bool)),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_large_vocabulary(rounded: bool) -> None:
         ("best", torch.zeros(7)),
         ("temperatures", torch.ones(6)),
         ("top_k", torch.ones(6, dtype=torch.int32)),
-        ("min_p", torch.zeros(12, dtype=torch.float64)[::2]),
+        ("min_p", torch.zeros(6)),
         ("top_p", torch.ones(6)),
     ],
 )
