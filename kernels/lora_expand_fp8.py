@@ -82,7 +82,7 @@ def lora_expand_fp8(
 
 
 def _config(plan: LaunchPlan) -> ExpandConfig:
-    """Measured with gate_up of Llama-3.1-8B, rank 16 (kernels/bench/results/lora_fp8.json); us of expand at
+    """Measured with gate_up of Llama-3.1-8B, rank 16 (kernels/bench/results/lora_fp8_tune.json, an H200); us at
     (tokens, adapters)."""
     rows, block_rank = plan.rows_per_item, plan.block_rank
     if rows == 1 and plan.items >= _MANY_ENTRIES:

@@ -17,8 +17,6 @@ from kernels.moe_blocks import MoEBlocks, check_choices
 
 # Pairs of a program, which compares each with all.
 _MOST_PAIRS = 64
-# From here on twice that: every program reads its slot's counts.
-_MANY_PAIRS = 8192
 # Up to so many pairs each program counts its slot's other pairs itself: a second launch costs more.
 _UNCOUNTED_PAIRS = 1024
 
@@ -275,7 +273,7 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     experts = triton.next_power_of_2(request.num_experts)
     padded_pairs = triton.next_power_of_2(pairs)
     counted = pairs > _UNCOUNTED_PAIRS
-    chunk = max(16, min(_MOST_PAIRS if pairs < _MANY_PAIRS else 2 * _MOST_PAIRS, padded_pairs))
+    chunk = max(16, min(_MOST_PAIRS, padded_pairs))
     chunks = min(pairs, -(-pairs // chunk) + request.slots)
     pdl = has_dependent_launch(topk_ids.device)
     common = {

@@ -155,7 +155,7 @@ def gemm_block_size(pairs: int, num_experts: int) -> int:
 
 
 def gemm_config(size: int, element_size: int) -> GemmConfig:
-    """For blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm.json)."""
+    """For blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm_tune.json)."""
     if element_size > 2:
         return GemmConfig(max(16, size), 64, 32, 4, 2)
     if size <= 16:
