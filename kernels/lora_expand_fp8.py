@@ -82,8 +82,10 @@ def lora_expand_fp8(
 
 
 def _config(plan: LaunchPlan) -> ExpandConfig:
-    """Measured with gate_up of Llama-3.1-8B, rank 16, on an H200 (kernels/bench/results/lora_fp8_tune.json); us
-    at (tokens, adapters)."""
+    """Measured with gate_up of Llama-3.1-8B, rank 16, on an H200 (kernels/bench/results/lora_fp8_tune.json).
+
+    Figures are us at (tokens, adapters).
+    """
     rows, block_rank = plan.rows_per_item, plan.block_rank
     if rows == 1 and plan.items >= _MANY_ENTRIES:
         # 10.3 at (64, 64), 10.5 with 512 columns.
