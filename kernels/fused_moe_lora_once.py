@@ -25,12 +25,7 @@ def _shrunk(
     """x @ a.T, float32: [ranks] for one row, else [ROWS, ranks]."""
     r = tl.arange(0, BLOCK_RANK)
     a_rows = a + (r * rank_stride)[:, None]
-    if ROWS == 1 and BLOCK_K >= K:
-        k = tl.arange(0, BLOCK_K)
-        a_tile = tl.load(a_rows + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0)
-        x_tile = tl.load(x_rows + k, mask=k < K, other=0.0)
-        return tl.sum(a_tile.to(tl.float32) * x_tile.to(tl.float32)[None, :], 1)
-    elif ROWS == 1:
+    if ROWS == 1:
         # Products are summed over the steps first, and across the tile only once.
         acc = tl.zeros([BLOCK_RANK, BLOCK_K], dtype=tl.float32)
     else:

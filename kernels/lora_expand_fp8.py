@@ -24,6 +24,7 @@ from kernels.tuning import ExpandConfig
 
 # From here on single rows alone fill the card.
 _MANY_ENTRIES = 32
+_FEW_ENTRIES = 8
 
 
 def lora_expand_fp8(
@@ -81,8 +82,10 @@ def lora_expand_fp8(
 
 
 def _config(plan: LaunchPlan) -> ExpandConfig:
-    """Measured with gate_up of Llama-3.1-8B, rank 16 (kernels/bench/results/lora_fp8.json); us of expand at
-    (tokens, adapters)."""
+    """Measured with gate_up of Llama-3.1-8B, rank 16, on an H200 (kernels/bench/results/lora_fp8_tune.json).
+
+    Figures are us at (tokens, adapters).
+    """
     rows, block_rank = plan.rows_per_item, plan.block_rank
     if rows == 1 and plan.items >= _MANY_ENTRIES:
         # 10.3 at (64, 64), 10.5 with 512 columns.
@@ -90,6 +93,9 @@ def _config(plan: LaunchPlan) -> ExpandConfig:
     if rows == 1:
         # 0.95 at (1, 1), 2.05 at (8, 8); 1.10 and 2.22 with 1024 columns.
         return ExpandConfig(1, min(block_rank, 32), 512, 4)
+    if plan.items < _FEW_ENTRIES:
+        # 3.4 at (64, 1), 7.7 with shrink; 3.1 and 9.8 with 256 columns.
+        return ExpandConfig(rows, max(rows, block_rank), 64, 4)
     # 3.9 at (64, 8), 28.9 at (512, 64), 64.4 at (2048, 1); with 128 columns 4.8, 28.6, 65.6. Tiles of 64 rows
     # and 128 columns 65.6 at (2048, 1).
     return ExpandConfig(rows, max(rows, block_rank), 256, 4)

@@ -272,9 +272,9 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     known = request.num_experts if expert_map is None else len(expert_map)
     experts = triton.next_power_of_2(request.num_experts)
     padded_pairs = triton.next_power_of_2(pairs)
+    counted = pairs > _UNCOUNTED_PAIRS
     chunk = max(16, min(_MOST_PAIRS, padded_pairs))
     chunks = min(pairs, -(-pairs // chunk) + request.slots)
-    counted = pairs > _UNCOUNTED_PAIRS
     pdl = has_dependent_launch(topk_ids.device)
     common = {
         "TOPK": topk_ids.shape[1], "MAX_LORAS": request.max_loras,

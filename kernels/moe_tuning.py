@@ -14,8 +14,11 @@ from kernels.meta import LoRAKernelMeta
 # Pairs of an aligned block. 32 are as fast or slower at every point, 64 slower: (2048, 1) w13 194, 193, 213.
 ALIGNED = 16
 # Pairs that an adapter's expert must get on average before sharing its weights pays for alignment and for
-# half empty blocks. 2.3 at (64, 8): 60.0 unaligned, 66.3 aligned. 16 at (64, 1): 43.3 and 31.8.
+# half empty blocks. 2.3 at (64, 8): 60.0 unaligned, 66.3 aligned. 16 at (64, 1): 43.3 and 31.8. While pairs
+# are few, what they share stays in L2: Qwen3, with 4, 29.4 and 35.2 at (64, 1).
 _SHARING = 3
+_SHARING_OF_FEW = 6
+_FEW_PAIRS = 512
 _MULTIPROCESSORS = 132
 # Inputs up to which a layer is narrow.
 _NARROW = 2048
@@ -74,7 +77,8 @@ def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:
     groups = max(1, meta.num_active_loras) * num_experts
     # Groups that so many random choices reach.
     reached = -groups * expm1(-pairs / groups)
-    return 1 if pairs < _SHARING * reached else ALIGNED
+    sharing = _SHARING_OF_FEW if pairs <= _FEW_PAIRS else _SHARING
+    return 1 if pairs < sharing * reached else ALIGNED
 
 
 @lru_cache(maxsize=1024)
@@ -88,6 +92,9 @@ def choose(
     if width <= _NARROW and blocks >= _MANY_BLOCKS and max_rank <= block_rank and element_size == 2:
         # w13, w2 of Qwen3: 63.0, 42.8 at (512, 8), in two launches 65.1, 50.9; 93.0, 74.7 and 98.2, 82.1 at
         # (2048, 8); 60.3, 52.5 and 67.9, 62.2 at (2048, 1). At (64, 1), with 160 blocks, two launches win.
+        if blocks < 4 * _MANY_BLOCKS:
+            # 22.3, 17.5 at (512, 1), as below 27.5, 20.3.
+            return OnceConfig(128, 256, 1, 4, 3, 2) if slices > 1 else OnceConfig(128, 256, 2, 4, 3, 1)
         return OnceConfig(128, 128, 1, 2, 3, 1) if slices > 1 else OnceConfig(128, 256, 1, 4, 3, 2)
     return _shared(rows, blocks, slices, width, block_rank, element_size)
 
@@ -148,7 +155,7 @@ def gemm_block_size(pairs: int, num_experts: int) -> int:
 
 
 def gemm_config(size: int, element_size: int) -> GemmConfig:
-    """For blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm.json)."""
+    """For blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm_tune.json)."""
     if element_size > 2:
         return GemmConfig(max(16, size), 64, 32, 4, 2)
     if size <= 16:
