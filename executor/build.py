@@ -20,6 +20,7 @@ from executor.dummy import spec_without_checkpoint
 from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
+from executor.forward_pass import ForwardPass
 from executor.host_pool import HostPool
 from executor.lora.arena import SlotArena
 from executor.lora.full_heads import check_full_heads
@@ -31,6 +32,7 @@ from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.models import check_splits, read_config
 from executor.paging import Adapters, Pager
 from executor.pooled_adapters import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
+from executor.ranks.forward import SharedTokensPass
 from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
 from executor.sampler import Sampler
@@ -80,7 +82,7 @@ def build_engine(
     logger.info("model %s is loaded: %s", spec.name, info)
     return Engine(
         info=info,
-        runner=ModelRunner(shard.forward_pass, sampler, parts.writer, limits, parts.others),
+        runner=ModelRunner(parts.forward_pass, sampler, parts.writer, limits, parts.others),
         batcher=_batcher(config, slots, kv_blocks),
         pager=_pager(config, parts.adapters, slots, metrics, wake),
         limits=limits,
@@ -97,6 +99,7 @@ class _Parts:
 
     others: OtherRanks
     shard: Shard
+    forward_pass: ForwardPass
     adapters: Adapters[Any]
     writer: SlotWriter
 
@@ -123,7 +126,7 @@ def _on_one_rank(
         raise
     writer = make_writer(arena, shard.punica)
     adapters = PooledAdapters(store, arena.layout, pool, writer, slots.dora, slots.full_heads)
-    return _Parts(NoOtherRanks(), shard, adapters, writer)
+    return _Parts(NoOtherRanks(), shard, shard.forward_pass, adapters, writer)
 
 
 def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
@@ -166,7 +169,7 @@ def _on_ranks(config: ExecutorConfig, store: WeightsSource, lost: Callable[[Exce
     writer = WriterInTurn(shard.arena, shard.punica)
     load = partial(_load, store, shard.arena)
     adapters = SpreadAdapters(ranks, writer, nbytes, config.host_memory_bytes, load, config.load_timeout)
-    return _Parts(ranks, shard, adapters, writer)
+    return _Parts(ranks, shard, SharedTokensPass(shard.forward_pass, group), adapters, writer)
 
 
 def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:
@@ -179,7 +182,7 @@ def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:
 
 def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
     with store.open(digest) as weights:
-        check_full_heads(weights, 0)  # ConfigError: none on several ranks
+        check_full_heads(weights, None)  # ConfigError: none on several ranks
         return build_slot_image(weights, arena.layout)
 
 

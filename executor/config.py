@@ -94,7 +94,7 @@ class ExecutorConfig:
     )
     async_scheduling: str = _setting(
         "auto",
-        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU.",
+        "Plan a step while the one before it runs: true, false or auto, which is true on a GPU.",
     )
     num_kv_blocks: int = _setting(
         0, "KV blocks shared by all sequences; 0: 1024 on the CPU, what the memory allows on a GPU."
@@ -149,7 +149,7 @@ class ExecutorConfig:
         _require("compile-processes", self.compile_processes >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
-        modes = ("auto", "true", "false") if self.tensor_parallel_size == 1 else ("auto", "false")
+        modes = ("auto", "true", "false")
         _require("async-scheduling", self.async_scheduling in modes, f"one of {', '.join(modes)}")
         unknown = sorted(set(self.lora_modules) - set(MODULE_KINDS))
         _require("lora-modules", self.lora_modules and not unknown, f"some of {MODULE_KINDS}, not {unknown}")
@@ -176,7 +176,7 @@ class ExecutorConfig:
     @property
     def schedules_ahead(self) -> bool:
         if self.async_scheduling == "auto":
-            return self.tensor_parallel_size == 1 and self.device.startswith("cuda")
+            return self.device.startswith("cuda")
         return self.async_scheduling == "true"
 
     @property

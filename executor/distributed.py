@@ -34,6 +34,12 @@ class ParallelGroup:
             dist.all_reduce(x, group=self.handle)
         return x
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's x, in place; returns x."""
+        if self.size > 1:
+            dist.broadcast(x, src=0, group=self.handle)
+        return x
+
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's x, as [size, *x.shape]."""
         if self.size == 1:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import triton
 
-from executor.bench import host_step, page_in, sampling
+from executor.bench import host_step, page_in, sampling, traffic
 
-PARTS = {"page_in": page_in.run, "sampling": sampling.run, "host_step": host_step.run}
+PARTS = {"page_in": page_in.run, "sampling": sampling.run, "host_step": host_step.run, "traffic": traffic.run}
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 def _about(revision: str | None) -> dict[str, str]:
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
         "triton": triton.__version__,
         "git": revision or head.stdout.strip(),

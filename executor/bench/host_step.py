@@ -47,6 +47,9 @@ class NoModel:
     def warm_up(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
         return self._logits[: sum(len(sequence.logit_rows) for sequence in sequences)]
 

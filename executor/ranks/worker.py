@@ -10,12 +10,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from adapter_store import AdapterStoreError, WeightsSource
 from executor.config import ExecutorConfig
-from executor.distributed import connect, disconnect
+from executor.distributed import ParallelGroup, connect, disconnect
 from executor.errors import ExecutorError
 from executor.logs import setup_logging
 from executor.lora.image import SlotImage, build_slot_image
+from executor.ranks.forward import SharedTokensPass
 from executor.ranks.messages import (
     Answer,
     ClearSlot,
@@ -51,7 +54,7 @@ def run_rank(
     try:
         group = connect(rank, config.tensor_parallel_size, meeting, config.device, config.step_timeout)
         shard = build_shard(config, group)
-        worker = Worker(shard, open_source(config))
+        worker = Worker(shard, open_source(config), group, config.max_seats)
     except (ExecutorError, AdapterStoreError) as error:
         control.send(StartFailed(str(error)))
         return
@@ -69,8 +72,10 @@ def run_rank(
 class Worker:
     """`serve` belongs to one thread, each lane to another; they share the images, by ticket."""
 
-    def __init__(self, shard: Shard, store: WeightsSource) -> None:
+    def __init__(self, shard: Shard, store: WeightsSource, group: ParallelGroup, max_seats: int) -> None:
         self._shard = shard
+        self._forward_pass = SharedTokensPass(shard.forward_pass, group)
+        self._last_tokens = torch.zeros(max_seats, dtype=torch.int64, device=shard.kv_cache.device)
         self._writer = WriterInTurn(shard.arena, shard.punica)
         self._store = store
         self._images: dict[int, SlotImage] = {}
@@ -102,7 +107,7 @@ class Worker:
                     self._images.pop(ticket, None)
 
     def _step(self, sequences: tuple[Any, ...]) -> None:
-        self._shard.forward_pass.run(sequences)
+        self._forward_pass.run(sequences, self._last_tokens)
 
     def _load(self, message: LoadAdapter) -> Answer:
         try:

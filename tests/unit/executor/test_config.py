@@ -42,6 +42,12 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
         ([*NEEDED, "--listen", "50061"], {}, "--listen must be host:port"),
         ([*NEEDED, "--lora-modules", "q_proj,expert"], {}, "expert"),
         ([*NEEDED, "--expert-parallel", "true", "--fully-sharded-loras", "true"], {}, "--expert-parallel"),
+        ([*NEEDED, "--max-full-heads", "-1"], {}, "--max-full-heads must be at least 0"),
+        (
+            [*NEEDED, "--max-full-heads", "1", "--tensor-parallel-size", "2"],
+            {},
+            "--max-full-heads must be 0 with --tensor-parallel-size above 1",
+        ),
         ([*NEEDED, "--prefix-cache", "maybe"], {}, "true or false"),
         ([*NEEDED, "--config", "/nowhere.toml"], {}, "/nowhere.toml cannot be read"),
         (NEEDED, {"LORAFLEET_EXECUTOR_SEATS": "3"}, "LORAFLEET_EXECUTOR_SEATS: there is no setting"),
@@ -62,20 +68,30 @@ def test_what_cannot_be_used_is_refused_by_name(
         ("cpu", 1, "true", True),
         ("cuda", 1, "auto", True),
         ("cuda:1", 1, "false", False),
-        ("cuda", 2, "auto", False),
-        ("cuda", 2, "true", None),
+        ("cuda", 2, "auto", True),
+        ("cpu", 2, "auto", False),
         ("cpu", 1, "maybe", None),
     ],
 )
-def test_steps_are_planned_ahead_for_one_rank_on_a_gpu(
-    device: str, ranks: int, given: str, ahead: bool | None
-) -> None:
+def test_steps_are_planned_ahead_on_a_gpu(device: str, ranks: int, given: str, ahead: bool | None) -> None:
     flags = ["--device", device, "--tensor-parallel-size", str(ranks), "--async-scheduling", given]
     if ahead is None:
         with pytest.raises(ConfigError, match="--async-scheduling must be one of auto"):
             load_config([*NEEDED, *flags], {})
     else:
         assert load_config([*NEEDED, *flags], {}).schedules_ahead is ahead
+
+
+def test_fp8_slots_of_experts_are_refused_by_name_on_a_gpu() -> None:
+    flags = ["--lora-dtype", "fp8", "--lora-modules", "q_proj,experts"]
+    assert load_config([*NEEDED, *flags], {}).lora_dtype == "fp8"
+    with pytest.raises(ConfigError, match="--lora-dtype must be auto on a GPU with --lora-modules experts"):
+        load_config([*NEEDED, *flags, "--device", "cuda"], {})
+
+
+def test_a_gpu_each_for_several_ranks() -> None:
+    with pytest.raises(ConfigError, match="--device must be cpu or cuda with --tensor-parallel-size"):
+        load_config([*NEEDED, "--device", "cuda:1", "--tensor-parallel-size", "2"], {})
 
 
 def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from adapter_store import open_store
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.cluster import wait_until
 
@@ -22,9 +23,11 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
+    store = str(tmp_path / "store")
+    open_store(store)
 
     def run(*arguments: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "executor", "--store", str(tmp_path / "store"), *arguments]
+        command = [sys.executable, "-m", "executor", "--store", store, *arguments]
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         return processes[-1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterNotFound, DiskStore, Weights, WeightsSource
+from adapter_store import AdapterNotFound, DiskStore, ModelSpec, Weights, WeightsSource
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
@@ -20,6 +20,7 @@ from executor.ranks.worker import Worker
 from executor.sequence import Dispatch
 from executor.shard import build_shard
 from executor.store import open_source
+from tests.support.adapters import make_adapter
 from tests.support.engines import SMALL, Driver, greedy, make_driver
 
 PROMPT = range(3, 30)
@@ -55,7 +56,8 @@ def test_tokens_and_logprobs_equal_one_ranks(
     start: Start, digests: list[str], size: int, sharded: bool
 ) -> None:
     """Two slots for five adapters: every slot is reused. With 4 ranks, two hold each KV head."""
-    one, many = start(1), start(size, fully_sharded_loras=sharded)
+    one = start(1)
+    many = start(size, fully_sharded_loras=sharded, async_scheduling="true" if sharded else "false")
     expected, actual = (driver.run(*mixed(digests)) for driver in (one, many))
     assert actual == expected
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "an adapter is not loud"
@@ -64,6 +66,21 @@ def test_tokens_and_logprobs_equal_one_ranks(
         assert [token.token.logprob for token in many.tokens[key]] == pytest.approx(truth, abs=1e-5)
     # Evicted and loaded again, by every rank.
     assert many.run(greedy("again", PROMPT[:21], digest=digests[0], max_new_tokens=12)) == [expected[1]]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+def test_what_is_added_before_the_sum_over_the_ranks_counts_once(
+    start: Start, tiny_base: Path, sharded: bool, tmp_path: Path
+) -> None:
+    """Adapters on o_proj and down_proj alone, of a rank that four ranks do not divide (C65, C66)."""
+    store = DiskStore(tmp_path / "store")
+    folder = make_adapter(tmp_path / "adapter", tiny_base, seed=9, rank=3, targets=("o_proj", "down_proj"))
+    digest = store.put(folder, "default", "ends", ModelSpec.from_folder(tiny_base)).digest
+    wanted = [greedy("base", PROMPT), greedy("ends", PROMPT, digest=digest)]
+    expected = start(1, store).run(*wanted)
+    assert expected[0] != expected[1], "the adapter is not loud"
+    many = start(4, store, store=str(tmp_path / "store"), fully_sharded_loras=sharded)
+    assert many.run(*wanted) == expected
 
 
 class WithoutOne:
@@ -172,7 +189,7 @@ def test_a_rank_that_cannot_start_says_why(start: Start, tmp_path: Path) -> None
 
 def test_a_worker_keeps_images_until_told(tiny_base: Path, store_folder: Path, digests: list[str]) -> None:
     config = ExecutorConfig(model=str(tiny_base), **(SMALL | {"store": str(store_folder)}))
-    worker = Worker(build_shard(config, SINGLE), open_source(config))
+    worker = Worker(build_shard(config, SINGLE), open_source(config), SINGLE, config.max_seats)
     lane, control = multiprocessing.Pipe(), multiprocessing.Pipe()
     threads = [
         threading.Thread(target=worker.serve_lane, args=(lane[1],)),

@@ -1,4 +1,5 @@
-"""What is checked of experts with LoRA on each rank of a group; run by test_expert_layers.py."""
+"""What is checked of experts with LoRA on each rank of a group, on torch's default device; run by
+test_expert_layers.py and test_expert_layers_gpu.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class Rig:
         return torch.cat((full[0], full[2])), full[1]
 
 
-def make_rig(group: ParallelGroup, name: str, max_loras: int, wrapper: Wrapper = PunicaWrapperCPU) -> Rig:
+def make_rig(group: ParallelGroup, name: str, max_loras: int, wrapper: Wrapper | None = None) -> Rig:
     """Ranks that seed torch's generator alike have parts of one layer."""
     torch.manual_seed(7)
     form = FORMS[name]
@@ -160,8 +161,26 @@ def make_rig(group: ParallelGroup, name: str, max_loras: int, wrapper: Wrapper =
     layer = chosen(base, form.names)
     assert isinstance(layer, lora.FusedMoEWithLoRA)
     layer.create_lora_weights(max_loras, config)
-    layer.set_mapping(punica := wrapper(max_loras, 64, "cpu"))
+    layer.set_mapping(punica := (wrapper or _wrapper())(max_loras, 64, _device()))
     return Rig(form, layer, whole, punica)
+
+
+def _device() -> str:
+    return str(torch.get_default_device())
+
+
+def _wrapper() -> Wrapper:
+    if _device() == "cpu":
+        return PunicaWrapperCPU
+    from kernels.punica_gpu import PunicaWrapperGPU
+
+    return PunicaWrapperGPU
+
+
+def on_gpu(group: ParallelGroup, check: Callable[[ParallelGroup, str], None], name: str) -> None:
+    """On the rank's own."""
+    with torch.device("cuda", torch.cuda.current_device()):
+        check(group, name)
 
 
 def compare(rig: Rig, runs: list[Run], experts: Sequence[int] | None = None) -> Tensor:
@@ -179,7 +198,7 @@ def compare(rig: Rig, runs: list[Run], experts: Sequence[int] | None = None) -> 
     return y
 
 
-def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper = PunicaWrapperCPU) -> None:
+def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper | None = None) -> None:
     """All ranks and base rows in one step, in some order; other steps after; slots never filled; all rows at
     one pair of experts, and so some experts without a row (C61)."""
     rig = make_rig(group, name, len(RANKS) + 1, wrapper)
@@ -226,7 +245,7 @@ def image_in_arena(group: ParallelGroup, name: str) -> None:
     rig = make_rig(group, name, 2)
     config = LoRAConfig(2, MAX_RANK, frozenset({"experts"}), fully_sharded_loras=rig.form.fully_sharded)
     slices = [part.slot_slice for part in rig.layer.served_parts(config)]
-    arena = SlotArena(SlotLayout.on_rank(slices, config, group), 2, "cpu")
+    arena = SlotArena(SlotLayout.on_rank(slices, config, group), 2, _device())
     rig.layer.create_lora_weights(2, config, arena=arena)
     x, routing = torch.randn(7, HIDDEN), route(torch.randn(7, EXPERTS), TOP_K, renormalize=True)
     poison(arena, 0)
@@ -249,7 +268,7 @@ def one_pair_for_gate_and_up(group: ParallelGroup, name: str) -> None:
     rig = make_rig(group, name, 1)
     config = LoRAConfig(1, MAX_RANK, frozenset({"experts"}), fully_sharded_loras=rig.form.fully_sharded)
     slices = [part.slot_slice for part in rig.layer.served_parts(config)]
-    arena = SlotArena(SlotLayout.on_rank(slices, config, group), 1, "cpu")
+    arena = SlotArena(SlotLayout.on_rank(slices, config, group), 1, _device())
     rig.layer.create_lora_weights(1, config, arena=arena)
     a, b = torch.randn(EXPERTS, 3, HIDDEN), torch.randn(EXPERTS, 2 * INNER, 3)
     stored = {"layers.0.experts.w13": _module("layers.0.experts.w13", (a, b, 0.5))}
@@ -257,6 +276,9 @@ def one_pair_for_gate_and_up(group: ParallelGroup, name: str) -> None:
     gate, up = b.chunk(2, dim=1)
     rig.adapters[0] = [(a, gate, 0.5), None, (a, up, 0.5)]
     compare(rig, [(0, 5), (-1, 2)])
+
+
+EVERY_CHECK = (mixed_ranks, missing_modules, reused_slot, image_in_arena)
 
 
 def layouts(group: ParallelGroup, name: str) -> tuple[str, int]:
@@ -273,4 +295,5 @@ def _as_stored(rig: Rig, factors: list[Factors | None]) -> dict[str, LoRAModule]
 
 def _module(name: str, factors: Factors) -> LoRAModule:
     a, b, scale = factors
-    return LoRAModule(name, a.shape[1], scale, a.numpy(), np.ascontiguousarray(b.transpose(1, 2).numpy()))
+    b = b.transpose(1, 2).cpu()
+    return LoRAModule(name, a.shape[1], scale, a.cpu().numpy(), np.ascontiguousarray(b.numpy()))

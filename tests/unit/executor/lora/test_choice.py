@@ -14,7 +14,8 @@ from executor.lora.config import LoRAConfig
 from executor.lora.errors import LayerRefused, Refusal
 from executor.lora.replace import LAYERS_WITH_LORA, class_for
 from executor.model_config import MoEConfig
-from tests.unit.executor.lora.layer_cases import MODEL_CONFIG
+from tests.unit.executor.lora.expert_checks import FORMS
+from tests.unit.executor.lora.layer_cases import CASES, MODEL_CONFIG
 
 Choice = type[lora.BaseLayerWithLoRA]
 # Without and with sharding. With one rank it is always the first.
@@ -134,3 +135,11 @@ def test_a_layer_constructed_with_modules_it_does_not_fit_is_refused() -> None:
     layer = lora.MergedColumnParallelLinearWithLoRA(merged((8, 4, 4))(ParallelGroup()), ["a", "b"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 modules over 3 parts"):
         layer.parts()
+
+
+def test_every_class_is_held_against_the_whole_layer() -> None:
+    """On 1, 2 and 4 ranks: test_parallel_layers.py and test_expert_layers.py, on CPUs and over NCCL."""
+    cases = {each for case in CASES.values() for each in (case.layer_class, case.sharded_class)}
+    tested = cases | {form.layer_class for form in FORMS.values()}
+    bases = {"BaseLayerWithLoRA", "BaseLinearLayerWithLoRA", "LayerPart"}
+    assert {getattr(lora, name) for name in lora.__all__ if name not in bases} == tested - {None}

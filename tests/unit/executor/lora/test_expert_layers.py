@@ -23,16 +23,7 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "check",
-    [
-        expert_checks.mixed_ranks,
-        expert_checks.missing_modules,
-        expert_checks.reused_slot,
-        expert_checks.image_in_arena,
-    ],
-    ids=lambda check: check.__name__,
-)
+@pytest.mark.parametrize("check", expert_checks.EVERY_CHECK, ids=lambda check: check.__name__)
 def test_equals_the_whole_layer(pool: RankPool, check: Callable[..., None], form: str, size: int) -> None:
     pool.run(size, check, form)
 
