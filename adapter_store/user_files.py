@@ -4,11 +4,12 @@ It may name too many, after a crash, and never too few: whoever asks looks at th
 """
 
 import logging
+import os
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from adapter_store.durable import replace_file, sync_folder, sync_tree
+from adapter_store.durable import replace_file, sync_folder
 from adapter_store.errors import DataLoss
 from adapter_store.record_files import RecordFiles
 from adapter_store.seal import seal, unseal
@@ -34,7 +35,7 @@ class UserFiles:
         building.mkdir()
         for digest, names in users.items():
             (building / _file(digest)).write_bytes(_sealed(digest, names))
-        sync_tree(building)
+        os.sync()  # once, for what may be a hundred thousand files
         building.rename(self._folder)
         sync_folder(self._folder.parent)
 

@@ -182,7 +182,7 @@ def _check_host_memory(config: ExecutorConfig, nbytes_per_slot: int) -> None:
 
 def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
     with store.open(digest) as weights:
-        check_full_heads(weights, 0)  # ConfigError: none on several ranks
+        check_full_heads(weights, None)  # ConfigError: none on several ranks
         return build_slot_image(weights, arena.layout)
 
 

@@ -24,6 +24,8 @@ from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 
 logger = logging.getLogger(__name__)
 
+GATHER_TOKENS = 512  # A step of so many is over in some milliseconds.
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -74,6 +76,9 @@ class Engine:
     def step(self) -> StepEvents:
         """One heartbeat. When it raises, call `fail` with the exception before anything else."""
         self._settle(now := self._clock())
+        if self._gathers():
+            self._land(self._flights.popleft())
+            return self._emit(ran=True)
         plan = self._plan = self.batcher.plan(now, self.pager.host)
         self.pager.page_in(plan.page_ins)
         if plan.num_tokens:
@@ -157,6 +162,21 @@ class Engine:
         users = Counter(sequence.digest for sequence in holders if sequence.digest)
         if users != self.pager.users():
             raise RuntimeError(f"adapters are used by {users}, counted {self.pager.users()}")
+
+    def _gathers(self) -> bool:
+        """Whether to wait for the step under way before the next one is planned.
+
+        A burst of prompts comes one by one. Its first few make a short step that nobody decodes in; planned
+        while it begins, the next one would be as short again, and short ones of many rows take longer to
+        launch than to run. Planned when it is over, it has most of the burst. Prompts that take several steps
+        do not wait.
+        """
+        if len(self._flights) != 1:
+            return False
+        plan = self._flights[0].plan
+        if len(plan.draws) < len(plan.num_tokens) or sum(plan.num_tokens.values()) > GATHER_TOKENS:
+            return False
+        return not any(sequence.has_drawn for sequence in self.batcher.running)
 
     def _settle(self, now: float) -> None:
         """What happened since the last step: time limits that passed, loads that ended."""

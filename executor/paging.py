@@ -308,7 +308,8 @@ class Pager(Generic[ImageT]):
             slot = self._slots.find(digest)
             if tier is Tier.SLOT and self._slots.needs_heads(digest):
                 logger.warning("pinned to host memory: full heads stay free", extra={"digest": digest})
-                self._pins[digest] = tier = Tier.HOST
+                self._pins.lower(digest)
+                tier = Tier.HOST
                 self._changed = True
             if tier is not Tier.SLOT or (slot is None and digest not in self.host):
                 continue

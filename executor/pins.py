@@ -24,6 +24,10 @@ class Pins(Mapping[str, Tier]):
     def end_all(self, digest: str) -> None:
         self._tiers.pop(digest, None)
 
+    def lower(self, digest: str) -> None:
+        """Into host memory: it cannot be kept in a slot."""
+        self._tiers[digest] = dict.fromkeys(self._tiers[digest], Tier.HOST)
+
     def __getitem__(self, digest: str) -> Tier:
         return Tier.SLOT if Tier.SLOT in self._tiers[digest].values() else Tier.HOST
 

@@ -67,11 +67,9 @@ class PooledAdapters:
         """Room is claimed once the adapter is known to be whole and to fit: what cannot be served pushes out
         nothing. Raises what `open` and `build_slot_image` raise, FullHeadNotServed, and HostMemoryFull."""
         with self._store.open(digest) as weights:
-            loading = _Loading(digest, weights, self._pool, self._dora)
+            check_full_heads(weights, self._full_heads)
+            loading = _Loading(digest, weights, self._pool, self._dora, self._full_heads)
             try:
-                check_full_heads(weights, self._full_heads.number if self._full_heads else 0)
-                if self._full_heads:
-                    loading.head_dtype = self._full_heads.dtype
                 image = build_slot_image(
                     weights, self._layout, loading.allocate, with_dora=self._dora is not None
                 )
@@ -119,7 +117,7 @@ class _Loading:
     weights: Weights
     pool: HostPool
     dora: DoRAFactors | None
-    head_dtype: torch.dtype = torch.float32
+    full_heads: FullHeads | None
     region: Region | None = None
     factors: Tensor | None = None
     parts: list[Buffer] = field(default_factory=list)  # of the region
@@ -127,7 +125,8 @@ class _Loading:
     def allocate(self, nbytes: int) -> Buffer:
         """For the image's block; what comes behind it is sized here, too."""
         self.factors = self.dora.of(self.digest, self.weights) if self.dora else None
-        heads = [head.size * self.head_dtype.itemsize for head in self.weights.full_heads.values()]
+        head_bytes = self.full_heads.nbytes if self.full_heads else 0
+        heads = [head_bytes] * len(self.weights.full_heads)
         sizes = [nbytes, self.factors.nbytes if self.factors is not None else 0, *heads]
         ends = list(accumulate(map(_aligned, sizes), initial=0))
         self.region = region = self.pool.claim(self.digest, ends[-1] if sum(sizes[1:]) else nbytes)
@@ -143,9 +142,11 @@ class _Loading:
             factors = torch.from_numpy(self.parts[1]).view(torch.float32)
             factors.copy_(self.factors)
         heads = {}
-        for part, (name, head) in zip(self.parts[2:], self.weights.full_heads.items(), strict=True):
-            copy_into(part.view(NUMPY_DTYPES[self.head_dtype]).reshape(head.shape), head, f"{name}.weight")
-            heads[name] = torch.from_numpy(part).view(self.head_dtype).view(head.shape)
+        if self.full_heads:
+            dtype = self.full_heads.dtype
+            for part, (name, head) in zip(self.parts[2:], self.weights.full_heads.items(), strict=True):
+                copy_into(part.view(NUMPY_DTYPES[dtype]).reshape(head.shape), head, f"{name}.weight")
+                heads[name] = torch.from_numpy(part).view(dtype).view(head.shape)
         return PooledImage(image, self.region, factors, heads)
 
 

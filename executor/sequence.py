@@ -116,6 +116,11 @@ class Sequence:
         return len(self.token_ids) - len(self.dispatch.prompt_token_ids)
 
     @property
+    def has_drawn(self) -> bool:
+        """Whether a token of its own is known."""
+        return self.num_outputs > len(self.dispatch.output_token_ids)
+
+    @property
     def prompt_token_ids(self) -> "array[int]":
         return self.token_ids[: len(self.dispatch.prompt_token_ids)]
 

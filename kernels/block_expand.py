@@ -111,6 +111,8 @@ def block_expand_kernel(
     n = (tile - of_slice(s, 0, TILES0, TILES1, 3)) * BLOCK_N + tl.arange(0, BLOCK_N)
     n = tl.max_contiguous(n, VECTOR)
     width = of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
+    # Before anything is known of the rank: that way fewer loads wait for each other.
+    pairs = load_ids(ids, start, count, ROWS, KIND)
     rank = table_entry(ranks, s, slot, expert, ranks_s, ranks_l, ranks_e, count > 0, 0)
     rank = tl.minimum(rank, MAX_RANK)
     if (count == 0) | ((rank <= 0) & ADD_INPUTS):
@@ -121,7 +123,6 @@ def block_expand_kernel(
     b += expert.to(tl.int64) * of_slice(s, expert_stride0, expert_stride1, expert_stride2, SLICES)
     b_stride = of_slice(s, b_stride0, b_stride1, b_stride2, SLICES)
     b_tile = load_b(b, b_stride, tl.arange(0, BLOCK_RANK), n, rank, width)
-    pairs = load_ids(ids, start, count, ROWS, KIND)
     factors = b_scales0
     scale_k = 0
     ALIKE: tl.constexpr = GROUP_N >= WIDTH0 and GROUP_N >= WIDTH1 and GROUP_N >= WIDTH2
@@ -133,6 +134,8 @@ def block_expand_kernel(
         if not ALIKE:
             factors += tl.minimum(n, width - 1) // GROUP_N
         scale_k = of_slice(s, scale_k0, scale_k1, scale_k2, SLICES)
+    if SCALED and not K_SCALED:
+        factor = tl.load(factors)
     wait_if_early(PDL, EARLY)
 
     at = y + rows_by(pairs, of_slice(s, START0, START1, START2, SLICES) + n, y_stride, ROWS)
@@ -154,7 +157,7 @@ def block_expand_kernel(
             split_stride, y, K_SCALED, GROUP_K, ALIKE, W8A8, SPLIT, MAX_RANK, ROWS, BLOCK_RANK,
         )  # fmt: skip
     if SCALED and not K_SCALED:
-        acc = times_columns(acc, tl.load(factors), ROWS, ALIKE)
+        acc = times_columns(acc, factor, ROWS, ALIKE)
     if ROUTED:
         if ROWS == 1:
             acc *= tl.load(routed + pairs).to(tl.float32)

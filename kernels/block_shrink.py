@@ -71,14 +71,14 @@ def _add_steps(
 
 @triton.jit
 def _scaled(
-    acc, x_scales, factors, ROWS: tl.constexpr, SCALED: tl.constexpr, K_SCALED: tl.constexpr,
+    acc, of_rows, of_columns, ROWS: tl.constexpr, SCALED: tl.constexpr, K_SCALED: tl.constexpr,
     X_SCALED: tl.constexpr,
 ):  # fmt: skip
-    """The scales that hold for all of K."""
+    """Times the scales that hold for all of K."""
     if SCALED and not K_SCALED:
-        acc = times_columns(acc, tl.load(factors), ROWS, False)
+        acc = times_columns(acc, of_columns, ROWS, False)
     if X_SCALED and not K_SCALED:
-        acc = times_rows(acc, tl.load(x_scales), ROWS)
+        acc = times_rows(acc, of_rows, ROWS)
     return acc
 
 
@@ -143,6 +143,8 @@ def block_shrink_kernel(
     column = tl.arange(0, FUSED * BLOCK_RANK)
     s = group if FUSED == 1 else column // BLOCK_RANK
     there = s < tl.where(count > 0, SLICES, 0)
+    # Before anything is known of the rank: that way fewer loads wait for each other.
+    rows = load_ids(ids, start, count, ROWS, KIND) // DIVIDE
     rank = table_entry(ranks, s, slot, expert, ranks_s, ranks_l, ranks_e, there, 0)
     rank = tl.minimum(rank, MAX_RANK)
     highest = rank if FUSED == 1 else tl.max(rank, 0)
@@ -160,18 +162,22 @@ def block_shrink_kernel(
     scale = table_entry(scales, s, slot, expert, scales_s, scales_l, scales_e, there, 0.0)
     k = split * BLOCK_K + tl.arange(0, BLOCK_K)
     a_tile = _load_a(a, r, r < rank, k, rank_stride, K)
-    rows = load_ids(ids, start, count, ROWS, KIND) // DIVIDE
+    factors = a_scales + tl.minimum(r, MAX_RANK - 1) // GROUP_N * a_scale_n
+    of_rows, of_columns = 1.0, 1.0
+    if SCALED and not K_SCALED:
+        of_columns = tl.load(factors)
     wait_if_early(PDL, EARLY)
 
     x_rows = x + rows * x_stride
     x_scales += rows * x_scale_stride
+    if X_SCALED and not K_SCALED:
+        of_rows = tl.load(x_scales)
     split_stride = tl.cast(SLICES, tl.int64) * num_places * MAX_RANK
     out = h
     if FINALISE:
         out = partials
     if LARGEST == 0 or FINALISE:
         out += split * split_stride
-    factors = a_scales + tl.minimum(r, MAX_RANK - 1) // GROUP_N * a_scale_n
     acc = _step(
         x_rows, a_tile, x_scales, factors, k, count, x_group_stride, K, ROWS, K_SCALED, GROUP_K, X_SCALED
     )
@@ -179,7 +185,7 @@ def block_shrink_kernel(
         acc, x_rows, a, r, rank, x_scales, factors, split, count, rank_stride, x_group_stride, K, ROWS,
         BLOCK_K, SPLIT, K_SCALED, GROUP_K, X_SCALED, 1,
     )  # fmt: skip
-    acc = _scaled(acc, x_scales, factors, ROWS, SCALED, K_SCALED, X_SCALED)
+    acc = _scaled(acc, of_rows, of_columns, ROWS, SCALED, K_SCALED, X_SCALED)
     factor = 1.0 if FINALISE else scale
     _store(
         acc * factor, out, h_scales, s, start, count, group, 0, r, rank, num_places, SLICES, MAX_RANK, ROWS,
@@ -193,7 +199,9 @@ def block_shrink_kernel(
             zeros_of(ROWS, FUSED * BLOCK_RANK), x_rows, a, r, rank, x_scales, factors, split, count,
             rank_stride, x_group_stride, K, ROWS, BLOCK_K, SPLIT, K_SCALED, GROUP_K, X_SCALED, 0,
         )  # fmt: skip
-        acc = _scaled(acc, x_scales, factors, ROWS, SCALED, K_SCALED, X_SCALED)
+        if SCALED and not K_SCALED:
+            of_columns = tl.load(factors)
+        acc = _scaled(acc, of_rows, of_columns, ROWS, SCALED, K_SCALED, X_SCALED)
         _store(
             acc * factor, out, h_scales, s, start, count, group, block, r, rank, num_places, SLICES, MAX_RANK,
             ROWS, FUSED, BLOCK_RANK, 0 if FINALISE else LARGEST,

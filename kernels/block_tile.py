@@ -66,11 +66,11 @@ def load_block(
 
 @triton.jit
 def load_ids(ids, first, count, ROWS: tl.constexpr, KIND: tl.constexpr):
-    """int64 numbers of a block's rows or pairs: a scalar for one-row blocks, else [ROWS]."""
+    """int64 numbers of a block's rows or pairs: a scalar for one-row blocks, else [ROWS]; 0 where none is."""
     if KIND == PAIRS:
         return first.to(tl.int64)
     elif ROWS == 1:
-        return tl.load(ids + first).to(tl.int64)
+        return tl.load(ids + first, mask=count > 0, other=0).to(tl.int64)
     else:
         place = tl.arange(0, ROWS)
         return tl.load(ids + first + place, mask=place < count, other=0).to(tl.int64)

@@ -22,6 +22,9 @@ from kernels.meta import LoRAKernelMeta
 from kernels.reference.lora_expand_fp8 import check_expand_fp8
 from kernels.tuning import ExpandConfig
 
+# From here on single rows alone fill the card.
+_MANY_ENTRIES = 32
+
 
 def lora_expand_fp8(
     y: Tensor,
@@ -78,14 +81,18 @@ def lora_expand_fp8(
 
 
 def _config(plan: LaunchPlan) -> ExpandConfig:
-    """Measured on one H100 80GB HBM3 with gate_up of Llama-3.1-8B, rank 16; us at (tokens, adapters)."""
+    """Measured with gate_up of Llama-3.1-8B, rank 16 (kernels/bench/results/lora_fp8.json); us of expand at
+    (tokens, adapters)."""
     rows, block_rank = plan.rows_per_item, plan.block_rank
+    if rows == 1 and plan.items >= _MANY_ENTRIES:
+        # 10.3 at (64, 64), 10.5 with 512 columns.
+        return ExpandConfig(1, min(block_rank, 32), 1024, 4)
     if rows == 1:
-        # 512 columns a warp make the threads' 16-byte loads cover one rank: the sum over ranks stays within a
-        # thread. 14.5 at (64, 64), 37.5 with 512 columns and 2 warps.
-        return ExpandConfig(1, min(block_rank, 32), 1024, 2)
-    # 37.7 at (512, 64), 41.1 with 256 columns; 5.6 and 6.4 at (64, 8).
-    return ExpandConfig(rows, max(rows, block_rank), 128, 4)
+        # 0.95 at (1, 1), 2.05 at (8, 8); 1.10 and 2.22 with 1024 columns.
+        return ExpandConfig(1, min(block_rank, 32), 512, 4)
+    # 3.9 at (64, 8), 28.9 at (512, 64), 64.4 at (2048, 1); with 128 columns 4.8, 28.6, 65.6. Tiles of 64 rows
+    # and 128 columns 65.6 at (2048, 1).
+    return ExpandConfig(rows, max(rows, block_rank), 256, 4)
 
 
 def _launch(

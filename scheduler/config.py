@@ -80,7 +80,8 @@ class Config:
         metadata=_help("seconds after which an alias that the store has not confirmed is UNAVAILABLE"),
     )
     delete_grace: float = field(
-        default=60.0, metadata=_help("seconds for which deleted adapters stay readable at least")
+        default=60.0,
+        metadata=_help("seconds for which deleted adapters stay readable at least; keep it above 40"),
     )
     drain_timeout: float = field(
         default=30.0, metadata=_help("seconds that accepted requests get to end after SIGTERM")

@@ -22,6 +22,7 @@ from scheduler.versions import Versions
 TICK_S = 0.2
 WATCHED_S = 120.0
 DROP_EVERY_S = 2.0
+END_S = 2.0  # For the store to hear that this scheduler ends.
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -56,9 +57,9 @@ class Retirement:
         if self._task:
             self._task.cancel()
         try:
-            await self._leases.end()
-        except StoreUnavailable as error:
-            logger.warning("other schedulers wait until the lease of this one runs out: %s", error)
+            await asyncio.wait_for(self._leases.end(), END_S)
+        except (StoreUnavailable, TimeoutError) as error:
+            logger.warning("other schedulers wait until the lease of this one runs out: %r", error)
 
     def withdrawn(self, adapter: str, digest: str) -> None:
         """Somebody withdrew it through this scheduler."""

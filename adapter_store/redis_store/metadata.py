@@ -187,7 +187,9 @@ class Metadata:
             *listed,
         )
         provided = None if publication is None else self._chunks_stay(publication.index.claim, operation)
-        [outcome] = self._primary.run(command, durable=True, provided=provided)
+        [outcome] = self._primary.run(
+            command, durable=True, changed=lambda replies: replies == [b"done"], provided=provided
+        )
         result: Outcome = outcome.decode()
         return result
 

@@ -70,14 +70,24 @@ class Primary:
         self._lock = threading.Lock()
         self.run()
 
-    def run(self, *commands: Command, durable: bool = False, provided: Provided | None = None) -> list[Any]:
+    def run(
+        self,
+        *commands: Command,
+        durable: bool = False,
+        changed: Callable[[Sequence[Any]], bool] = lambda replies: True,
+        provided: Provided | None = None,
+    ) -> list[Any]:
         """The replies to `commands`, made in order on one connection; tried again as a whole when need be.
 
         So they must be such that doing them twice does no harm. `durable`: they are on disk, and at as many
-        replicas as the url asks for, when this returns. `provided` comes first, on the same connection.
+        replicas as the url asks for, when this returns. `changed` tells from the replies whether there is a
+        change to wait for: after a fail-over nothing may ever confirm that there was none.
+        `provided` comes first, on the same connection.
         Raises StoreUnavailable, and what the check in `provided` raises.
         """
-        return self._retried(lambda server: self._attempt(server, commands, durable, provided))
+        return self._retried(
+            lambda server: self._attempt(server, commands, changed if durable else None, provided)
+        )
 
     def use(self, transfer: Callable[[redis.ConnectionPool], _T]) -> _T:
         """`transfer` with connections to the primary, again when it fails in passing, as commands are.
@@ -130,7 +140,11 @@ class Primary:
     # ---- one attempt
 
     def _attempt(
-        self, server: _Server, commands: Sequence[Command], durable: bool, provided: Provided | None
+        self,
+        server: _Server,
+        commands: Sequence[Command],
+        changed: Callable[[Sequence[Any]], bool] | None,
+        provided: Provided | None,
     ) -> list[Any]:
         with _connected(server.pool) as connection:
             if provided is not None:
@@ -145,7 +159,7 @@ class Primary:
                 raise NotNow(f"{server.state.node} is no longer the primary")
             # Asked for by itself, once the writes have left the server's buffer: what waits from before that
             # is looked at again when the server's clock ticks, which takes up to a tenth of a second.
-            if durable and (settling := self._settling(server)):
+            if changed and changed(replies) and (settling := self._settling(server)):
                 [settled] = _talk(connection, [settling])
                 self._check_settled(settled)
         return replies

@@ -17,7 +17,11 @@ They are small, so a server that is full runs them, too: a delete is what it nee
 #   upload was seen whole, which left '0' under the operation | "lost": upload or content is gone.
 COMMIT = """#!lua flags=allow-oom
 local operation = redis.call('GET', KEYS[4])
-if operation == '1' then return 'done' end
+-- Repeated on another connection: a write, since what a connection waits for is what it wrote.
+if operation == '1' then
+  redis.call('EXPIRE', KEYS[4], ARGV[10])
+  return 'done'
+end
 if ARGV[7] ~= '' and not operation then return 'stale' end
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'stale' end
 if ARGV[5] == 'add' then

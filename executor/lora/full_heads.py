@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from adapter_store import Weights
 from executor.layers import ParallelLMHead
 from executor.lora.arena import Copy
-from executor.lora.errors import FullHeadNotServed
+from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch
 from executor.models import CausalLM
 from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
@@ -47,6 +47,11 @@ class FullHeads:
         return len(self._places)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one matrix: [vocab, hidden]."""
+        return tuple(self._places.shape[1:])
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._places.dtype
 
@@ -75,10 +80,15 @@ class FullHeads:
         self.heads.pop(slot, None)
 
 
-def check_full_heads(weights: Weights, places: int) -> None:
-    """Raises FullHeadNotServed for an adapter with more of them than there are places."""
-    if len(weights.full_heads) > places:
-        raise FullHeadNotServed(tuple(weights.full_heads), places)
+def check_full_heads(weights: Weights, places: FullHeads | None) -> None:
+    """Raises FullHeadNotServed for an adapter with more of them than there are places, and
+    ModuleShapeMismatch for one of another size."""
+    matrices, number = weights.full_heads, places.number if places else 0
+    if len(matrices) > number:
+        raise FullHeadNotServed(tuple(matrices), number)
+    for name, matrix in matrices.items():
+        if places is not None and matrix.shape != places.shape:
+            raise ModuleShapeMismatch(f"{name}.weight", matrix.shape, places.shape)
 
 
 class EmbeddingWithTables(nn.Module):

@@ -236,6 +236,20 @@ def test_a_failed_step_takes_its_own_sequences_only(
     assert not driver.rejected and idle(driver)
 
 
+def test_a_burst_that_comes_behind_its_first_prompt_is_one_step(ahead: Make) -> None:
+    driver = ahead()
+    driver.engine.add(greedy("first", range(3, 20)))
+    driver.step()
+    burst = [(0, f"{number}") for number in range(5)]
+    for number in range(4):
+        driver.engine.add(greedy(f"{number}", range(3 + number, 20)))
+    driver.step()  # nobody decodes: it is over before the next one is planned
+    assert driver.tokens.keys() == {(0, "first")}
+    driver.engine.add(greedy("4", range(3, 20)))
+    driver.until(lambda: any(key in driver.tokens for key in burst))
+    assert all(len(driver.tokens[key]) == 1 for key in burst)
+
+
 @pytest.mark.parametrize("where", ["collect", "commit"])
 def test_what_the_step_behind_a_failed_one_draws_is_not_told(
     ahead: Make, monkeypatch: pytest.MonkeyPatch, where: str
@@ -243,7 +257,7 @@ def test_what_the_step_behind_a_failed_one_draws_is_not_told(
     """It would stand where the lost token belongs: lost on its way from the device, or before it was told."""
     driver = ahead()
     driver.engine.add(greedy("x", range(3, 20)))
-    driver.until(lambda: (0, "x") in driver.tokens)
+    driver.until(lambda: (0, "x") in driver.tokens and bool(driver.engine._flights))
     told = driver.token_ids((0, "x"))
     owner: object = driver.engine._runner if where == "collect" else driver.engine.batcher
     original, failures = getattr(owner, where), iter([ZeroDivisionError()])
@@ -269,7 +283,7 @@ def test_a_failed_launch_of_what_ends_meanwhile_rejects_nobody_who_waits(
     driver = ahead()
     stop = StopRules(stop_token_ids=frozenset({answer[1]}))
     driver.engine.add(greedy("x", range(3, 18), stop=stop))
-    driver.until(lambda: (0, "x") in driver.tokens)
+    driver.until(lambda: (0, "x") in driver.tokens and bool(driver.engine._flights))
     monkeypatch.setattr(driver.engine.pager, "collect", lambda *_: [])  # its adapter is not there yet
     driver.engine.add(greedy("waits", range(40, 60), digest=digests[1]))
     with monkeypatch.context() as patch:

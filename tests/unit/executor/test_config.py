@@ -42,6 +42,12 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
         ([*NEEDED, "--listen", "50061"], {}, "--listen must be host:port"),
         ([*NEEDED, "--lora-modules", "q_proj,expert"], {}, "expert"),
         ([*NEEDED, "--expert-parallel", "true", "--fully-sharded-loras", "true"], {}, "--expert-parallel"),
+        ([*NEEDED, "--max-full-heads", "-1"], {}, "--max-full-heads must be at least 0"),
+        (
+            [*NEEDED, "--max-full-heads", "1", "--tensor-parallel-size", "2"],
+            {},
+            "--max-full-heads must be 0 with --tensor-parallel-size above 1",
+        ),
         ([*NEEDED, "--prefix-cache", "maybe"], {}, "true or false"),
         ([*NEEDED, "--config", "/nowhere.toml"], {}, "/nowhere.toml cannot be read"),
         (NEEDED, {"LORAFLEET_EXECUTOR_SEATS": "3"}, "LORAFLEET_EXECUTOR_SEATS: there is no setting"),

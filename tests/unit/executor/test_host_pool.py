@@ -210,6 +210,8 @@ class Written:
         store = self
 
         class Opened(dict[str, LoRAModule]):
+            full_heads: Mapping[str, Any] = {}
+
             def __enter__(self) -> "Opened":
                 return self
 

@@ -124,6 +124,24 @@ def test_a_step_waits_on_the_device_for_a_slow_copy(world: World) -> None:
     world.expected(image, read)
 
 
+def test_what_comes_with_an_image_may_have_been_another_slots(world: World) -> None:
+    """It is written after the step that reads it by way of slot 0, and before the next step of slot 1."""
+    place = torch.zeros(1 << 20, device="cuda")
+    matrix = torch.ones(1 << 20).pin_memory()
+    image = world.image(0, 4)
+    world.writer.load(0, image)
+    with no_waiting():
+        world.writer.before_step((0,))
+        torch.cuda._sleep(LONG)
+        before = place.clone()
+        world.writer.after_step((0,))
+        world.writer.load(1, image, [(place, matrix)])
+        world.writer.before_step((1,))
+        after = place.clone()
+        world.writer.after_step((1,))
+    assert not before.any() and bool(after.all())
+
+
 def test_a_foreign_image_changes_nothing(world: World) -> None:
     image = world.image(0, 4)
     world.writer.load(0, image)

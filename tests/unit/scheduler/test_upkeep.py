@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from scheduler.tokenizer import Tokenizer
 from tests.support.adapters_calls import Running, as_, push, running_service
 from tests.support.redis_server import RedisServer
 from tests.support.scheduling import admitted, read_all, until
+from tests.support.stores import DiskMedium, Medium, RedisMedium
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOT = pb.RESIDENCY_TIER_SLOT
@@ -314,6 +316,40 @@ async def test_summaries_are_the_same_pages_without_modules(service: Running) ->
         for field in ("modules", "dtypes", "warnings", "has_chat_template"):
             version.ClearField(field)
     assert whole == short
+
+
+async def test_a_damaged_record_is_told_and_hides_nothing_else(
+    service: Running, request: pytest.FixtureRequest
+) -> None:
+    await pushed(service, "torn", 15)
+    await pushed(service, "beside", 16)
+    url, _, namespace = service.url.partition("?namespace=")
+    medium: Medium = DiskMedium(Path(url))
+    if namespace:
+        medium = RedisMedium(request.getfixturevalue("redis_server"), namespace)
+    alarms = "lorafleet_scheduler_data_loss_total"
+    before = service.registry.get_sample_value(alarms) or 0
+
+    def flipped(record: bytes) -> bytes:
+        return record[:-1] + bytes([record[-1] ^ 1])
+
+    medium.change_record("acme", "torn", flipped)
+    try:
+        listed = (await service.stub.ListAliases(pb.ListAliasesRequest(), **as_("acme"))).aliases
+        assert "beside" in {alias.name for alias in listed} and "torn" not in {alias.name for alias in listed}
+        one = pb.ListAliasesRequest(name="torn")
+        assert (await refused(service.stub.ListAliases(one, **as_("acme")))).code() == (
+            grpc.StatusCode.DATA_LOSS
+        )
+        found = await service.stub.Verify(pb.VerifyRequest(), **as_("acme"))
+        assert found.damaged["acme/torn"] == "what the store says of acme/torn is damaged"
+        assert (service.registry.get_sample_value(alarms) or 0) > before
+        seen_by_all = await service.stub.Verify(pb.VerifyRequest(), **as_("root"))
+        assert list(seen_by_all.orphans) == []
+        assert "acme/torn" not in (await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))).damaged
+    finally:
+        medium.change_record("acme", "torn", flipped)
+    assert not (await service.stub.Verify(pb.VerifyRequest(), **as_("acme"))).damaged
 
 
 def _digest_ref(name: str, digest: str) -> Ref:

@@ -38,6 +38,15 @@ def wait_linked(replica: RedisServer) -> None:
             time.sleep(0.01)
 
 
+def wait_same(primary: RedisServer, replica: RedisServer) -> None:
+    """A link that is up may still have something to bring."""
+    deadline = time.monotonic() + PATIENCE_S
+    with primary.client() as one, replica.client() as two:
+        while one.dbsize() != two.dbsize():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def swap(primary: RedisServer, replica: RedisServer) -> None:
     """As an orchestrator does it: in step, and no client is disconnected."""
     with primary.client() as old, replica.client() as new:
@@ -149,6 +158,7 @@ def test_a_primary_that_lost_the_chunks_between_their_check_and_the_commit_publi
     store = store_of(first)
     old = store.put(adapters[0], "acme", "x", spec)
     wait_linked(second)
+    wait_same(first, second)
     talk, lost = primary._talk, list[int]()
 
     def lose_data_first(connection: Any, commands: Sequence[Command]) -> list[Any]:

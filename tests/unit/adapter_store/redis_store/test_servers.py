@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter_store import ModelSpec, Ref, StoreUnavailable, UnsafeStore, open_store
+from adapter_store import Lease, ModelSpec, Ref, StoreUnavailable, UnsafeStore, open_store
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 
@@ -104,6 +104,10 @@ def test_a_user_with_few_rights_is_enough(
     store.verify(LATEST)
     store.export(LATEST, tmp_path / "out")
     other = store.put(adapters[1], "acme", "y", spec, alias=None)
+    assert store.active_names(other.digest) == [("acme", "y")] and store.now() > 1e9
+    store.hold(Lease("me", 1, frozenset({("acme/y", other.digest)})))
+    assert [lease.holder for lease in store.leases()] == ["me"]
+    store.let_go("me")
     store.withdraw(Ref("acme", "y", digest=other.digest))
     assert [each.digest for each in store.collect(0, lambda _: False)] == [other.digest]
     assert (store.tenants(), store.orphans(), store.news(-1).names) == (["acme"], [], None)
@@ -175,6 +179,11 @@ def test_every_command_keeps_to_one_slot_of_a_cluster(
         for version in versions:
             store.verify(Ref("acme", "x", digest=version.digest))
         assert len(store.list("acme")) == 3 and len(store.aliases("acme")) == 1
+        assert store.active_names(versions[0].digest) == [("acme", "x"), ("zoo", "y")]
+        store.hold(Lease("me", 1))
+        assert store.leases() == [Lease("me", 1)]
+        upload = store.upload(versions[0].digest)
+        assert store.set_quarantined("acme", "x", versions[0].digest, False, upload=upload)
         store.delete(LATEST)
         store.delete(Ref("acme", "x", digest=versions[0].digest))
         store.delete(Ref.parse("zoo/y", ""))
