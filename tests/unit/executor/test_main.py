@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from adapter_store import DiskStore
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.cluster import wait_until
 
@@ -22,6 +23,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
+    DiskStore(tmp_path / "store")  # an executor makes none
 
     def run(*arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "executor", "--store", str(tmp_path / "store"), *arguments]
