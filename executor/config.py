@@ -94,7 +94,7 @@ class ExecutorConfig:
     )
     async_scheduling: str = _setting(
         "auto",
-        "Plan a step while the one before it runs: true, false or auto, which is true on a GPU.",
+        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU.",
     )
     num_kv_blocks: int = _setting(
         0, "KV blocks shared by all sequences; 0: 1024 on the CPU, what the memory allows on a GPU."
@@ -176,7 +176,8 @@ class ExecutorConfig:
     @property
     def schedules_ahead(self) -> bool:
         if self.async_scheduling == "auto":
-            return self.device.startswith("cuda")
+            # Over several GPUs it has not been tried yet.
+            return self.tensor_parallel_size == 1 and self.device.startswith("cuda")
         return self.async_scheduling == "true"
 
     @property

@@ -68,12 +68,14 @@ def test_what_cannot_be_used_is_refused_by_name(
         ("cpu", 1, "true", True),
         ("cuda", 1, "auto", True),
         ("cuda:1", 1, "false", False),
-        ("cuda", 2, "auto", True),
-        ("cpu", 2, "auto", False),
+        ("cuda", 2, "auto", False),
+        ("cuda", 2, "true", True),
         ("cpu", 1, "maybe", None),
     ],
 )
-def test_steps_are_planned_ahead_on_a_gpu(device: str, ranks: int, given: str, ahead: bool | None) -> None:
+def test_steps_are_planned_ahead_for_one_rank_on_a_gpu(
+    device: str, ranks: int, given: str, ahead: bool | None
+) -> None:
     flags = ["--device", device, "--tensor-parallel-size", str(ranks), "--async-scheduling", given]
     if ahead is None:
         with pytest.raises(ConfigError, match="--async-scheduling must be one of auto"):

@@ -138,3 +138,20 @@ def test_impossible_rows_are_refused(pair: Pair) -> None:
         pair.graphed.run([SequenceRows([1] * 5, 0, [0], -1, ())])
     with pytest.raises(ValueError, match="no last_tokens"):
         pair.graphed.run([SequenceRows([0], 0, [0], -1, (), pending=0)])
+
+
+def test_steps_of_every_size_are_captured(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of more rows than the plan for few adapters has room for."""
+    monkeypatch.setattr(graphed_forward, "DecodeStep", BufferStep)
+    rows, loras = 256, 64
+    punica = PunicaWrapperCPU(loras, rows)
+    model = load_model(save_variant("llama", tmp_path_factory.mktemp("llama")), torch.float32, "cpu")
+    attach_lora(model, LoRAConfig(loras, 4), punica)
+    graphed = GraphedForwardPass(
+        model, cache_of(model), punica, BufferAttention(), SkippingFollowers(),
+        StepLimits(rows, rows, MAX_LEN, loras, 4), GraphSizes.up_to(rows, rows), LoRAPlans(loras, 4),
+        RerunMemory(), head_has_lora=False,
+    )  # fmt: skip
+    graphed.warm_up()

@@ -24,7 +24,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
     store = str(tmp_path / "store")
-    open_store(store)
+    open_store(store)  # an executor makes none
 
     def run(*arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "executor", "--store", store, *arguments]

@@ -50,9 +50,14 @@ def test_tokens_equal_one_ranks(run_on: Start, digests: list[str], sharded: bool
             "cpu": {"device": "cpu"},
             "one": {},
             "two": {"tensor_parallel_size": 2, "fully_sharded_loras": sharded},
+            "ahead": {
+                "tensor_parallel_size": 2,
+                "fully_sharded_loras": sharded,
+                "async_scheduling": "true",
+            },
         }.items()
     }
-    assert runs["two"] == runs["one"] == runs["cpu"]
+    assert runs["ahead"] == runs["two"] == runs["one"] == runs["cpu"]
 
 
 @pytest.fixture(scope="module")
