@@ -35,13 +35,15 @@ def main() -> int:
     # Only now: torch takes seconds, which --help and a wrong flag need not wait for.
     from executor.app import ExecutorApp
     from executor.logs import setup_logging
+    from executor.ranks.leader import kill_ranks
 
     setup_logging(config.log_format, config.log_level)
     try:
         asyncio.run(_serve(ExecutorApp(config, store)))
     except RankLost as error:
         logger.error("the executor ends: %s", error, exc_info=error.__cause__)
-        _end_at_once()
+        kill_ranks()
+        return 1
     except START_ERRORS as error:
         return _complain(error)
     except Exception:
@@ -67,19 +69,19 @@ async def _serve(app: "ExecutorApp") -> None:
         await app.wait()
 
 
-def _end_at_once() -> NoReturn:
-    """Threads may still wait for a rank in C++: the interpreter's own end would wait for them, or abort."""
-    from executor.ranks.leader import kill_ranks
-
-    kill_ranks()
-    logging.shutdown()
-    os._exit(1)
-
-
 def _complain(error: Exception) -> int:
     sys.stderr.write(f"executor: {error}\n")
     return 2
 
 
+def _end(code: int) -> NoReturn:
+    """Threads may still be in C++, waiting for a rank, say: the interpreter's own end waits for them, or
+    aborts when one comes back."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import lorafleet.demo
-from adapter_store import DiskStore, ModelSpec
+from adapter_store import DiskStore, ModelSpec, open_store
 from lorafleet import Client
 from lorafleet.demo.model import default_cache, prepare_model
 from tests.fidelity.conftest import NUM_TOKENS, Expected, Stream
@@ -119,6 +119,7 @@ def test_smollm2_on_three_ranks_equals_peft(
 
 
 def test_smollm2_on_two_ranks_is_refused_clearly(smollm2: Path, tmp_path: Path) -> None:
+    open_store(str(tmp_path / "store"))
     command = [sys.executable, "-m", "executor", "--model", str(smollm2), "--store", str(tmp_path / "store")]
     two = ["--tensor-parallel-size", "2", "--listen", "127.0.0.1:0", "--metrics-port", "-1"]
     ended = subprocess.run([*command, *two], capture_output=True, text=True, timeout=60)
