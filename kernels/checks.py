@@ -154,3 +154,13 @@ def check_launchable(stack_name: str, stack: Sequence[Tensor], **tensors: Tensor
         strided = argument in ("x", "y")
         if tensor.stride(-1) != 1 if strided else not tensor.is_contiguous():
             raise KernelArgumentError(argument, f"must be contiguous, has strides {tensor.stride()}")
+
+
+def check_sampled_rows(logits: Tensor, **vectors: tuple[Tensor, torch.dtype]) -> None:
+    """Logits float32 [rows, vocab], and of every row one value in each vector, of its dtype."""
+    matrix = logits.dim() == 2 and logits.is_contiguous() and logits.dtype == torch.float32
+    check(matrix, "logits", "must be a contiguous float32 [rows, vocab]")
+    for argument, (values, dtype) in vectors.items():
+        fits = values.shape == logits.shape[:1] and values.dtype == dtype and values.is_contiguous()
+        check(fits, argument, f"must be a contiguous {dtype} [{len(logits)}]")
+        check_same_device(logits.device, **{argument: values})

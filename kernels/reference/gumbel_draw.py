@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_same_device
+from kernels.checks import check, check_same_device, check_sampled_rows
 from kernels.reference.philox import NOISE_RANGE, gumbel_noise
 
 
@@ -37,18 +37,14 @@ def gumbel_draw(
 def check_gumbel_draw(
     logits: Tensor, best: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, kept: Tensor | None
 ) -> None:
-    matrix = logits.dim() == 2 and logits.is_contiguous() and logits.dtype == torch.float32
-    check(matrix, "logits", "must be a contiguous float32 [rows, vocab]")
-    for argument, values, dtype in (
-        ("best", best, torch.float32),
-        ("temperatures", temperatures, torch.float64),
-        ("seeds", seeds, torch.int64),
-        ("positions", positions, torch.int64),
-    ):
-        fits = values.shape == logits.shape[:1] and values.dtype == dtype and values.is_contiguous()
-        check(fits, argument, f"must be a contiguous {dtype} [{len(logits)}]")
+    check_sampled_rows(
+        logits,
+        best=(best, torch.float32),
+        temperatures=(temperatures, torch.float64),
+        seeds=(seeds, torch.int64),
+        positions=(positions, torch.int64),
+    )
     if kept is not None:
         fits = kept.shape == logits.shape and kept.dtype == torch.bool and kept.is_contiguous()
         check(fits, "kept", f"must be a contiguous bool {list(logits.shape)}")
         check_same_device(logits.device, kept=kept)
-    check_same_device(logits.device, best=best, temperatures=temperatures, seeds=seeds, positions=positions)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_same_device
+from kernels.checks import check_sampled_rows
 
 # Weight of a row's largest logit; the others have exp of their distance from it, rounded to a whole number.
 # Sums of integers depend on no order, so every device finds the same prefix; 2^23 tokens find room in them.
@@ -73,17 +73,11 @@ def key_tokens(keys: Tensor, vocab: int) -> Tensor:
 def check_nucleus(
     logits: Tensor, best: Tensor, temperatures: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor
 ) -> None:
-    matrix = logits.dim() == 2 and logits.is_contiguous() and logits.dtype == torch.float32
-    check(matrix, "logits", "must be a contiguous float32 [rows, vocab]")
-    for argument, values, dtype in (
-        ("best", best, torch.float32),
-        ("temperatures", temperatures, torch.float64),
-        ("top_k", top_k, torch.int64),
-        ("min_p", min_p, torch.float64),
-        ("top_p", top_p, torch.float64),
-    ):
-        fits = values.shape == logits.shape[:1] and values.dtype == dtype and values.is_contiguous()
-        check(fits, argument, f"must be a contiguous {dtype} [{len(logits)}]")
-    check_same_device(
-        logits.device, best=best, temperatures=temperatures, top_k=top_k, min_p=min_p, top_p=top_p
+    check_sampled_rows(
+        logits,
+        best=(best, torch.float32),
+        temperatures=(temperatures, torch.float64),
+        top_k=(top_k, torch.int64),
+        min_p=(min_p, torch.float64),
+        top_p=(top_p, torch.float64),
     )
