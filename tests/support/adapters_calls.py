@@ -161,3 +161,7 @@ async def push(
     service: Running, adapter: str, files: dict[str, bytes], who: str = "acme", **header: Any
 ) -> pb.PushResponse:
     return await service.stub.Push(parts(adapter, files, **header), **as_(who))
+
+
+async def pushed(service: Running, name: str, seed: int, who: str = "acme") -> str:
+    return str((await push(service, name, service.content(seed), who=who)).version.digest)

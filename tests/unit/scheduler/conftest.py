@@ -1,6 +1,6 @@
 """A tiny base model with a real tokenizer, and small adapters for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from adapter_store import DiskStore, ModelSpec
 from scheduler.tokenizer import Tokenizer
 from tests.support.adapters import lora_pair, make_base, raw_adapter
+from tests.support.redis_server import RedisServer
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -48,3 +49,9 @@ def peft_folder(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server

@@ -6,7 +6,7 @@ content do not disturb each other.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from adapter_store import Lease, ModelSpec, Ref
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.requests import LiveRequest
 from scheduler.tokenizer import Tokenizer
-from tests.support.adapters_calls import Running, as_, push, running_service
+from tests.support.adapters_calls import Running, as_, pushed, running_service
 from tests.support.redis_server import RedisServer
 from tests.support.scheduling import admitted, until
 from tests.support.stores import DiskMedium, Medium, RedisMedium
@@ -27,12 +27,6 @@ from tests.support.stores import DiskMedium, Medium, RedisMedium
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOT = pb.RESIDENCY_TIER_SLOT
 LONGER_THAN_A_DRAIN_S = 1.5  # that waits for nobody
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["disk", "redis"])
@@ -53,10 +47,6 @@ async def both(
             for _ in range(2)
         ]
         yield here, there
-
-
-async def pushed(service: Running, name: str, seed: int, who: str = "acme") -> str:
-    return str((await push(service, name, service.content(seed), who=who)).version.digest)
 
 
 def accepted(service: Running, adapter: str, digest: str) -> LiveRequest:

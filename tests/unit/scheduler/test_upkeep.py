@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,12 @@ from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.requests import LiveRequest
 from scheduler.residency import Residency
 from scheduler.tokenizer import Tokenizer
-from tests.support.adapters_calls import Running, as_, push, running_service
-from tests.support.redis_server import RedisServer
+from tests.support.adapters_calls import Running, as_, pushed, running_service
 from tests.support.scheduling import admitted, read_all, until
 from tests.support.stores import DiskMedium, Medium, RedisMedium
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOT = pb.RESIDENCY_TIER_SLOT
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["disk", "redis"])
@@ -52,10 +45,6 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value
-
-
-async def pushed(service: Running, name: str, seed: int, who: str = "acme") -> str:
-    return str((await push(service, name, service.content(seed), who=who)).version.digest)
 
 
 def running(service: Running, name: str, digest: str, tokens: int = 10_000) -> LiveRequest:
