@@ -16,14 +16,5 @@ def num_threads() -> int:
 
 def on_all_cores(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
     """`work` of each item, in the order of the items. Raises what one of them raised."""
-    results: dict[int, _Result] = {}
-    todo = iter(enumerate(items))  # a step of it is one of the interpreter's: nobody gets an item twice
-
-    def run() -> None:
-        for number, item in todo:
-            results[number] = work(item)
-
     with ThreadPoolExecutor(num_threads(), "all-cores") as pool:
-        for each in [pool.submit(run) for _ in range(num_threads())]:
-            each.result()
-    return [results[number] for number in range(len(items))]
+        return list(pool.map(work, items))
