@@ -135,6 +135,7 @@ def make_adapter(
             elif "lora_" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * std)
     peft_model.save_pretrained(str(folder))
+    peft_model.delete_adapter("default")  # else unloading leaves trained copies (modules_to_save) in `base`
     peft_model.unload()
     rewrite(folder, lambda tensors: {n: t.to(dtype) if ".lora_" in n else t for n, t in tensors.items()})
     return folder

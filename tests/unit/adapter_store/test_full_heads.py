@@ -9,7 +9,7 @@ import torch
 
 from adapter_store import AdapterStoreError, DiskStore, IncompatibleAdapter, InvalidAdapter, ModelSpec, Ref
 from adapter_store.manifest import FullHead, Manifest
-from tests.support.adapters import edit_config, make_adapter, make_base, read_tensors, rewrite
+from tests.support.adapters import edit_config, load_base, make_adapter, make_base, read_tensors, rewrite
 from tests.support.stores import Medium
 
 HEAD, TABLE = "base_model.model.lm_head.weight", "base_model.model.model.embed_tokens.weight"
@@ -31,6 +31,16 @@ def trained(written: Path, tmp_path: Path) -> Path:
     for file in written.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     return folder
+
+
+def test_the_builder_leaves_its_base_as_it_was(d0: Path, tmp_path: Path) -> None:
+    """Other adapters are made from it: PEFT copies its head and table into some of them."""
+    base = load_base(d0)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    make_adapter(tmp_path / "both", base, seed=3, targets=["q_proj"], modules_to_save=BOTH)
+    after = base.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_it_comes_back_as_it_was_pushed(
