@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from adapter_store import AdapterStore, DiskStore, Version
+from adapter_store import AdapterStore, DiskStore, Ref, Version
 from adapter_store.redis_store.index import Index
 from adapter_store.redis_store.keys import Keys, unseal
 from adapter_store.redis_store.store import RedisStore
@@ -14,6 +14,15 @@ from adapter_store.redis_store.url import RedisUrl
 from tests.support.redis_server import RedisServer
 
 Change = Callable[[bytes], bytes | None]  # None: gone
+
+
+def at(version: Version) -> Ref:
+    return Ref(version.tenant, version.name, digest=version.digest)
+
+
+def collected(store: AdapterStore, **options: bool) -> list[str]:
+    """Without a grace, and nobody uses anything."""
+    return [summary.digest for summary in store.collect(0, lambda _: False, **options)]
 
 
 class Medium(Protocol):
