@@ -28,6 +28,7 @@ class Adapters(Protocol[ImageT]):
     """Where images come from and go to. `nbytes_per_slot` is the most that one takes; host memory has room
     for `max_images` of that size, which may turn out to be fewer.
 
+    slot_nbytes what an adapter with so many full heads takes in a slot
     load_image  reads and lays out an adapter, on a loader thread
     load        puts an image into a slot: the next step finds it there, and needs the image no more;
                 `load_seconds` says what each load took that has ended since the last call
@@ -40,6 +41,7 @@ class Adapters(Protocol[ImageT]):
     def nbytes_per_slot(self) -> int: ...
     @property
     def max_images(self) -> int: ...
+    def slot_nbytes(self, num_full_heads: int) -> int: ...
     def load_image(self, digest: str) -> ImageT: ...
     def load(self, slot: int, image: ImageT) -> None: ...
     def clear(self, slot: int) -> None: ...
@@ -194,7 +196,7 @@ class Pager(Generic[ImageT]):
         ]
         pinned = self._slots.pinned
         in_slots = [
-            Copy(digest, Tier.SLOT, self._adapters.nbytes_per_slot, slot, digest in pinned)
+            Copy(digest, Tier.SLOT, self._slot_nbytes(slot), slot, digest in pinned)
             for digest, slot in self._slots.digests.items()
         ]
         return self._residency.update([*self._on_disk, *host, *in_slots])
@@ -224,6 +226,9 @@ class Pager(Generic[ImageT]):
     def users(self) -> dict[str, int]:
         """Accepted sequences by digest (a copy)."""
         return dict(self._users)
+
+    def _slot_nbytes(self, slot: int) -> int:
+        return self._adapters.slot_nbytes(self._slots.heads(slot))
 
     def _land(self, outcome: Outcome[ImageT], now: float) -> list[LoadFailure]:
         digest = outcome.digest

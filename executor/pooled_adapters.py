@@ -63,6 +63,12 @@ class PooledAdapters:
     def max_images(self) -> int:
         return self._pool.max_images
 
+    def slot_nbytes(self, num_full_heads: int) -> int:
+        """A stripe is as for the highest rank, whatever the adapter's; full heads are only where needed."""
+        head_bytes = self._full_heads.nbytes if self._full_heads else 0
+        factor_bytes = self._dora.nbytes if self._dora else 0
+        return self._layout.max_block_bytes + factor_bytes + num_full_heads * head_bytes
+
     def load_image(self, digest: str) -> PooledImage:
         """Room is claimed once the adapter is known to be whole and to fit: what cannot be served pushes out
         nothing. Raises what `open` and `build_slot_image` raise, FullHeadNotServed, and HostMemoryFull."""

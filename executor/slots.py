@@ -55,6 +55,10 @@ class SlotTable:
     def users(self, slot: int) -> int:
         return self._slots[slot].users
 
+    def heads(self, slot: int) -> int:
+        """Full heads that it holds."""
+        return self._slots[slot].heads
+
     @property
     def digests(self) -> dict[str, int]:
         """digest -> slot of every slot that is not empty (a copy)."""

@@ -57,6 +57,9 @@ class NoModel:
 class NoAdapters:
     nbytes_per_slot = max_images = 1
 
+    def slot_nbytes(self, num_full_heads: int) -> int:
+        return self.nbytes_per_slot
+
     def load_image(self, digest: str) -> PooledImage:
         raise RuntimeError("there are no adapters here")
 

@@ -51,6 +51,10 @@ class SpreadAdapters:
         self.nbytes_per_slot = nbytes_per_slot  # on all ranks
         self.max_images = host_bytes // nbytes_per_slot
 
+    def slot_nbytes(self, num_full_heads: int) -> int:
+        """Of the stripes on all ranks: there are no full heads over several."""
+        return self.nbytes_per_slot
+
     def load_image(self, digest: str) -> SpreadImage:
         """Each rank reads the adapter and cuts its own part. When one of them fails, the images of the others
         are forgotten, and its error (RejectedByRank when it is not this rank) is raised."""

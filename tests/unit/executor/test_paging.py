@@ -36,6 +36,9 @@ class Store:
         self.loaded: list[Block] = []
         self.forgotten: list[Block] = []
 
+    def slot_nbytes(self, num_full_heads: int) -> int:
+        return 10 + 100 * num_full_heads
+
     def load(self, slot: int, image: Block) -> None:
         self.in_slots[slot] = image
 
@@ -292,6 +295,8 @@ def test_slots_that_gave_their_heads_are_cleared(make: Make) -> None:
         slot, evicted, emptied = world.slots.assign(digest) or pytest.fail("no slot")
         world.pager.page_in([PageIn(slot, digest, evicted, emptied)])
     assert world.store.in_slots[0].num_full_heads == 1  # b in the place of a, though c was older than b
+    in_slots = {copy.digest: copy.num_bytes for copy in _copies(world) if copy.tier is Tier.SLOT}
+    assert in_slots == {"b": 110, "c": 10}  # who has no full head takes no room of one
     world.slots.set_heads("d", 1)
     world.slots.acquire(0)
     assert world.slots.assign("d") is None  # the only head is in use

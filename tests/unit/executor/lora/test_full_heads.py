@@ -131,6 +131,8 @@ def test_one_region_holds_all_that_an_adapter_has(base: Path, put: Callable[...,
     image = load(adapters, digest, pool)
     assert image.num_full_heads == 2
     assert 2 * VOCAB * HIDDEN * 2 < image.nbytes <= adapters.nbytes_per_slot
+    plain = rig.arena.nbytes_per_slot + rig.dora.nbytes
+    assert [adapters.slot_nbytes(heads) - plain for heads in (0, 2)] == [0, 2 * VOCAB * HIDDEN * 2]
     adapters.load(1, image)
     with store.open(digest) as weights:
         for name, held in (("lm_head", rig.full.heads[1]), ("embed_tokens", rig.full.tables[1])):
