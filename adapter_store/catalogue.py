@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from adapter_store.errors import AdapterNotFound, InUse
+from adapter_store.errors import AdapterNotFound, DataLoss, InUse
 from adapter_store.manifest import Alias, Manifest, Version, VersionState
 from adapter_store.record import AliasEntry, NameRecord
 from adapter_store.ref import Ref, check_identifier
-from adapter_store.summary import Summary
+from adapter_store.summary import Summary, lines_of, parse_lines
 
 Change = Callable[[NameRecord], NameRecord]
 _T = TypeVar("_T")
@@ -47,6 +47,13 @@ class Catalogue(ABC):
     @abstractmethod
     def _change(self, ref: Ref, change: Change) -> NameRecord:
         """Replaces the record of `ref`'s name, whatever others do to it at the same time."""
+
+    @abstractmethod
+    def _replace_damaged(
+        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+    ) -> NameRecord:
+        """Replaces the record of `ref`'s name, which cannot be read, by what `make` makes of the digests that
+        are stored for that name. The new one. Raises AdapterNotFound when the record is whole, or none."""
 
     @abstractmethod
     def _remove(self, ref: Ref, change: Change) -> None:
@@ -113,6 +120,26 @@ class Catalogue(ABC):
             return record.withdrawn(ref, state, now, force=force, end_requests=end_requests)
 
         return self._version(ref, self._change(ref, change), digest)
+
+    def activate(self, ref: Ref) -> Version:
+        digest = ""
+
+        def change(record: NameRecord) -> NameRecord:
+            nonlocal digest
+            digest = record.digest_of(ref)
+            return record.activated(ref)
+
+        return self._version(ref, self._change(ref, change), digest)
+
+    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> builtins.list[Summary]:
+        now = self.now()
+        ref = Ref(tenant, name, alias="latest")  # Of the name: the alias is not looked at.
+
+        def make(digests: builtins.list[str]) -> NameRecord:
+            return NameRecord.of_damaged({digest: self._readable_manifest(digest) for digest in digests}, now)
+
+        record = self._replace_damaged(ref, make, dry_run=dry_run)
+        return parse_lines(tenant, lines_of(name, record))
 
     def collect(
         self, grace_s: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
@@ -188,6 +215,12 @@ class Catalogue(ABC):
             except AdapterNotFound:
                 continue
         return found
+
+    def _readable_manifest(self, digest: str) -> Manifest | None:
+        try:
+            return self.manifest(digest)
+        except (AdapterNotFound, DataLoss):
+            return None
 
     def _version(self, ref: Ref, record: NameRecord, digest: str) -> Version:
         return version_of(ref, record, digest, self.manifest(digest))

@@ -335,6 +335,17 @@ class DiskStore(Catalogue):
             self._write_record(ref, old, new)
         return new
 
+    def _replace_damaged(
+        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+    ) -> NameRecord:
+        with medium_errors(), self._locked():
+            if self._records.read_if_whole(ref.tenant, ref.name) is not None:
+                raise AdapterNotFound(f"{ref.tenant}/{ref.name} has no damaged record")
+            record = make(self._users.digests((ref.tenant, ref.name)))
+            if not dry_run:
+                self._write_record(ref, NameRecord(), record)
+            return record
+
     def _remove(self, ref: Ref, change: Change) -> None:
         with medium_errors(), self._locked():
             record = self._records.read(ref.tenant, ref.name)
@@ -361,10 +372,12 @@ class DiskStore(Catalogue):
             watcher.wake()
 
     def _discard(self, folder: Path) -> None:
-        """Out of sight in one rename, then gone: readers see a blob whole or not at all."""
+        """Out of sight in one rename, then gone: readers see a blob whole or not at all. One that somebody
+        else has taken away is gone already."""
         doomed = self._tmp / uuid.uuid4().hex
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
 
     def _remove_garbage(self) -> None:
         remove_unclaimed(self._tmp)

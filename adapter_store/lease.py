@@ -1,9 +1,11 @@
 """What each scheduler says of itself in the store, so that others know what it still needs.
 
 A lease says: "I act on all changes up to number `seen`, and of the versions that had left ACTIVE by then I
-still have accepted requests of these." A scheduler accepts nothing of a version once it has seen its
+still have accepted requests of these." A scheduler accepts nothing new of a version once it has seen its
 withdrawal. So what a lease that has seen it does not name, no later lease of that holder names, and one that
-is out of date only makes others wait.
+is out of date only makes others wait. But for a stream that broke off, with its scheduler or its connection,
+and that its client takes up again here: it counts from then on, so that it may come back after a drain has
+answered, and when the bytes have gone meanwhile it ends with NOT_FOUND.
 
 Bytes go, and a drain ends, when every lease has seen all changes and none names the version. A scheduler that
 was killed renews nothing, and counts no more after `seconds`. One that is cut off from the store counts no

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapter_store.lease import Lease
+from adapter_store.lease import LEASE_S, Lease
 
 _NEW = ".new-"  # what is being written
 
@@ -30,20 +30,18 @@ class LeaseFiles:
         (self._folder / holder).unlink(missing_ok=True)
 
     def all(self) -> Iterator[Lease]:
-        """Those that count. Removes others."""
+        """Those that count. Removes others, and what a writer that was killed left."""
         now = self.now()
         for path in sorted(self._folder.iterdir()):
             try:
                 with path.open("rb") as file:
-                    renewed_at, lease = (
-                        os.fstat(file.fileno()).st_mtime,
-                        Lease.from_bytes(path.name, file.read()),
-                    )
+                    age_s = now - os.fstat(file.fileno()).st_mtime
+                    lease = None if path.name.startswith(_NEW) else Lease.from_bytes(path.name, file.read())
             except FileNotFoundError:
                 continue
-            if now - renewed_at > lease.seconds:
+            if age_s > (lease.seconds if lease else LEASE_S):
                 path.unlink(missing_ok=True)
-            elif not path.name.startswith(_NEW):
+            elif lease:
                 yield lease
 
     def _write(self, value: bytes, path: Path | None) -> float:

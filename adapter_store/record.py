@@ -64,10 +64,12 @@ class NameRecord:
             raise not_found(ref)
         return digest
 
-    def active_digest_of(self, ref: Ref, sticky_key: str | None) -> str:
+    def active_digest_of(self, ref: Ref, sticky_key: str | None, *, resumed: bool = False) -> str:
         """What a new request gets: of a split alias, `sticky_key` decides (None: as digest_of).
 
-        Raises AdapterNotFound, also for what has left ACTIVE, and DataLoss for what is in quarantine.
+        `resumed`: it goes on with what was accepted before, so that a version in any state will do, unless
+        its withdrawal ends accepted requests, too. Raises AdapterNotFound, also for what has left ACTIVE,
+        and DataLoss for what is in quarantine.
         """
         alias = self.aliases.get(ref.alias) if ref.alias is not None else None
         digest = self.digest_of(ref)
@@ -75,7 +77,7 @@ class NameRecord:
             shares = {d: w for d, w in alias.weights.items() if self.takes_requests(d)}
             if shares and (sticky_key is not None or digest not in shares):
                 digest = choose(f"{ref.tenant}/{ref.name}@{ref.alias}", shares, sticky_key or "")
-        if not self.takes_requests(digest):
+        if not (self.takes_requests(digest) or (resumed and not self.versions[digest].ends_requests)):
             raise not_found(ref)
         if self.versions[digest].quarantined:
             raise DataLoss(f"{ref.tenant}/{ref.name}@{digest} is damaged: push the adapter again")
@@ -180,6 +182,33 @@ class NameRecord:
             ends_requests=end_requests,
         )
         return record._with_entry(digest, entry)
+
+    def activated(self, ref: Ref) -> "NameRecord":
+        """Takes requests of a DRAINING version again. Raises AdapterNotFound when it is DELETED."""
+        digest = self.digest_of(ref)
+        entry = self.versions[digest]
+        if entry.state is VersionState.DELETED:
+            raise not_found(ref)
+        active = replace(entry, state=VersionState.ACTIVE, left_at=0.0, ends_requests=False)
+        return self if entry == active else self._with_entry(digest, active)
+
+    @classmethod
+    def of_damaged(cls, contents: Mapping[str, Manifest | None], now: float) -> "NameRecord":
+        """In place of one that cannot be read: all that is stored for its name, by digest, is DELETED. None:
+        of that the manifest cannot be read, either."""
+        return cls(
+            {
+                digest: VersionEntry(
+                    now,
+                    state=VersionState.DELETED,
+                    left_at=now,
+                    max_rank=manifest.max_rank if manifest else 0,
+                    num_bytes=manifest.num_bytes if manifest else 0,
+                    base_model=manifest.base_model if manifest else "",
+                )
+                for digest, manifest in contents.items()
+            }
+        )
 
     def without_version(self, ref: Ref) -> "NameRecord":
         """Raises InUse while anything but the alias in `ref` itself points to the version."""

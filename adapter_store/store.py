@@ -67,6 +67,15 @@ class AdapterStore(WeightsSource, Protocol):
         """Names whose records cannot be read: their versions are DATA_LOSS and in no listing."""
         ...
 
+    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> builtins.list[Summary]:
+        """Gives up a name whose record cannot be read: all content that is stored for it becomes DELETED
+        under it, so that `collect` removes it in its time, and its aliases are forgotten. What becomes so; a
+        dry run only tells. Takes time in proportion to all versions that are stored.
+
+        Raises AdapterNotFound when that record can be read, or there is none.
+        """
+        ...
+
     def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
         """What another store says of a name: the states, protections and times of the versions that are in
         both, and the aliases whose versions are all here. What an alias points to does not become DELETED."""
@@ -117,6 +126,13 @@ class AdapterStore(WeightsSource, Protocol):
         DELETED is refused while a protection or another alias than that in `ref` holds it; `force` lifts
         them. `end_requests` tells schedulers to end what they accepted, too. Pushing the content again makes
         it ACTIVE. Raises InUse, AdapterNotFound (also when it is DELETED already).
+        """
+        ...
+
+    def activate(self, ref: Ref) -> Version:
+        """Takes new requests of a DRAINING version again. ACTIVE already: nothing changes.
+
+        Raises AdapterNotFound, also when it is DELETED: only pushing the content brings that back.
         """
         ...
 

@@ -51,6 +51,11 @@ class UserFiles:
             return sorted(name for name, each in self._records.mentions() if each == digest)
         return sorted(_name(line) for line in text.splitlines())
 
+    def digests(self, name: Name) -> list[str]:
+        """Of all content that a name has, by looking at everybody's. Sorted. Raises OSError."""
+        found = (f"sha256:{file}" for file in sorted(os.listdir(self._folder)))
+        return [digest for digest in found if name in self.names(digest)]
+
     def add(self, digest: str, name: Name) -> None:
         """Before the record has the version."""
         names = self.names(digest)

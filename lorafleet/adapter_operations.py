@@ -196,6 +196,26 @@ def drain(ref: str) -> Operation[results.Freed]:
     )
 
 
+def activate(ref: str) -> Operation[results.AdapterVersion]:
+    return Operation(
+        "/lorafleet.v1.Adapters/Activate",
+        adapters_pb2.ActivateRequest(adapter=ref),
+        adapters_pb2.ActivateResponse,
+        lambda response: wire.version(response.version),
+    )
+
+
+def delete_damaged(name: str, dry_run: bool) -> Operation[results.Collection]:
+    return Operation(
+        "/lorafleet.v1.Adapters/DeleteDamaged",
+        adapters_pb2.DeleteDamagedRequest(adapter=name, dry_run=dry_run),
+        adapters_pb2.DeleteDamagedResponse,
+        lambda response: results.Collection(
+            tuple(f"{name}@{digest}" for digest in response.digests), response.num_bytes
+        ),
+    )
+
+
 def collect(dry_run: bool) -> Operation[results.Collection]:
     return Operation(
         "/lorafleet.v1.Adapters/Collect",

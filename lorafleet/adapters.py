@@ -124,9 +124,17 @@ class Adapters:
         return self._calls.unary(operations.drop(ref, executors))
 
     def drain(self, ref: str) -> results.Freed:
-        """Refuse new requests of a version, wait for the accepted ones, free every copy. Pushing the content
-        again makes it active."""
+        """Refuse new requests of a version, wait for the accepted ones, free every copy."""
         return self._calls.unary(operations.drain(ref))
+
+    def activate(self, ref: str) -> results.AdapterVersion:
+        """Take new requests of a draining version again. Pushing its content again does the same."""
+        return self._calls.unary(operations.activate(ref))
+
+    def delete_damaged(self, name: str, *, dry_run: bool = False) -> results.Collection:
+        """Give up a name whose record is damaged, as `verify` tells: its versions are deleted, its aliases
+        gone. `collect` frees the bytes. AdapterNotFound when nothing is damaged there."""
+        return self._calls.unary(operations.delete_damaged(name, dry_run))
 
     def collect(self, *, dry_run: bool = False) -> results.Collection:
         """Free the bytes of deleted versions that nobody uses and whose grace has passed."""
@@ -212,6 +220,12 @@ class AsyncAdapters:
 
     async def drain(self, ref: str) -> results.Freed:
         return await self._calls.unary(operations.drain(ref))
+
+    async def activate(self, ref: str) -> results.AdapterVersion:
+        return await self._calls.unary(operations.activate(ref))
+
+    async def delete_damaged(self, name: str, *, dry_run: bool = False) -> results.Collection:
+        return await self._calls.unary(operations.delete_damaged(name, dry_run))
 
     async def collect(self, *, dry_run: bool = False) -> results.Collection:
         return await self._calls.unary(operations.collect(dry_run))

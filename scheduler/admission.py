@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version
@@ -119,7 +120,7 @@ class Admission:
             full_heads=len(version.manifest.full_heads) if version else 0,
         )
         if version:
-            await self._look_again(version, request.adapter)
+            await self._look_again(version, request.adapter, request.HasField("resume"))
         return admitted
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
@@ -139,7 +140,8 @@ class Admission:
     async def _version(
         self, request: inference_pb2.GenerateRequest, identity: Identity, sticky_key: str
     ) -> Version | None:
-        """None for the base model. A resumed stream goes on with the version it began with."""
+        """None for the base model. A resumed stream goes on with the version it began with, though that may
+        take no new requests any more: it was accepted before, here or by a scheduler that is gone."""
         resumed_digest = request.resume.adapter_digest
         if not request.HasField("adapter"):
             if resumed_digest:
@@ -148,16 +150,21 @@ class Admission:
         ref = parse_ref(request.adapter, identity)
         if request.HasField("resume"):
             ref = _resumed_ref(ref, resumed_digest)
-        return await self._find(ref, identity, request.adapter, sticky_key)
+        resumed = request.HasField("resume")
+        return await self._find(ref, identity, request.adapter, sticky_key, resumed=resumed)
 
-    async def _find(self, ref: Ref, identity: Identity, text: str, sticky_key: str | None) -> Version:
+    async def _find(
+        self, ref: Ref, identity: Identity, text: str, sticky_key: str | None, *, resumed: bool = False
+    ) -> Version:
         """From memory without leaving the event loop, if it can be."""
+        known_version = partial(self._versions.known, sticky_key=sticky_key, resumed=resumed)
+        resolve = partial(self._versions.resolve, sticky_key=sticky_key, resumed=resumed)
 
         def known(ref: Ref) -> Version | None:
-            return self._versions.known(ref, sticky_key) if identity.sees(ref.tenant, ref.name) else None
+            return known_version(ref) if identity.sees(ref.tenant, ref.name) else None
 
         def find() -> Version:
-            return find_version(lambda ref: self._versions.resolve(ref, sticky_key), ref, identity, text)
+            return find_version(resolve, ref, identity, text)
 
         version = find_version(known, ref, identity, text)
         if version is None:
@@ -165,14 +172,15 @@ class Admission:
         self._check_fits(version)
         return version
 
-    async def _look_again(self, version: Version, text: str) -> None:
+    async def _look_again(self, version: Version, text: str, resumed: bool) -> None:
         """Templates and tokenizers take their time: what was ACTIVE may have been withdrawn meanwhile."""
         ref = Ref(version.tenant, version.name, digest=version.digest)
         try:
             for _ in range(MAX_LOOKS):
-                if self._versions.takes(ref):
+                if self._versions.takes(ref, resumed=resumed):
                     return
-                await asyncio.get_running_loop().run_in_executor(self._pool, self._versions.resolve, ref)
+                resolve = partial(self._versions.resolve, ref, resumed=resumed)
+                await asyncio.get_running_loop().run_in_executor(self._pool, resolve)
         except adapter_store.AdapterNotFound:
             raise AdapterNotFound(text) from None
         raise StoreUnavailable("others keep changing this adapter")

@@ -119,7 +119,7 @@ class PushedAgain(SchedulerError):
 
     def __init__(self, adapter: str, digest: str) -> None:
         super().__init__(
-            f"{adapter}@{digest} was pushed again while it was drained, so it is active",
+            f"{adapter}@{digest} was pushed again or activated while it was drained, so it is active",
             metadata={"adapter": adapter, "digest": digest},
         )
 

@@ -7,8 +7,8 @@ from adapter_store import Summary, Version, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters_calls import AdaptersCalls, Context, digest_ref
 from scheduler.auth import ADMIN, Identity
-from scheduler.errors import InvalidRequest
-from scheduler.lookup import require
+from scheduler.errors import AdapterNotFound, InvalidRequest
+from scheduler.lookup import parse_ref, require
 from scheduler.residency import Tier
 from scheduler.status import translate_errors
 
@@ -92,6 +92,34 @@ class Upkeep(AdaptersCalls):
         await self._change(request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING))
         await self._retirement.drained(_name(version), version.digest)
         return pb.DrainAdapterResponse(digest=version.digest, unreachable=self._copies.unreachable())
+
+    @translate_errors
+    async def Activate(self, request: pb.ActivateRequest, context: Context) -> pb.ActivateResponse:
+        version = await self._find(request.adapter, context, "activating an adapter")
+        ref = digest_ref(version)
+        active = await self._change(request.adapter, ref, lambda: self._store.activate(ref))
+        return pb.ActivateResponse(version=await self._message(active))
+
+    @translate_errors
+    async def DeleteDamaged(
+        self, request: pb.DeleteDamagedRequest, context: Context
+    ) -> pb.DeleteDamagedResponse:
+        identity = self._identify(context)
+        ref = parse_ref(request.adapter, identity)
+        if "@" in request.adapter:
+            raise InvalidRequest("adapter", "must be [tenant/]name: all of its versions go")
+        if not identity.sees(ref.tenant, ref.name):
+            raise AdapterNotFound(request.adapter)
+        require(identity, ADMIN, "deleting a damaged adapter")
+        gone = await self._change(
+            request.adapter,
+            ref,
+            lambda: self._store.delete_damaged(ref.tenant, ref.name, dry_run=request.dry_run),
+        )
+        return pb.DeleteDamagedResponse(
+            digests=[summary.digest for summary in gone],
+            num_bytes=sum(summary.num_bytes for summary in gone),
+        )
 
     @translate_errors
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:

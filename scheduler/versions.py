@@ -61,25 +61,29 @@ class Versions:
         """A question to the store that is under way is not waited for."""
         self._stopped.set()
 
-    def known(self, ref: Ref, sticky_key: str | None = None) -> Version | None:
-        """The answer, if it is in memory and certain; never blocks. Raises DataLoss."""
+    def known(self, ref: Ref, sticky_key: str | None = None, *, resumed: bool = False) -> Version | None:
+        """The answer, if it is in memory and certain; never blocks. `resumed` as in resolve. Raises
+        DataLoss."""
         with self._changed:
-            version = self._recall(ref, sticky_key, confirmed=True)
+            version = self._recall(ref, sticky_key, resumed, confirmed=True)
         if version is not None:
             self._count("memory")
         return version
 
-    def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
-        """As AdapterStore.resolve. StoreUnavailable at once while the store is known not to answer."""
-        version = self.known(ref, sticky_key)
+    def resolve(self, ref: Ref, sticky_key: str | None = None, *, resumed: bool = False) -> Version:
+        """As AdapterStore.resolve. StoreUnavailable at once while the store is known not to answer.
+
+        `resumed`: for a stream that was accepted before, perhaps by another scheduler, and goes on here. It
+        does so on a version that takes no new requests any more, unless the withdrawal ends accepted ones."""
+        version = self.known(ref, sticky_key, resumed=resumed)
         if version is not None:
             return version
         try:
             self._wait_confirmed()
-            version = self._read(ref, sticky_key)
+            version = self._read(ref, sticky_key, resumed)
         except StoreUnavailable:
             with self._changed:
-                version = self._recall(ref, sticky_key, confirmed=False)
+                version = self._recall(ref, sticky_key, resumed, confirmed=False)
             if version is None:
                 raise
             self._count("memory_unconfirmed")
@@ -93,14 +97,15 @@ class Versions:
         with self._changed:
             return self._number
 
-    def takes(self, ref: Ref) -> bool:
+    def takes(self, ref: Ref, *, resumed: bool = False) -> bool:
         """Whether the version that a digest ref names takes requests, by all changes up to `number`; never
-        blocks. False: it is not known here. Raises AdapterNotFound, DataLoss when it does not."""
+        blocks. `resumed` as in resolve. False: it is not known here. Raises AdapterNotFound, DataLoss when
+        it does not."""
         with self._changed:
             known = self._names.get((ref.tenant, ref.name))
             if known is None or known.changed:
                 return False
-            known.record.active_digest_of(ref, None)
+            known.record.active_digest_of(ref, None, resumed=resumed)
             return True
 
     def entry(self, tenant: str, name: str, digest: str) -> VersionEntry | None:
@@ -148,7 +153,7 @@ class Versions:
     def __len__(self) -> int:
         return len(self._names)
 
-    def _recall(self, ref: Ref, sticky_key: str | None, *, confirmed: bool) -> Version | None:
+    def _recall(self, ref: Ref, sticky_key: str | None, resumed: bool, *, confirmed: bool) -> Version | None:
         """Under the lock. Not confirmed: only what a digest ref named when the store last answered, and then
         only while it has not told that this name changed."""
         key = (ref.tenant, ref.name)
@@ -162,7 +167,7 @@ class Versions:
         if not confirmed and ref.digest is None:
             return None
         try:
-            digest = known.record.active_digest_of(ref, sticky_key)
+            digest = known.record.active_digest_of(ref, sticky_key, resumed=resumed)
         except AdapterNotFound:  # What was pushed a moment ago is there: the store is to say that it is not.
             return None
         self._names.move_to_end(key)
@@ -185,10 +190,10 @@ class Versions:
         asking_s = 0.0 if self._asking_since is None else self._clock() - self._asking_since
         return not self._answers or asking_s > self.max_staleness_s
 
-    def _read(self, ref: Ref, sticky_key: str | None) -> Version:
+    def _read(self, ref: Ref, sticky_key: str | None, resumed: bool) -> Version:
         asked_at = self._clock()
         known = self._load(ref.tenant, ref.name)
-        digest = known.record.active_digest_of(ref, sticky_key)
+        digest = known.record.active_digest_of(ref, sticky_key, resumed=resumed)
         version = known.versions.get(digest)
         if version is None:
             version = version_of(ref, known.record, digest, self._store.manifest(digest))

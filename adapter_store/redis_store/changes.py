@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from adapter_store.catalogue import Change
 from adapter_store.durable import medium_errors
-from adapter_store.errors import AdapterStoreError, StoreUnavailable, UploadLost
+from adapter_store.errors import AdapterNotFound, AdapterStoreError, StoreUnavailable, UploadLost
 from adapter_store.manifest import Manifest
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.content import Content
@@ -17,6 +17,7 @@ from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.ref import Ref
 
 _RACES = 100  # changes of one name by others that a change stands
+_LINES = 1_000_000  # in listings, of one name: all
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,24 @@ class Changes:
             return new if done else None
 
         return _race(attempt)
+
+    def replace_damaged(
+        self, ref: Ref, make: Callable[[list[str]], NameRecord], *, dry_run: bool
+    ) -> NameRecord:
+        """A record that cannot be read by what `make` makes of the digests that its name has. Raises
+        AdapterNotFound when it can be, or there is none."""
+        tenant, name = ref.tenant, ref.name
+
+        def attempt() -> tuple[NameRecord] | None:
+            old = self._metadata.damaged(tenant, name)
+            if old is None:
+                raise AdapterNotFound(f"{tenant}/{name} has no damaged record")
+            new = make(self._metadata.digests(tenant, name))
+            lines = self._metadata.lines(tenant, name, "", _LINES, deleted=True)
+            done = dry_run or self._metadata.commit(ref, old, new, listed=lines) == "done"
+            return (new,) if done else None
+
+        return _race(attempt)[0]
 
     def change_content(self, ref: Ref, change: Change, upload: str) -> bool:
         """As `change`, while what is stored of the version in `ref` is that upload; else False."""

@@ -68,6 +68,21 @@ class Metadata:
         [values] = self._primary.run(("MGET", *keys))
         return [(name, _read_if_whole(key, raw)) for name, key, raw in zip(names, keys, values, strict=True)]
 
+    def damaged(self, tenant: str, name: str) -> Read | None:
+        """A record that cannot be read, or is lost though its name is listed, as the empty one; else None."""
+        key = self._keys.record(tenant, name)
+        listed, raw = self._primary.run(("ZSCORE", self._keys.names(tenant), f"{name}@"), ("GET", key))
+        is_lost = raw is None and listed is not None
+        return Read(NameRecord(), raw or b"") if is_lost or _read_if_whole(key, raw) is None else None
+
+    def digests(self, tenant: str, name: str) -> list[str]:
+        """Of all content that a name has, sorted. Walks all keys of the database."""
+        prefix = self._keys.users("")
+        digests = sorted({key.removeprefix(prefix) for key in scan(self._primary, f"{prefix}*")})
+        asked = [("SISMEMBER", self._keys.users(digest), f"{tenant}/{name}") for digest in digests]
+        found = zip(digests, self._primary.run(*asked) if asked else (), strict=True)
+        return [digest for digest, has in found if has]
+
     def users(self, digest: str) -> list[Name]:
         """Of a version, sorted."""
         [members] = self._primary.run(("SMEMBERS", self._keys.users(digest)))
@@ -159,6 +174,7 @@ class Metadata:
         kind: Literal["add", "remove", "keep"] = "keep",
         publication: Publication | None = None,
         upload: str = "",  # what must be stored as its content, if named
+        listed: Sequence[str] = (),  # lines of the old record, which do not follow from `old`
     ) -> Outcome:
         """One step for every reader. "stale": somebody was faster; "lost": its content is gone."""
         record, blob = self._keys.record(ref.tenant, ref.name), self._keys.blob(ref.digest or "")
@@ -175,7 +191,8 @@ class Metadata:
         arguments += [claim, manifest, index, self._keys.channel.encode()]
         keys += [self._keys.pending, self._keys.lines(ref.tenant), self._keys.graves]
         keys += [self._keys.changed, self._keys.first_change]
-        listed = _listing_changes(ref, old.record, new)
+        before = {*lines_of(ref.name, old.record), *listed}
+        changes = _listing_changes(ref, old.record, new, before)
         command: Command = (
             "EVAL",
             scripts.COMMIT,
@@ -184,7 +201,7 @@ class Metadata:
             *arguments,
             OPERATION_SECONDS,
             _REMEMBERED_CHANGES,
-            *listed,
+            *changes,
         )
         provided = None if publication is None else self._chunks_stay(publication.index.claim, operation)
         [outcome] = self._primary.run(
@@ -241,7 +258,7 @@ class Metadata:
 
 
 def _read(key: str, raw: bytes | None) -> Read:
-    return Read(NameRecord.from_json(unseal(key, raw)), raw) if raw else Read(NameRecord(), b"")
+    return Read(NameRecord(), b"") if raw is None else Read(NameRecord.from_json(unseal(key, raw)), raw)
 
 
 def _read_if_whole(key: str, raw: bytes | None) -> NameRecord | None:
@@ -252,9 +269,9 @@ def _read_if_whole(key: str, raw: bytes | None) -> NameRecord | None:
         return None
 
 
-def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord) -> list[str | int]:
-    """COMMIT's arguments from the 12th on."""
-    before, after = set(lines_of(ref.name, old)), set(lines_of(ref.name, new))
+def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord, before: set[str]) -> list[str | int]:
+    """COMMIT's arguments from the 12th on. `before`: the old record's lines."""
+    after = set(lines_of(ref.name, new))
     buried, burying = _graves(ref, old), _graves(ref, new)
     gone = [member for member in buried if member not in burying]
     come = [(repr(at), member) for member, at in burying.items() if buried.get(member) != at]

@@ -162,7 +162,7 @@ class RedisStore(Catalogue):
             name
             for names in self._metadata.names(tenant, "", _ALIAS_PAGE)
             for (_, name), record in self._metadata.whole([(tenant, name) for name in names])
-            if record is None
+            if (record is None or not record.versions) and self._metadata.damaged(tenant, name)
         ]
 
     def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
@@ -232,6 +232,13 @@ class RedisStore(Catalogue):
 
     def _change(self, ref: Ref, change: Change) -> NameRecord:
         record = self._changes.change(ref, change)
+        self._wake()
+        return record
+
+    def _replace_damaged(
+        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+    ) -> NameRecord:
+        record = self._changes.replace_damaged(ref, make, dry_run=dry_run)
         self._wake()
         return record
 

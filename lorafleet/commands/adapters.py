@@ -102,8 +102,8 @@ def verify(args: argparse.Namespace) -> int:
     if args.json:
         say_json(result)
     else:
-        for digest, problem in sorted(result.damaged.items()):
-            say(f"damaged: {digest}: {problem}")
+        for damaged, problem in sorted(result.damaged.items()):
+            say(f"damaged: {damaged}: {problem}")
         for orphan in result.orphans:
             say(f"orphan: {orphan}: no version has it")
         say(f"{result.verified} verified, {len(result.damaged)} damaged, {len(result.orphans)} orphans")

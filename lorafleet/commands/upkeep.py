@@ -17,6 +17,7 @@ def add_parser(group: Subparsers) -> None:
         ("protect", "forbid the deletion of a version", protect),
         ("unprotect", "allow the deletion of a version again", unprotect),
         ("drain", "refuse new requests, wait for the others, free every copy", drain),
+        ("activate", "take new requests of a drained version again", activate),
     ):
         _add(group, name, summary, run, f"  lorafleet adapters {name} support@stable")
     parser = _add(
@@ -43,6 +44,16 @@ def add_parser(group: Subparsers) -> None:
         "  lorafleet adapters gc --dry-run\n  lorafleet adapters gc",
         collect,
     ).add_argument("--dry-run", action="store_true", help="only tell what would go")
+    parser = connection.add_command(
+        group,
+        "rm-damaged",
+        "give up a name whose record is damaged, as `verify` tells; `gc` frees its bytes later",
+        "  lorafleet adapters rm-damaged acme/support --dry-run\n"
+        "  lorafleet adapters rm-damaged acme/support",
+        remove_damaged,
+    )
+    parser.add_argument("name", metavar="[TENANT/]NAME", help="all of its versions and aliases go")
+    parser.add_argument("--dry-run", action="store_true", help="only tell what would go")
     connection.add_command(
         group,
         "residency",
@@ -105,6 +116,19 @@ def drain(args: argparse.Namespace) -> int:
     with connection.connect(args) as client:
         freed = client.adapters.drain(args.ref)
     return _freed(args, freed, "drained", "away, so not asked:")
+
+
+def activate(args: argparse.Namespace) -> int:
+    with connection.connect(args) as client:
+        version = client.adapters.activate(args.ref)
+    return _tell(args, version, f"{version.digest} is active")
+
+
+def remove_damaged(args: argparse.Namespace) -> int:
+    with connection.connect(args) as client:
+        result = client.adapters.delete_damaged(args.name, dry_run=args.dry_run)
+    lines = [*result.versions, f"{len(result.versions)} versions, {size(result.num_bytes)}, and all aliases"]
+    return _tell(args, result, "\n".join(lines) + (" would go" if args.dry_run else " removed"))
 
 
 def collect(args: argparse.Namespace) -> int:

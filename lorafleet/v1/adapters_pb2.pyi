@@ -335,6 +335,34 @@ class DrainAdapterResponse(_message.Message):
     unreachable: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, digest: _Optional[str] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ActivateRequest(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    def __init__(self, adapter: _Optional[str] = ...) -> None: ...
+
+class ActivateResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: AdapterVersion
+    def __init__(self, version: _Optional[_Union[AdapterVersion, _Mapping]] = ...) -> None: ...
+
+class DeleteDamagedRequest(_message.Message):
+    __slots__ = ("adapter", "dry_run")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    dry_run: bool
+    def __init__(self, adapter: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+
+class DeleteDamagedResponse(_message.Message):
+    __slots__ = ("digests", "num_bytes")
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    num_bytes: int
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
 class VerifyRequest(_message.Message):
     __slots__ = ("adapter",)
     ADAPTER_FIELD_NUMBER: _ClassVar[int]

@@ -105,6 +105,16 @@ class AdaptersStub(object):
                 request_serializer=lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterRequest.SerializeToString,
                 response_deserializer=lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterResponse.FromString,
                 _registered_method=True)
+        self.Activate = channel.unary_unary(
+                '/lorafleet.v1.Adapters/Activate',
+                request_serializer=lorafleet_dot_v1_dot_adapters__pb2.ActivateRequest.SerializeToString,
+                response_deserializer=lorafleet_dot_v1_dot_adapters__pb2.ActivateResponse.FromString,
+                _registered_method=True)
+        self.DeleteDamaged = channel.unary_unary(
+                '/lorafleet.v1.Adapters/DeleteDamaged',
+                request_serializer=lorafleet_dot_v1_dot_adapters__pb2.DeleteDamagedRequest.SerializeToString,
+                response_deserializer=lorafleet_dot_v1_dot_adapters__pb2.DeleteDamagedResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/lorafleet.v1.Adapters/Verify',
                 request_serializer=lorafleet_dot_v1_dot_adapters__pb2.VerifyRequest.SerializeToString,
@@ -226,6 +236,22 @@ class AdaptersServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Activate(self, request, context):
+        """Takes new requests of a draining version again, on every scheduler, whichever drained it: a drain that still waits is
+        ABORTED with reason PUSHED_AGAIN. Nothing changes for one that is active.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteDamaged(self, request, context):
+        """Gives up a name whose record is damaged, as Verify tells: all content that is stored for it is deleted as by Delete,
+        whatever protected it, and its aliases are gone. Refused for one that can be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Re-hashes what is stored. A version that is damaged is put into quarantine: requests for it fail with DATA_LOSS.
         """
@@ -320,6 +346,16 @@ def add_AdaptersServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterRequest.FromString,
                     response_serializer=lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterResponse.SerializeToString,
+            ),
+            'Activate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Activate,
+                    request_deserializer=lorafleet_dot_v1_dot_adapters__pb2.ActivateRequest.FromString,
+                    response_serializer=lorafleet_dot_v1_dot_adapters__pb2.ActivateResponse.SerializeToString,
+            ),
+            'DeleteDamaged': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteDamaged,
+                    request_deserializer=lorafleet_dot_v1_dot_adapters__pb2.DeleteDamagedRequest.FromString,
+                    response_serializer=lorafleet_dot_v1_dot_adapters__pb2.DeleteDamagedResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -716,6 +752,60 @@ class Adapters(object):
             '/lorafleet.v1.Adapters/Drain',
             lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterRequest.SerializeToString,
             lorafleet_dot_v1_dot_adapters__pb2.DrainAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Activate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorafleet.v1.Adapters/Activate',
+            lorafleet_dot_v1_dot_adapters__pb2.ActivateRequest.SerializeToString,
+            lorafleet_dot_v1_dot_adapters__pb2.ActivateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteDamaged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorafleet.v1.Adapters/DeleteDamaged',
+            lorafleet_dot_v1_dot_adapters__pb2.DeleteDamagedRequest.SerializeToString,
+            lorafleet_dot_v1_dot_adapters__pb2.DeleteDamagedResponse.FromString,
             options,
             channel_credentials,
             insecure,

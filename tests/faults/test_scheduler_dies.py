@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet import Client, Unavailable
+from adapter_store import Ref, VersionState, open_store
+from lorafleet import AdapterNotFound, Client, Unavailable
 from tests.support.cluster import Cluster, Pair, wait_until
 from tests.support.resumption import Expected, all_go_on, check, in_the_middle, prepare, start
 
@@ -43,6 +44,25 @@ def test_streams_go_on_after_a_kill(
         pair.scheduler.start().wait_ready()
         all_go_on(streams, counts)
     check(streams, expected)
+
+
+def test_streams_go_on_though_their_version_was_withdrawn_meanwhile(
+    pair: Pair, client: Client, expected: dict[str, Expected], cluster: Cluster, adapter: Path
+) -> None:
+    """Another scheduler drains the version and deletes it while the one with its streams is dead."""
+    streams = start(client)
+    pair.scheduler.kill()
+    in_the_middle(streams)
+    counts = [len(stream.tokens) for _, stream in streams]
+    store, ref = open_store(str(cluster.store)), Ref("default", "held", alias="latest")
+    store.withdraw(ref, VersionState.DRAINING)
+    store.withdraw(ref)
+    pair.scheduler.start().wait_ready()
+    all_go_on(streams, counts)
+    with pair.client() as other, pytest.raises(AdapterNotFound):
+        other.generate([5], adapter=f"held@{expected['adapter'].digest}", max_new_tokens=1)
+    check(streams, expected)
+    client.adapters.push(adapter, "held")
 
 
 def test_a_drain_ends_running_streams_and_refuses_new_ones(

@@ -1,5 +1,6 @@
 """What only the store in a folder does."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from adapter_store import DiskStore, InvalidRef, ModelSpec, News, Ref, StoreUnavailable, open_store
+from adapter_store import DiskStore, InvalidRef, Lease, ModelSpec, News, Ref, StoreUnavailable, open_store
+from adapter_store.lease import LEASE_S
+from tests.support.stores import collected
 
 
 def test_the_packed_file_is_plain_safetensors(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
@@ -119,3 +122,28 @@ def test_a_crash_between_index_and_record_keeps_no_content_for_ever(
     assert store.active_names(digest) == [("acme", "x")]
     store.delete(Ref.parse("acme/x", ""))
     assert list((root / "blobs").iterdir()) == []
+
+
+def test_leases_that_were_being_written_when_their_holder_was_killed(tmp_path: Path) -> None:
+    """They are not read, and go when no holder can be writing them any more."""
+    store = DiskStore(tmp_path / "store")
+    store.hold(Lease("one", 5))
+    torn = [tmp_path / "store" / "leases" / f".new-{number}" for number in range(2)]
+    for file in torn:
+        file.write_bytes(b"half of a lease")
+    long_ago = store.now() - LEASE_S - 1
+    os.utime(torn[0], (long_ago, long_ago))
+    torn[1].chmod(0o200)
+    assert store.leases() == [Lease("one", 5)]
+    assert [file.exists() for file in torn] == [False, True]
+
+
+def test_content_that_a_hand_took_away_stops_no_collection(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    store = DiskStore(tmp_path / "store")
+    versions = [store.put(folder, "acme", f"n{number}", spec) for number, folder in enumerate(adapters)]
+    shutil.rmtree(tmp_path / "store" / "blobs" / versions[0].digest.removeprefix("sha256:"))
+    for version in versions[:2]:
+        store.withdraw(Ref(version.tenant, version.name, alias="latest"))
+    assert collected(store) == [version.digest for version in versions[:2]]

@@ -250,6 +250,28 @@ async def test_a_resumption_names_a_version_of_that_adapter(
         )
 
 
+@pytest.mark.parametrize("state", list(VersionState)[1:])
+async def test_a_resumption_goes_on_with_a_version_that_was_withdrawn_meanwhile(
+    admission: Admission, stored: Stored, store: DiskStore, state: VersionState
+) -> None:
+    """It was accepted before, perhaps by a scheduler that is gone. New requests are not, nor is what
+    `rm --now` ends."""
+    digest = stored.older.digest
+    ref = Ref("acme", "support", digest=digest)
+    resumed = Request(text="x", adapter="support", resume=inference_pb2.Resume(adapter_digest=digest, seed=7))
+    fresh = Request(text="x", adapter=f"support@{digest}")
+    store.withdraw(ref, state)
+    for _ in range(2):  # read, then remembered
+        assert (await admission.admit(resumed, ACME)).digest == digest
+        with pytest.raises(errors.AdapterNotFound):
+            await admission.admit(fresh, ACME)
+    admission._versions.forget("acme", "support")
+    if state is VersionState.DRAINING:
+        store.withdraw(ref, VersionState.DELETED, end_requests=True)
+        with pytest.raises(errors.AdapterNotFound):
+            await admission.admit(resumed, ACME)
+
+
 async def test_salts_differ_by_tenant_and_client(admission: Admission) -> None:
     rival = dataclasses.replace(ACME, tenant="acme2")
     salts = {

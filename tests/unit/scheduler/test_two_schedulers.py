@@ -15,7 +15,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from adapter_store import Lease, ModelSpec, Ref
+from adapter_store import AdapterNotFound, Lease, ModelSpec, Ref
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.requests import LiveRequest
 from scheduler.tokenizer import Tokenizer
@@ -70,6 +70,18 @@ def uncordon(service: Running) -> None:
 
 def holds(service: Running, digest: str) -> bool:
     return any(digest in fake.copies for fake in service.executors)
+
+
+def takes(service: Running, ref: Ref) -> bool:
+    try:
+        return service.versions.resolve(ref).digest == ref.digest
+    except AdapterNotFound:
+        return False
+
+
+def medium_of(service: Running, redis_server: RedisServer) -> Medium:
+    url, _, namespace = service.url.partition("?namespace=")
+    return RedisMedium(redis_server, namespace) if namespace else DiskMedium(Path(url))
 
 
 async def drain(service: Running, adapter: str, who: str = "acme") -> pb.DrainAdapterResponse:
@@ -215,6 +227,64 @@ async def test_a_push_ends_the_drain_of_its_content(both: tuple[Running, Running
     here.dispatcher.cancel(live)
 
 
+@pytest.mark.parametrize("again", ["push", "activate"])
+async def test_what_one_scheduler_has_drained_takes_requests_again_through_another(
+    both: tuple[Running, Running], again: str
+) -> None:
+    here, there = both
+    digest = await pushed(here, f"back-by-{again}", 10)
+    ref = Ref("acme", f"back-by-{again}", digest=digest)
+    await asyncio.wait_for(drain(here, ref.name), 20)
+    await until(lambda: not any(takes(each, ref) for each in both))
+    if again == "push":
+        await pushed(there, ref.name, 10)
+    else:
+        request = pb.ActivateRequest(adapter=ref.name)
+        assert (await there.stub.Activate(request, **as_("acme"))).version.state == pb.VERSION_STATE_ACTIVE
+    assert there.versions.resolve(ref).digest == digest
+    await until(lambda: takes(here, ref))
+    lives = [accepted(each, f"acme/{ref.name}", digest) for each in both]
+    await until(lambda: all(live.progress.output for live in lives))
+    await asyncio.sleep(LONGER_THAN_A_DRAIN_S)  # nobody frees its copies any more
+    assert holds(here, digest) and holds(there, digest) and not any(live.ended for live in lives)
+    for each, live in zip(both, lives, strict=True):
+        each.dispatcher.cancel(live)
+
+
+async def test_a_drain_ends_when_its_version_is_activated_elsewhere(both: tuple[Running, Running]) -> None:
+    here, there = both
+    digest = await pushed(here, "called-off", 11)
+    live = accepted(here, "acme/called-off", digest)
+    await until(lambda: bool(live.progress.output))
+    draining = asyncio.ensure_future(drain(here, "called-off"))
+    await until(lambda: here.store.record("acme", "called-off").versions[digest].state == "draining")
+    await there.stub.Activate(pb.ActivateRequest(adapter="called-off"), **as_("acme"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(draining, 20)
+    assert caught.value.code() == grpc.StatusCode.ABORTED and "activated" in caught.value.details()
+    here.dispatcher.cancel(live)
+
+
+async def test_bytes_of_a_damaged_name_stay_while_another_scheduler_has_a_request_of_it(
+    both: tuple[Running, Running], redis_server: RedisServer
+) -> None:
+    here, there = both
+    digest = await pushed(here, "torn", 12)
+    live = waiting(there, "acme/torn", digest)
+    medium_of(here, redis_server).change_record("acme", "torn", lambda record: b"{")
+    gone = await here.stub.DeleteDamaged(pb.DeleteDamagedRequest(adapter="torn"), **as_("acme"))
+    assert list(gone.digests) == [digest]
+    for _ in range(3):
+        assert digest not in await collect(here)
+    here.store.open(digest).close()
+    there.dispatcher.cancel(live)
+    uncordon(there)
+    await until(lambda: there.dispatcher.num_live == 0)
+    async with asyncio.timeout(20):
+        while digest not in await collect(here):
+            await asyncio.sleep(0.05)
+
+
 async def test_a_push_that_repairs_is_not_undone_by_a_check_that_began_before(
     both: tuple[Running, Running],
     redis_server: RedisServer,
@@ -224,9 +294,7 @@ async def test_a_push_that_repairs_is_not_undone_by_a_check_that_began_before(
     here, there = both
     digest = await pushed(here, "mended", 9)
     ref, verify, repairs = Ref("acme", "mended", digest=digest), here.store.verify, list[str]()
-    url, _, namespace = here.url.partition("?namespace=")
-    medium: Medium = RedisMedium(redis_server, namespace) if namespace else DiskMedium(Path(url))
-    medium.change_packed(digest, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    medium_of(here, redis_server).change_packed(digest, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
 
     def repaired_meanwhile(ref: Ref) -> Any:
         try:

@@ -114,6 +114,8 @@ async def test_a_pin_ends_with_its_version_also_for_an_executor_that_is_away(
                 ("Unpin", pb.UnpinRequest),
                 ("Drop", pb.DropCopiesRequest),
                 ("Drain", pb.DrainAdapterRequest),
+                ("Activate", pb.ActivateRequest),
+                ("DeleteDamaged", pb.DeleteDamagedRequest),
                 ("Residency", pb.ResidencyRequest),
             )
             for adapter, code in (
@@ -137,6 +139,8 @@ async def test_upkeep_needs_the_right_admin(service: Running) -> None:
         ("Pin", pb.PinRequest(adapter="there", tier=SLOT)),
         ("Drop", pb.DropCopiesRequest(adapter="there")),
         ("Drain", pb.DrainAdapterRequest(adapter="there")),
+        ("Activate", pb.ActivateRequest(adapter="there")),
+        ("DeleteDamaged", pb.DeleteDamagedRequest(adapter="there")),
         ("Collect", pb.CollectRequest()),
     ):
         error = await refused(getattr(service.stub, method)(request, **as_("reader")))
@@ -310,7 +314,7 @@ async def test_summaries_are_the_same_pages_without_modules(service: Running) ->
 async def test_a_damaged_record_is_told_and_hides_nothing_else(
     service: Running, request: pytest.FixtureRequest
 ) -> None:
-    await pushed(service, "torn", 15)
+    digest = await pushed(service, "torn", 15)
     await pushed(service, "beside", 16)
     url, _, namespace = service.url.partition("?namespace=")
     medium: Medium = DiskMedium(Path(url))
@@ -336,6 +340,16 @@ async def test_a_damaged_record_is_told_and_hides_nothing_else(
         seen_by_all = await service.stub.Verify(pb.VerifyRequest(), **as_("root"))
         assert list(seen_by_all.orphans) == []
         assert "acme/torn" not in (await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))).damaged
+        remove = pb.DeleteDamagedRequest(adapter="acme/torn", dry_run=True)
+        told = await service.stub.DeleteDamaged(remove, **as_("acme"))
+        assert (list(told.digests), told.num_bytes > 0) == ([digest], True)
+        for request_, who, code in (
+            (remove, "rival", "NOT_FOUND"),
+            (pb.DeleteDamagedRequest(adapter="torn@latest"), "acme", "INVALID_ARGUMENT"),
+            (pb.DeleteDamagedRequest(adapter="beside"), "acme", "NOT_FOUND"),
+        ):
+            error = await refused(service.stub.DeleteDamaged(request_, **as_(who)))
+            assert error.code().name == code
     finally:
         medium.change_record("acme", "torn", flipped)
     assert not (await service.stub.Verify(pb.VerifyRequest(), **as_("acme"))).damaged
