@@ -10,7 +10,8 @@
     tmp/                            work in progress, and what crashes left
 
 A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
-record. A crash in between leaves content that no record names; the next store opened here removes it.
+record. A crash in between leaves content that no record names; the next store opened here removes it, but for
+those that only read.
 """
 
 import builtins
@@ -49,7 +50,7 @@ from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import take_adapter
 from adapter_store.store_folder import claim_folder
-from adapter_store.summary import Summary, is_deleted, parse_lines
+from adapter_store.summary import Summary, hex_of, is_deleted, parse_lines
 from adapter_store.user_files import UserFiles
 from adapter_store.watch import News, Watcher
 
@@ -63,8 +64,10 @@ class DiskStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
     def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """`create`: a folder that is missing or empty becomes a store. Raises NoStore, OtherFormat,
-        StoreUnavailable."""
+        """`create`: a folder that is missing or empty becomes a store, and what crashes left in one goes. It
+        is for who changes the store: it reads all records, and keeps what listings show of them.
+
+        Raises NoStore, OtherFormat, StoreUnavailable."""
         self._root, self._max_file_bytes = root, max_file_bytes
         self._blobs, self._tmp = root / "blobs", root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
@@ -81,9 +84,10 @@ class DiskStore(Catalogue):
             claim_folder(root, create=create)
             for folder in (self._blobs, root / "names", root / "leases", self._tmp):
                 folder.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                self._remove_garbage()
-                self._users.make()
+            if create:
+                with self._locked():
+                    self._read_all()
+                    self._users.make()
 
     def put(
         self,
@@ -379,13 +383,19 @@ class DiskStore(Catalogue):
             folder.rename(doomed)
             shutil.rmtree(doomed)
 
-    def _remove_garbage(self) -> None:
+    def _read_all(self) -> None:
+        """Removes garbage, and prepares listings with what was read for that."""
         remove_unclaimed(self._tmp)
-        try:
-            kept = {digest.removeprefix("sha256:") for digest in self._records.digests()}
-        except DataLoss as error:  # it may name any content: keep all, and serve the other names
-            _log.warning("adapter store %s: garbage stays, a record cannot be read: %s", self._root, error)
+        number, found = self._changes.number(), dict[str, dict[str, tuple[str, ...]]]()
+        for tenant, name, lines in self._records.all_lines():
+            found.setdefault(tenant, {})[name] = lines
+        for tenant, named in found.items():
+            self._listings[tenant] = Listing(tenant, self._records, number, named)
+        if not all(lines for named in found.values() for lines in named.values()):
+            # It may name any content: keep all, and serve the other names.
+            _log.warning("adapter store %s: garbage stays, a record cannot be read", self._root)
             return
+        kept = {hex_of(line) for named in found.values() for lines in named.values() for line in lines}
         for folder in self._blobs.iterdir():
             if folder.name not in kept:
                 self._discard(folder)

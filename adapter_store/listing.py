@@ -2,7 +2,7 @@
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from adapter_store.summary import after_line
@@ -22,11 +22,13 @@ class Lines(Protocol):
 class Listing:
     """Not thread-safe. About 400 bytes a version."""
 
-    def __init__(self, tenant: str, source: Lines) -> None:
+    def __init__(
+        self, tenant: str, source: Lines, number: int = -1, lines: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """`lines`: of all names, if they were read already, after change `number`."""
         self._tenant, self._source = tenant, source
-        self._number = -1
-        self._lines: dict[str, tuple[str, ...]] = {}
-        self._order: list[str] = []  # "name@" of each name with lines: names sort by it, as lines do
+        self._number = number
+        self._take(lines or {})
 
     def update(self, news_since: Callable[[int], News]) -> None:
         """Reads what changed since the last time; everything at first, and when too much has."""
@@ -52,8 +54,12 @@ class Listing:
             yield self._order[at][:-1]
 
     def _read_all(self) -> None:
-        found = ((name, self._source.lines(self._tenant, name)) for name in self._source.names(self._tenant))
-        self._lines = {name: lines for name, lines in found if lines}
+        names = self._source.names(self._tenant)
+        self._take({name: self._source.lines(self._tenant, name) for name in names})
+
+    def _take(self, found: Mapping[str, tuple[str, ...]]) -> None:
+        self._lines = {name: lines for name, lines in found.items() if lines}
+        # "name@" of each name with lines: names sort by it, as lines do
         self._order = sorted(f"{name}@" for name in self._lines)
 
     def _read(self, names: Iterable[str]) -> None:

@@ -72,12 +72,12 @@ class RecordFiles:
             _log.error("adapter store: %s/%s is not listed: %s", tenant, name, error)
             return ()
 
-    def digests(self) -> Iterator[str]:
-        """Of every version of every tenant."""
+    def all_lines(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """(tenant, name, lines) of all names, in no order; no lines: it is damaged, which is logged."""
         for tenant in os.listdir(self._folder):
             for file in os.listdir(f"{self._folder}/{tenant}"):
-                value = _read(f"{self._folder}/{tenant}/{file}")
-                yield from _decode(f"{tenant}/{file.removesuffix('.json')}", value).versions
+                name = file.removesuffix(".json")
+                yield tenant, name, self.lines(tenant, name)
 
     def mentions(self) -> Iterator[tuple[tuple[str, str], str]]:
         """(tenant, name), and a digest that its record mentions, damaged or not, for all of them."""

@@ -71,6 +71,11 @@ def after_line(key: str) -> str:
     return f"{key}!"
 
 
+def hex_of(line: str) -> str:
+    """Of its digest."""
+    return line[: line.index(" ")].partition("@sha256:")[2]
+
+
 def is_deleted(line: str) -> bool:
     """Without the cost of parsing it."""
     return line.startswith(_DELETED, line.find(" "))

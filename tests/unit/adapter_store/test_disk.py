@@ -147,3 +147,32 @@ def test_content_that_a_hand_took_away_stops_no_collection(
     for version in versions[:2]:
         store.withdraw(Ref(version.tenant, version.name, alias="latest"))
     assert collected(store) == [version.digest for version in versions[:2]]
+
+
+def test_the_first_listing_reads_only_what_changed_since_the_store_was_opened(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, read = DiskStore(tmp_path / "store"), list[str]()
+    for name in ("b", "a", "c"):
+        other.put(adapters[0], "acme", name, spec)
+    store = DiskStore(tmp_path / "store")
+    lines = store._records.lines
+    monkeypatch.setattr(
+        store._records, "lines", lambda tenant, name: (read.append(name), lines(tenant, name))[1]
+    )
+    assert [summary.name for summary in store.summaries("acme")] == ["a", "b", "c"] and read == []
+    other.delete(Ref.parse("acme/b", ""))
+    other.put(adapters[1], "acme", "d", spec)
+    assert [summary.name for summary in store.summaries("acme")] == ["a", "c", "d"]
+    assert sorted(read) == ["b", "d"]
+
+
+def test_who_only_reads_removes_nothing(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    version = DiskStore(tmp_path / "store").put(adapters[0], "acme", "x", spec)
+    crashed = [tmp_path / "store" / "blobs" / ("0" * 64), tmp_path / "store" / "tmp" / "half"]
+    for folder in crashed:
+        folder.mkdir()
+    open_store(str(tmp_path / "store"), create=False).open(version.digest).close()
+    assert all(folder.exists() for folder in crashed)
+    open_store(str(tmp_path / "store")).open(version.digest).close()
+    assert not any(folder.exists() for folder in crashed)
