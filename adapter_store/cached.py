@@ -7,6 +7,10 @@
 
 Any number of processes may share it. Nothing is synced: every entry is checked against its digest when a
 process first opens it, and one that is damaged, half-written or removed under way is fetched again.
+
+Entries are packed files, not slot images: executors of every layout, rank and data type share one copy, its
+own digest proves it, and laying it out is done in the copy to host memory that an image needs, too ("warm
+disk" in adapter_store/bench).
 """
 
 import contextlib

@@ -27,10 +27,12 @@ _HONOURED = frozenset({
     *("target_modules", "exclude_modules", "layers_pattern", "base_model_name_or_path", "peft_version"),
 })  # fmt: skip
 # They steer training or loading in PEFT and leave no trace in the maths of a finished adapter. The
-# *_config ones describe an initialisation, which init_lora_weights alone decides.
+# *_config ones describe an initialisation, which init_lora_weights alone decides. fan_in_fan_out is about
+# layers that keep their weight transposed: PEFT switches it off for all others, and our bases have no such.
 _HARMLESS = frozenset({
     *("auto_mapping", "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size", "revision"),
-    *("runtime_config", "task_type", "corda_config", "eva_config", "lora_ga_config"),
+    *("runtime_config", "task_type", "corda_config", "eva_config", "lora_ga_config", "loftq_config"),
+    "fan_in_fan_out",
 })  # fmt: skip
 # These inits start training from the unchanged base. Others (pissa, olora, corda, loftq, lora_ga) move part
 # of the base into the adapter; PEFT's conversion on saving doubles the rank and writes `true` here.

@@ -56,7 +56,10 @@ def _default_template(named: list[Any]) -> str:
 
 
 def check_token_ids(folder: Path, spec: ModelSpec) -> None:
-    """Raises InvalidAdapter, naming file and token, when the folder's tokenizer gives other ids."""
+    """Raises InvalidAdapter, naming file and token, when the folder's tokenizer gives other ids.
+
+    A token for padding that the base lacks is none: trainers add one, and no prompt or answer has it.
+    """
     tokenizer, added = folder / TOKENIZER_FILE, _added_tokens(folder)
     base_file = spec.folder / TOKENIZER_FILE if spec.folder is not None else None
     if not tokenizer.exists() and not added:
@@ -68,16 +71,24 @@ def check_token_ids(folder: Path, spec: ModelSpec) -> None:
         return
     base = _read_tokenizer(base_file)
     base_ids = _token_ids(base)
+    padding = {pad for pad in _pad_tokens(folder) if pad not in base_ids}
+    taken = frozenset(base_ids.values()) if padding else frozenset()
     for token, (token_id, file) in added.items():
-        _check_token(file, token, token_id, base_ids, spec)
+        if token not in padding or token_id in taken:
+            _check_token(file, token, token_id, base_ids, spec)
     if tokenizer.exists():
-        _compare_tokenizers(_read_tokenizer(tokenizer), base, base_ids, spec)
+        ours = _read_tokenizer(tokenizer)
+        found = {t: i for t, i in _token_ids(ours).items() if t not in padding or i in taken}
+        _compare_tokenizers(ours, found, base, base_ids, spec)
 
 
 def _compare_tokenizers(
-    ours: Mapping[str, Any], base: Mapping[str, Any], base_ids: Mapping[str, int], spec: ModelSpec
+    ours: Mapping[str, Any],
+    ids: Mapping[str, int],
+    base: Mapping[str, Any],
+    base_ids: Mapping[str, int],
+    spec: ModelSpec,
 ) -> None:
-    ids = _token_ids(ours)
     for token, token_id in ids.items():
         _check_token(TOKENIZER_FILE, token, token_id, base_ids, spec)
     missing = base_ids.keys() - ids.keys()
@@ -119,6 +130,16 @@ def _merges(tokenizer: Mapping[str, Any]) -> list[str]:
     """Old files write a merge as "a b", new ones as ["a", "b"]."""
     merges = tokenizer["model"].get("merges") or []
     return [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
+
+
+def _pad_tokens(folder: Path) -> tuple[str, ...]:
+    """What the folder pads with: one token or none."""
+    if not (folder / TOKENIZER_CONFIG_FILE).exists():
+        return ()
+    match read_json_object(folder / TOKENIZER_CONFIG_FILE, MAX_TOKENIZER_BYTES).get("pad_token"):
+        case str(token) | {"content": str(token)}:
+            return (token,)
+    return ()
 
 
 def _added_tokens(folder: Path) -> dict[str, tuple[int, str]]:

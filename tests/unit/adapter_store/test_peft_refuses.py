@@ -68,8 +68,6 @@ def refused(
         ("velora_config", {"scale": 1}),
         ("monteclora_config", {"num_samples": 2}),
         ("megatron_config", {"a": 1}),
-        ("loftq_config", {"loftq_bits": 4}),
-        ("fan_in_fan_out", True),
         ("future_flag", {"x": 1}),
         ("future_flag", 1),
         ("peft_type", "LOHA"),

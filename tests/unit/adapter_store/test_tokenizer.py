@@ -52,6 +52,32 @@ def test_the_same_ids_are_fine(
     assert push().digest == plain
 
 
+PAD = {"id": 128, "content": "<pad>"}
+
+
+@pytest.mark.parametrize("pad", ["<pad>", {"content": "<pad>", "lstrip": False}])
+def test_a_token_that_only_pads_is_fine(adapter: Path, push: Callable[[], Version], pad: Any) -> None:
+    """Unsloth and Axolotl add one where the base has none, perhaps beyond the vocabulary."""
+    digest = push().digest
+    config = {"pad_token": pad, "added_tokens_decoder": {"128": {"content": "<pad>"}}}
+    (adapter / "tokenizer_config.json").write_text(json.dumps(config))
+    (adapter / "added_tokens.json").write_text('{"<pad>": 128}')
+    added = [{"id": 3, "content": "<s>"}, PAD]
+    (adapter / "tokenizer.json").write_text(json.dumps(tokenizer(added_tokens=added)))
+    assert push().digest == digest
+    (adapter / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<s>"}))
+    with pytest.raises(InvalidAdapter, match="'<pad>' has id 128"):
+        push()
+
+
+def test_a_token_that_pads_takes_no_id_of_another(adapter: Path, push: Callable[[], Version]) -> None:
+    (adapter / "tokenizer_config.json").write_text('{"pad_token": "<pad>"}')
+    for files in ({"<pad>": 3}, {"<s>": 4}):
+        (adapter / "added_tokens.json").write_text(json.dumps(files))
+        with pytest.raises(InvalidAdapter, match=r"added_tokens\.json: token"):
+            push()
+
+
 @pytest.mark.parametrize(
     ("file", "content", "complaint"),
     [

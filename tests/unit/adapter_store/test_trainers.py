@@ -48,9 +48,11 @@ def unsloth(folder: Path) -> Mapping[str, bytes]:
 
 
 def axolotl(folder: Path) -> Mapping[str, bytes]:
-    """It saves the base's config and its own settings beside the adapter."""
-    edit_config(folder, lora_dropout=0.05, fan_in_fan_out=None, loftq_config={})
-    return {**CHECKPOINT, **TOKENIZER, "config.json": JSON, "debug.log": b"", "tokens_per_second": b""}
+    """It saves the base's config, a processor and its own settings beside the adapter, and writes what its
+    own config says of PEFT's fields: those that PEFT ignores for such a base, too."""
+    edit_config(folder, lora_dropout=0.05, fan_in_fan_out=True, loftq_config={"loftq_bits": 4})
+    own = ("config.json", "preprocessor_config.json", "debug.log", "tokens_per_second", "tokens_state.json")
+    return {**CHECKPOINT, **TOKENIZER, **dict.fromkeys(own, JSON)}
 
 
 def ms_swift(folder: Path) -> Mapping[str, bytes]:
