@@ -1,0 +1,62 @@
+"""Around each test: a stream goes on, and versions, aliases and files are what they were before."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorafleet.v1 import adapters_pb2 as pb
+from tests.support.broken_adapters import CONFIG, WEIGHTS, Files
+from tests.support.cluster import Cluster, Pair
+from tests.support.failures import Stubs, bearer, raw_stubs
+from tests.support.streams import Witness, witness
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched(main: Pair, adapter: Callable[..., Path]) -> Iterator[Witness]:
+    with main.client("ops") as client:
+        client.adapters.push(adapter("quiet"), "quiet")
+        client.adapters.push(adapter("theirs"), "acme/theirs")
+    with witness(main, [5, 60, 70, 81] * 5, "quiet", 600, token="ops") as watched:
+        yield watched
+
+
+@pytest.fixture(autouse=True)
+def unharmed(watched: Witness, stubs: Stubs, cluster: Cluster) -> Iterator[None]:
+    """Versions, aliases and files are after a failure what they were before."""
+
+    def state() -> tuple[Any, ...]:
+        listed = [
+            str(call(request(tenant=tenant), metadata=bearer("ops")))
+            for tenant in ("default", "acme")
+            for call, request in (
+                (stubs.adapters.List, pb.ListAdaptersRequest),
+                (stubs.adapters.ListAliases, pb.ListAliasesRequest),
+            )
+        ]
+        deleted = pb.ListAdaptersRequest(summary=True, deleted=True, page_size=1000)
+        gone = {
+            version.digest.removeprefix("sha256:")
+            for version in stubs.adapters.List(deleted, metadata=bearer("ops")).versions
+            if version.state == pb.VERSION_STATE_DELETED
+        }
+        blobs = sorted(path.name for path in (cluster.store / "blobs").iterdir() if path.name not in gone)
+        return listed, blobs, list((cluster.store / "tmp").iterdir())
+
+    before = state()
+    yield
+    watched.moves_on()
+    assert state() == before
+
+
+@pytest.fixture(scope="module")
+def stubs(main: Pair) -> Iterator[Stubs]:
+    with raw_stubs(main.scheduler.address) as stubs:
+        yield stubs
+
+
+@pytest.fixture
+def files(adapter: Callable[..., Path]) -> Files:
+    folder = adapter("quiet")
+    return {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
