@@ -3,8 +3,9 @@
 A store keeps each record as one unit, so a change is seen whole or not at all.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -263,6 +264,17 @@ class NameRecord:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataLoss(f"a stored record of versions and aliases is damaged: {error!r}") from error
         return cls(versions, aliases)
+
+
+@contextlib.contextmanager
+def naming(tenant: str, name: str) -> Iterator[None]:
+    """What goes wrong while a record is read says whose it is, and what can be done."""
+    try:
+        yield
+    except DataLoss as error:
+        raise DataLoss(
+            f"what the store says of {tenant}/{name} is damaged: `lorafleet adapters rm-damaged` gives it up"
+        ) from error
 
 
 def not_found(ref: Ref) -> AdapterNotFound:

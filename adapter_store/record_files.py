@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adapter_store.durable import replace_file, sync_folder
 from adapter_store.errors import DataLoss
-from adapter_store.record import NameRecord
+from adapter_store.record import NameRecord, naming
 from adapter_store.ref import check_identifier
 from adapter_store.seal import seal, unseal
 from adapter_store.summary import lines_of
@@ -29,7 +29,8 @@ class RecordFiles:
     def read(self, tenant: str, name: str) -> NameRecord:
         """An unknown name has the empty record. Raises DataLoss, OSError, and InvalidRef before it reads."""
         try:
-            return self._parse(f"{tenant}/{name}", self._path(tenant, name).read_bytes())
+            with naming(tenant, name):
+                return self._parse(f"{tenant}/{name}", self._path(tenant, name).read_bytes())
         except FileNotFoundError:
             self._folder.stat()  # or the whole store is away, which says nothing about the name
             return NameRecord()

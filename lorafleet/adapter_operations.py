@@ -211,7 +211,7 @@ def delete_damaged(name: str, dry_run: bool) -> Operation[results.Collection]:
         adapters_pb2.DeleteDamagedRequest(adapter=name, dry_run=dry_run),
         adapters_pb2.DeleteDamagedResponse,
         lambda response: results.Collection(
-            tuple(f"{name}@{digest}" for digest in response.digests), response.num_bytes
+            tuple(f"{response.adapter}@{digest}" for digest in response.digests), response.num_bytes
         ),
     )
 

@@ -3,6 +3,7 @@
 All of them need the right "admin".
 """
 
+import adapter_store
 from adapter_store import Summary, Version, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters_calls import AdaptersCalls, Context, digest_ref
@@ -111,12 +112,19 @@ class Upkeep(AdaptersCalls):
         if not identity.sees(ref.tenant, ref.name):
             raise AdapterNotFound(request.adapter)
         require(identity, ADMIN, "deleting a damaged adapter")
-        gone = await self._change(
-            request.adapter,
-            ref,
-            lambda: self._store.delete_damaged(ref.tenant, ref.name, dry_run=request.dry_run),
-        )
+        adapter = f"{ref.tenant}/{ref.name}"
+
+        def delete() -> list[Summary]:
+            try:
+                return self._store.delete_damaged(ref.tenant, ref.name, dry_run=request.dry_run)
+            except adapter_store.AdapterNotFound:
+                if self._store.record(ref.tenant, ref.name).versions:
+                    raise InvalidRequest("adapter", f"{adapter} is not damaged: use Delete") from None
+                raise
+
+        gone = await self._change(request.adapter, ref, delete)
         return pb.DeleteDamagedResponse(
+            adapter=adapter,
             digests=[summary.digest for summary in gone],
             num_bytes=sum(summary.num_bytes for summary in gone),
         )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from adapter_store.errors import DataLoss, UploadLost
 from adapter_store.manifest import Manifest, VersionState
-from adapter_store.record import NameRecord
+from adapter_store.record import NameRecord, naming
 from adapter_store.redis_store import scripts
 from adapter_store.redis_store.index import Claim, Index
 from adapter_store.redis_store.keys import Keys, seal, unseal
@@ -58,7 +58,8 @@ class Metadata:
         """An unknown name has the empty record. Raises DataLoss."""
         key = self._keys.record(tenant, name)
         [raw] = self._primary.run(("GET", key))
-        return _read(key, raw)
+        with naming(tenant, name):
+            return _read(key, raw)
 
     def whole(self, names: Sequence[Name]) -> list[tuple[Name, NameRecord | None]]:
         """Many at once. None for a damaged one, which is logged: it hides no other."""

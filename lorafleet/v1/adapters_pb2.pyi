@@ -356,12 +356,14 @@ class DeleteDamagedRequest(_message.Message):
     def __init__(self, adapter: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
 
 class DeleteDamagedResponse(_message.Message):
-    __slots__ = ("digests", "num_bytes")
+    __slots__ = ("digests", "num_bytes", "adapter")
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     digests: _containers.RepeatedScalarFieldContainer[str]
     num_bytes: int
-    def __init__(self, digests: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("adapter",)

@@ -342,11 +342,11 @@ async def test_a_damaged_record_is_told_and_hides_nothing_else(
         assert "acme/torn" not in (await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))).damaged
         remove = pb.DeleteDamagedRequest(adapter="acme/torn", dry_run=True)
         told = await service.stub.DeleteDamaged(remove, **as_("acme"))
-        assert (list(told.digests), told.num_bytes > 0) == ([digest], True)
+        assert (told.adapter, list(told.digests), told.num_bytes > 0) == ("acme/torn", [digest], True)
         for request_, who, code in (
             (remove, "rival", "NOT_FOUND"),
             (pb.DeleteDamagedRequest(adapter="torn@latest"), "acme", "INVALID_ARGUMENT"),
-            (pb.DeleteDamagedRequest(adapter="beside"), "acme", "NOT_FOUND"),
+            (pb.DeleteDamagedRequest(adapter="beside"), "acme", "INVALID_ARGUMENT"),
         ):
             error = await refused(service.stub.DeleteDamaged(request_, **as_(who)))
             assert error.code().name == code

@@ -39,7 +39,7 @@ def test_a_damaged_record_is_data_loss_for_that_name_only(
     other = store.put(adapters[0], "acme", "y", spec)
     medium.change_record("acme", "x", lambda record: b"{")
     reopened = medium.open()
-    with pytest.raises(DataLoss):
+    with pytest.raises(DataLoss, match="acme/x is damaged: `lorafleet adapters rm-damaged`"):
         reopened.resolve(Ref.parse("acme/x", ""))
     assert reopened.resolve(at(other)) == other
     for version in versions:  # the record may be repaired: what it named is kept
