@@ -112,8 +112,9 @@ class Engine:
             self._let_go(sequence)
             self._metrics.dispatch_ended("cancelled")
 
-    def prefetch(self, digest: str) -> None:
-        self.pager.prefetch(digest)
+    def prefetch(self, digest: str, in_s: float = 0.0) -> None:
+        """It will be needed in so many seconds, about."""
+        self.pager.prefetch(digest, self._clock() + in_s)
 
     def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
         self.pager.pin(digest, tier, adapter)

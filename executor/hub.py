@@ -130,8 +130,8 @@ class Hub:
             case "cancel":
                 self._cancel(stream, command.cancel.dispatch_ids)
             case "prefetch":
-                digest = command.prefetch.digest
-                self._engine.submit(lambda engine: engine.prefetch(digest))
+                digest, in_s = command.prefetch.digest, command.prefetch.need_by_ms / 1000
+                self._engine.submit(lambda engine: engine.prefetch(digest, in_s))
             case "pin":
                 digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
                 adapter = command.pin.adapter

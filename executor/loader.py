@@ -43,6 +43,10 @@ class Loader(Generic[Result]):
         for thread in self._threads:
             thread.start()
 
+    @property
+    def has_idle_thread(self) -> bool:
+        return len(self.in_flight) < len(self._threads)
+
     def start(self, digest: str, now: float) -> None:
         if digest not in self.in_flight:
             self.in_flight[digest] = now

@@ -21,6 +21,8 @@ from executor.rejection import Rejection, rejection_of
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.slots import SlotState, SlotTable
 
+_HINT_LIFE_S = 10.0  # after its time: nobody came
+
 logger = logging.getLogger(__name__)
 
 
@@ -94,7 +96,7 @@ class Pager(Generic[ImageT]):
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins = Pins()
         self._dropped: set[str] = set()
-        self._hints: list[str] = []
+        self._hints: dict[str, float] = {}  # needed by when, about
         self._backoffs = Backoffs()
         self._keep: set[str] = set()  # digests that a waiting sequence or a pin needs in host memory now
 
@@ -109,9 +111,10 @@ class Pager(Generic[ImageT]):
             if digest in self._dropped:
                 self._purge(digest)
 
-    def prefetch(self, digest: str) -> None:
-        """A hint: it is loaded into host memory if that pushes out nothing that is needed."""
-        self._hints.append(digest)
+    def prefetch(self, digest: str, need_by: float) -> None:
+        """A hint: it is loaded into host memory if that pushes out nothing that is needed. What is needed
+        first, by the clock of `collect`, is loaded first, and all after what somebody waits for."""
+        self._hints[digest] = min(need_by, self._hints.get(digest, need_by))
 
     def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
         """Load and keep until all adapters that pinned it unpin it, in the closest tier of their pins. What
@@ -284,11 +287,9 @@ class Pager(Generic[ImageT]):
             self._keep.add(digest)
 
     def _start(self, wanted: list[str], now: float) -> list[LoadFailure]:
-        hints, self._hints = self._hints, []
         failures = []
-        for digest in [*(d for d in dict.fromkeys([*self._pins, *wanted]) if d in self._keep), *hints]:
-            in_slot = self._slots.find(digest) is not None and self._pins.get(digest) is not Tier.HOST
-            if digest in self.host or in_slot:
+        for digest in dict.fromkeys([*self._pins, *wanted]):
+            if digest not in self._keep or self._is_here(digest):
                 continue
             rejection = self._backoffs.rejection(digest, now)
             if rejection is not None:
@@ -299,7 +300,23 @@ class Pager(Generic[ImageT]):
                 failures += self._fail(digest, timeout, self._load_timeout_s, now)
             else:
                 self._loader.start(digest, now)
+        self._start_hints(now)
         return failures
+
+    def _start_hints(self, now: float) -> None:
+        """As many as there are idle threads: whoever begins to wait must not wait for hints, too."""
+        for digest in sorted(self._hints, key=self._hints.__getitem__):
+            is_over = now > self._hints[digest] + _HINT_LIFE_S
+            if is_over or self._is_here(digest) or self._backoffs.rejection(digest, now) is not None:
+                del self._hints[digest]
+            elif self._loader.has_idle_thread:
+                del self._hints[digest]
+                self._loader.start(digest, now)
+
+    def _is_here(self, digest: str) -> bool:
+        """Where it is to be kept, or closer."""
+        in_slot = self._slots.find(digest) is not None and self._pins.get(digest) is not Tier.HOST
+        return digest in self.host or in_slot
 
     def _release_slot(self, digest: str) -> None:
         """Unless a pin keeps it there."""

@@ -94,8 +94,10 @@ class ExecutorLink:
             cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
             self._send(executor_pb2.ExecutorCommand(cancel=cancel))
 
-    def prefetch(self, digest: str, expected_uses: int) -> None:
-        hint = executor_pb2.Prefetch(digest=digest, expected_uses=expected_uses)
+    def prefetch(self, digest: str, need_by_s: float, expected_uses: int) -> None:
+        """`need_by_s`: from now, about."""
+        need_by_ms = round(need_by_s * 1000)
+        hint = executor_pb2.Prefetch(digest=digest, need_by_ms=need_by_ms, expected_uses=expected_uses)
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
     def drop(self, digest: str, adapter: str) -> None:

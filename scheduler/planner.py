@@ -81,6 +81,6 @@ class Planner:
             uses = self._queue.group_size(digest)
             target = likely_executor(digest, self._fleet.states) if uses else None
             if target:
-                self._fleet.prefetch(target.address, digest, uses)
+                self._fleet.prefetch(target.address, digest, self._policy.room_in_s(target), uses)
                 self._metrics.prefetch_hints.inc()
         self._new_groups.clear()

@@ -78,6 +78,10 @@ class Policy:
     aging_s: float
     _passed_over: dict[tuple[str, str], float] = field(default_factory=dict)  # By (tenant, digest).
 
+    def room_in_s(self, state: ExecutorState) -> float:
+        """Until a version that was passed over there gets a slot, about: then one is freed for it."""
+        return 0.0 if state.free_slots else self.aging_s
+
     def plan(self, queue: Queue, executors: Iterable[ExecutorState], now: float) -> list[Placement]:
         """Takes the requests that can run now out of the queue. The caller must send every placement.
 

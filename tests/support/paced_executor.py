@@ -49,7 +49,7 @@ class PacedEngine:
     def cancel(self, key: Key) -> None:
         self.sequences.pop(key, None)
 
-    def prefetch(self, digest: str) -> None:
+    def prefetch(self, digest: str, in_s: float = 0.0) -> None:
         """Nothing is ever loaded."""
 
     def drain(self) -> None:

@@ -143,12 +143,34 @@ def test_host_memory_stays_in_its_bound_and_keeps_the_longest_waiting(make: Make
 def test_hints_push_out_nothing_that_is_needed(make: Make) -> None:
     world = make(room=2)
     world.settle("a", "b")
-    world.pager.prefetch("c")
+    world.pager.prefetch("c", world.now)
     world.settle("a", "b")
     assert sorted(world.pager.host) == ["a", "b"]
-    world.pager.prefetch("c")
+    world.pager.prefetch("c", world.now)
     world.settle("a")
     assert sorted(world.pager.host) == ["a", "c"]
+
+
+def test_hints_are_loaded_soonest_first_and_behind_who_waits(make: Make) -> None:
+    world = make(room=9)
+    world.store.gates |= {digest: threading.Event() for digest in ("a", "b", "soon")}
+    for digest, need_by in (("late", 9.0), ("soon", 3.0), ("over", 1.0), ("late", 5.0)):
+        world.pager.prefetch(digest, need_by)
+
+    def asked(*digests: str) -> None:
+        for _ in range(50):
+            world.pager.collect(["a", "b"], 2.0)
+            time.sleep(0.001)
+        assert sorted(world.store.asked) == sorted(digests)
+
+    asked("a", "b")
+    world.pager.prefetch("over", -20.0)  # nobody came for it
+    world.store.gates["a"].set()
+    asked("a", "b", "soon")
+    for gate in ("b", "soon"):
+        world.store.gates[gate].set()
+    world.settle("a", "b")
+    assert sorted(world.store.asked) == ["a", "b", "late", "soon"]
 
 
 def test_a_final_failure_is_told_once_and_forgotten(make: Make) -> None:

@@ -157,6 +157,8 @@ def test_a_hint_goes_where_a_version_will_likely_run() -> None:
     assert likely_executor("y", states) is None
     assert likely_executor("", states) is None
     assert likely_executor("z", []) is None
+    policy = Policy(aging_s=2.0)
+    assert [policy.room_in_s(state) for state in (states[0], executor("c:1", slots=0))] == [0.0, 2.0]
 
 
 RANKS = {"": 0, "u": 4, "v": 8, "w": 64, "x": 4, "y": 8}

@@ -232,7 +232,7 @@ async def test_hints_go_out_for_groups_without_room(dispatcher: Dispatcher, fake
     lives += [dispatcher.submit(admitted(f"a{n}", digest=DIGEST), None) for n in range(3)]
     await until(lambda: any(command.HasField("prefetch") for command in fake.commands))
     [hint] = [command.prefetch for command in fake.commands if command.HasField("prefetch")]
-    assert (hint.digest, hint.expected_uses) == (DIGEST, 3)
+    assert (hint.digest, hint.expected_uses, hint.need_by_ms) == (DIGEST, 3, 0)  # a slot is free
     for live in lives:
         dispatcher.cancel(live)
 
