@@ -115,12 +115,18 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         async with self._heavy:
             yield
 
-    def _own(self, identity: Identity) -> Iterator[Summary]:
-        """Of the caller's own tenant, as far as they see it. Blocking."""
-        after = ""
-        while page := self._store.summaries(identity.tenant, after=after, limit=PAGE):
-            yield from (each for each in page if identity.sees(each.tenant, each.name))
-            after = page[-1].key
+    def _tenants(self, identity: Identity) -> list[str]:
+        """Whose adapters a call without a ref is about: the caller's own, of who sees everything all.
+        Blocking."""
+        return self._store.tenants() if identity.sees_everything else [identity.tenant]
+
+    def _seen(self, identity: Identity) -> Iterator[Summary]:
+        """All versions of these tenants, as far as the caller sees them. Blocking."""
+        for tenant in self._tenants(identity):
+            after = ""
+            while page := self._store.summaries(tenant, after=after, limit=PAGE):
+                yield from (each for each in page if identity.sees(each.tenant, each.name))
+                after = page[-1].key
 
 
 def digest_ref(version: Version | Summary) -> Ref:

@@ -26,7 +26,7 @@ class Upkeep(AdaptersCalls):
             checked = [Summary.of(version)]
         else:
             require(identity, ADMIN, "verifying adapters")
-            checked = await self._run(lambda: list(self._own(identity)))
+            checked = await self._run(lambda: list(self._seen(identity)))
         async with self._heavy_call():
             for summary in checked:
                 problem = await self._run(self._quarantine.check, digest_ref(summary))
@@ -41,14 +41,16 @@ class Upkeep(AdaptersCalls):
 
     @translate_errors
     async def Residency(self, request: pb.ResidencyRequest, context: Context) -> pb.ResidencyResponse:
-        """Without an adapter: the copies of the caller's own tenant's versions."""
+        """Without an adapter: the copies of the versions of the caller's tenant, or of all that they see."""
         identity = self._identify(context)
         if request.adapter:
             known = [Summary.of(await self._find(request.adapter, context, "looking at executors"))]
         else:
             require(identity, ADMIN, "looking at executors")
             resident = self._copies.resident()
-            known = await self._run(lambda: [each for each in self._own(identity) if each.digest in resident])
+            known = await self._run(
+                lambda: [each for each in self._seen(identity) if each.digest in resident]
+            )
         ranks = {each.digest: each.max_rank for each in known}
         rows = [row for row in self._copies.rows() if row.digest in ranks]
         for row in rows:
@@ -150,12 +152,16 @@ class Upkeep(AdaptersCalls):
         )
 
     async def _look_at_records(self, identity: Identity, response: pb.VerifyResponse) -> None:
-        """Of the caller's own tenant, as far as they see it. A damaged one is in no listing."""
-        for name in await self._run(self._store.damaged, identity.tenant):
-            if identity.sees(identity.tenant, name):
-                adapter = f"{identity.tenant}/{name}"
-                response.damaged[adapter] = f"what the store says of {adapter} is damaged"
-                self._quarantine.found_damage()
+        """As far as the caller sees them. A damaged one is in no listing."""
+
+        def damaged() -> list[str]:
+            tenants = self._tenants(identity)
+            found = [(tenant, name) for tenant in tenants for name in self._store.damaged(tenant)]
+            return [f"{tenant}/{name}" for tenant, name in found if identity.sees(tenant, name)]
+
+        for adapter in await self._run(damaged):
+            response.damaged[adapter] = f"what the store says of {adapter} is damaged"
+            self._quarantine.found_damage()
 
 
 def _name(version: Version | Summary) -> str:

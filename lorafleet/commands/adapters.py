@@ -37,7 +37,7 @@ def add_parser(commands: Subparsers) -> None:
     connection.add_command(
         group, "verify", "hash what is stored again", "  lorafleet adapters verify", verify
     ).add_argument(
-        "ref", nargs="?", default="", metavar="REF", help="only this version (default: all of yours)"
+        "ref", nargs="?", default="", metavar="REF", help="only this version (default: all that you see)"
     )
     parser = connection.add_command(
         group, "export", "download a version", "  lorafleet adapters export support ./support", export

@@ -61,7 +61,7 @@ def add_parser(group: Subparsers) -> None:
         "  lorafleet adapters residency\n  lorafleet adapters residency support@stable",
         residency,
     ).add_argument(
-        "ref", nargs="?", default="", metavar="REF", help="only this version (default: all of yours)"
+        "ref", nargs="?", default="", metavar="REF", help="only this version (default: all that you see)"
     )
 
 

@@ -69,6 +69,8 @@ async def test_a_pin_is_answered_when_executors_hold_it_and_survives_their_resta
         (two, True, 4, 1),
     ]
     assert [list(row.adapters) for row in rows] == [["acme/pinned"]] * 2
+    assert [row for row in await copies(service, who="root") if row.digest == digest] == rows
+    assert not await copies(service, who="rival")
 
     fake = service.executors[0]
     fake.copies.clear()
@@ -338,6 +340,7 @@ async def test_a_damaged_record_is_told_and_hides_nothing_else(
         assert found.damaged["acme/torn"] == "what the store says of acme/torn is damaged"
         assert (service.registry.get_sample_value(alarms) or 0) > before
         seen_by_all = await service.stub.Verify(pb.VerifyRequest(), **as_("root"))
+        assert "acme/torn" in seen_by_all.damaged and seen_by_all.verified >= 2  # root has none of its own
         assert list(seen_by_all.orphans) == []
         assert "acme/torn" not in (await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))).damaged
         remove = pb.DeleteDamagedRequest(adapter="acme/torn", dry_run=True)
