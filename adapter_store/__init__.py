@@ -15,6 +15,7 @@ from adapter_store.errors import (
     NoStore,
     OtherFormat,
     StoreUnavailable,
+    TenantFull,
     UnsafeStore,
     UploadLost,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Ref",
     "StoreUnavailable",
     "Summary",
+    "TenantFull",
     "UnsafeStore",
     "UploadLost",
     "Version",

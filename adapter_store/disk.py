@@ -99,6 +99,7 @@ class DiskStore(Catalogue):
         alias: str | None = "latest",
         strict_base: bool = False,
         expected_generation: int | None = None,
+        max_rank: int | None = None,
         dry_run: bool = False,
     ) -> Version:
         check_identifier("tenant", tenant)
@@ -106,7 +107,9 @@ class DiskStore(Catalogue):
         if alias is not None:
             check_identifier("alias", alias)
         with self._workspace() as blob:
-            adapter = take_adapter(source, blob.source, spec, self._max_file_bytes, strict_base=strict_base)
+            adapter = take_adapter(
+                source, blob.source, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
+            )
             with medium_errors():
                 manifest = blob.write(adapter)
                 if dry_run:
@@ -133,6 +136,10 @@ class DiskStore(Catalogue):
         check_digest(digest)
         return self._certain(lambda: self._open(digest))
 
+    def count(self, tenant: str) -> int:
+        with medium_errors(), self._listing_mutex:
+            return self._listing(tenant).count()
+
     def summaries(
         self,
         tenant: str,
@@ -142,13 +149,12 @@ class DiskStore(Catalogue):
         limit: int = 100,
         deleted: bool = False,
     ) -> builtins.list[Summary]:
-        check_identifier("tenant", tenant)
         if name is not None:
             check_identifier("name", name)
         with medium_errors(), self._listing_mutex:
-            listing = self._listings.setdefault(tenant, Listing(tenant, self._records))
-            listing.update(self.news)
-            lines = listing.page(name, after, limit, lambda line: deleted or not is_deleted(line))
+            lines = self._listing(tenant).page(
+                name, after, limit, lambda line: deleted or not is_deleted(line)
+            )
         return parse_lines(tenant, lines)
 
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
@@ -223,6 +229,13 @@ class DiskStore(Catalogue):
             return self._changes.news(since)
 
     # ---- reading
+
+    def _listing(self, tenant: str) -> Listing:
+        """As of now. Under its mutex."""
+        check_identifier("tenant", tenant)
+        listing = self._listings.setdefault(tenant, Listing(tenant, self._records))
+        listing.update(self.news)
+        return listing
 
     def _certain(self, read: Callable[[], _T]) -> _T:
         """Content that looks damaged may just be on its way out or in: under the lock nothing moves."""

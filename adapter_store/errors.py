@@ -7,6 +7,7 @@ AdapterStoreError
 ├── IncompatibleAdapter   well-formed, but made for another base model
 ├── AdapterNotFound       unknown, or not visible to this tenant: the text does not tell which
 ├── InUse                 an alias or a protection still points there
+├── TenantFull            a tenant has as many versions as it may
 ├── GenerationMismatch    the alias moved since the caller looked
 ├── DataLoss              stored bytes no longer match their digest
 ├── NoStore               nobody made a store where one is looked for
@@ -42,6 +43,10 @@ class AdapterNotFound(AdapterStoreError):
 
 
 class InUse(AdapterStoreError):
+    pass
+
+
+class TenantFull(AdapterStoreError):
     pass
 
 

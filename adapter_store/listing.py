@@ -39,6 +39,9 @@ class Listing:
             self._read(name for tenant, name in news.names if tenant == self._tenant)
         self._number = news.number
 
+    def count(self) -> int:
+        return sum(map(len, self._lines.values()))
+
     def page(self, name: str | None, after: str, limit: int, keep: Callable[[str], bool]) -> list[str]:
         """The first lines that `keep` accepts whose keys are greater than `after`, of all names or of one."""
         bound = after_line(after) if after else ""

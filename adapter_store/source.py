@@ -4,7 +4,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from adapter_store.errors import InvalidAdapter
+from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.memory import read_file
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft import WEIGHTS_FILE, PeftAdapter, open_weights, read_adapter
@@ -33,6 +33,7 @@ def take_adapter(
     max_file_bytes: int,
     *,
     strict_base: bool,
+    max_rank: int | None = None,
     max_memory_bytes: int = 0,
 ) -> PeftAdapter:
     """The way into every store: `source` is copied to `private`, and the copy is checked.
@@ -42,6 +43,7 @@ def take_adapter(
     """
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
+    _check_ranks(adapter, max_rank)
     _drop_checked(private)
     return adapter
 
@@ -73,6 +75,14 @@ def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int
         raise InvalidAdapter(str(error)) from error
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"the pushed folder cannot be read: {error}") from error
+
+
+def _check_ranks(adapter: PeftAdapter, max_rank: int | None) -> None:
+    for module in adapter.modules:
+        if max_rank is not None and module.rank > max_rank:
+            raise IncompatibleAdapter(
+                f"{module.name} has rank {module.rank}, adapters of rank {max_rank} at most are taken"
+            )
 
 
 def _drop_checked(folder: Path) -> None:

@@ -37,12 +37,14 @@ class AdapterStore(WeightsSource, Protocol):
         alias: str | None = "latest",
         strict_base: bool = False,
         expected_generation: int | None = None,
+        max_rank: int | None = None,
         dry_run: bool = False,
     ) -> Version:
         """Checks a PEFT folder against the base and stores it, then moves `alias` to it (None: no alias).
 
         Pushing the same content again yields the same version and changes nothing. `expected_generation` is
-        the alias's generation as the caller last saw it, 0 for "does not exist". A dry run only checks.
+        the alias's generation as the caller last saw it, 0 for "does not exist". A module of a higher rank
+        than `max_rank` is IncompatibleAdapter. A dry run only checks.
         Raises InvalidAdapter, IncompatibleAdapter, InvalidRef, GenerationMismatch; then nothing was stored.
         """
         ...
@@ -99,6 +101,10 @@ class AdapterStore(WeightsSource, Protocol):
     ) -> builtins.list[Version]:
         """The first `limit` versions whose "name@digest" is greater than `after`, in that order, but for
         those that are DELETED."""
+        ...
+
+    def count(self, tenant: str) -> int:
+        """Versions that are stored, those that are DELETED, too. Cheap."""
         ...
 
     def summaries(

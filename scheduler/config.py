@@ -79,6 +79,13 @@ class Config:
         default=1.0,
         metadata=_help("seconds after which an alias that the store has not confirmed is UNAVAILABLE"),
     )
+    max_push_bytes: int = field(default=8 << 30, metadata=_help("bytes of a pushed folder"))
+    max_adapter_rank: int = field(
+        default=0, metadata=_help("highest rank that a pushed adapter may have; 0 is any")
+    )
+    max_versions_per_tenant: int = field(
+        default=0, metadata=_help("versions that a tenant may have in the store; 0 is any number")
+    )
     delete_grace: float = field(
         default=60.0,
         metadata=_help("seconds for which deleted adapters stay readable at least; keep it above 40"),
@@ -111,6 +118,7 @@ class Config:
             "max_queued",
             "max_queued_per_tenant",
             "max_attempts",
+            "max_push_bytes",
             "stream_buffer",
             "alias_max_staleness",
             "report_timeout",
@@ -123,6 +131,8 @@ class Config:
             "aging",
             "slow_client_timeout",
             "delete_grace",
+            "max_adapter_rank",
+            "max_versions_per_tenant",
             "drain_timeout",
             "metric_names",
         ):

@@ -12,6 +12,7 @@ SchedulerError
 ├── GenerationMismatch   ABORTED               an alias has moved since the caller looked
 ├── Superseded           ABORTED               a second call took this request id
 ├── QueueFull            RESOURCE_EXHAUSTED    with a retry delay
+├── TenantFull           RESOURCE_EXHAUSTED    a tenant has as many versions as it may: with a retry delay
 ├── NoExecutor           UNAVAILABLE           with a retry delay
 ├── StoreUnavailable     UNAVAILABLE           with a retry delay
 ├── Draining             UNAVAILABLE           with a retry delay
@@ -155,6 +156,12 @@ class QueueFull(RetryableError):
     reason = "QUEUE_FULL"
 
 
+class TenantFull(RetryableError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TENANT_FULL"
+    default_retry_s = 60.0  # Until `gc` may have taken some.
+
+
 class NoExecutor(RetryableError):
     code = grpc.StatusCode.UNAVAILABLE
     reason = "NO_EXECUTOR"
@@ -226,6 +233,7 @@ _STORE_ERRORS: tuple[tuple[type[Exception], Callable[[str], SchedulerError]], ..
     (store.InvalidAdapter, functools.partial(InvalidRequest, "adapter")),
     (store.IncompatibleAdapter, IncompatibleAdapter),
     (store.InUse, InUse),
+    (store.TenantFull, TenantFull),
     (store.GenerationMismatch, GenerationMismatch),
     (store.DataLoss, DataLoss),
     (store.StoreUnavailable, StoreUnavailable),

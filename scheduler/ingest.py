@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store import AdapterStore, ModelSpec, Version, VersionState, open_store
+from adapter_store import AdapterStore, ModelSpec, TenantFull, Version, VersionState, open_store
 from scheduler.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -42,11 +42,22 @@ class Pushed:
     created: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    """None: as it comes. Several schedulers that push at once may each go beyond `max_versions` by one."""
+
+    max_rank: int | None = None
+    max_versions: int | None = None  # of a tenant
+
+
 class Ingest:
     """Runs AdapterStore.put for one store, one push at a time."""
 
-    def __init__(self, store_url: str, *, allow_volatile: bool = False) -> None:
+    def __init__(
+        self, store_url: str, *, allow_volatile: bool = False, limits: PushLimits | None = None
+    ) -> None:
         self._store_url, self._allow_volatile = store_url, allow_volatile
+        self._limits = limits or PushLimits()
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
 
@@ -54,7 +65,7 @@ class Ingest:
         """Takes `folder` over: it is removed when the process is done with it.
 
         A push that runs when its caller is cancelled runs on: it must not lose its files half-way. Raises
-        what AdapterStore.put raises.
+        what AdapterStore.put raises, and TenantFull.
         """
         try:
             future = self._submit(folder, push, spec)
@@ -78,7 +89,8 @@ class Ingest:
             if self._pool is None:
                 spawn = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(1, spawn, initializer=_begin)
-            return self._pool.submit(_put, self._store_url, self._allow_volatile, spec, folder, push)
+            store = (self._store_url, self._allow_volatile)
+            return self._pool.submit(_put, *store, self._limits, spec, folder, push)
 
     def _forget_pool(self) -> None:
         with self._lock:
@@ -112,11 +124,14 @@ def _store(url: str, allow_volatile: bool) -> AdapterStore:
     return open_store(url, allow_volatile=allow_volatile)
 
 
-def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, push: Push) -> Pushed:
+def _put(
+    store_url: str, allow_volatile: bool, limits: PushLimits, spec: ModelSpec, folder: Path, push: Push
+) -> Pushed:
     store = _store(store_url, allow_volatile)
     record = store.record(push.tenant, push.name)
     before = {d for d, entry in record.versions.items() if entry.state is not VersionState.DELETED}
-    version = store.put(
+    put = functools.partial(
+        store.put,
         folder,
         push.tenant,
         push.name,
@@ -124,6 +139,13 @@ def _put(store_url: str, allow_volatile: bool, spec: ModelSpec, folder: Path, pu
         alias=push.alias,
         strict_base=push.strict_base,
         expected_generation=push.expected_generation,
-        dry_run=push.dry_run,
+        max_rank=limits.max_rank,
     )
+    is_full = limits.max_versions is not None and store.count(push.tenant) >= limits.max_versions
+    if is_full and put(dry_run=True).digest not in record.versions:
+        raise TenantFull(
+            f"tenant {push.tenant} has {limits.max_versions} versions and may have no more: remove some, and "
+            "let `gc` take them"
+        )
+    version = put(dry_run=push.dry_run)
     return Pushed(version, created=version.digest not in before)

@@ -32,7 +32,7 @@ from scheduler.dispatcher import Dispatcher, DispatcherSettings
 from scheduler.executor_link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import SERVER_OPTIONS
-from scheduler.ingest import Ingest
+from scheduler.ingest import Ingest, PushLimits
 from scheduler.metrics import Metrics
 from scheduler.quarantine import Quarantine
 from scheduler.retirement import Retirement
@@ -96,7 +96,8 @@ class Scheduler:
         self._admission = Admission(
             self._versions, self._tokenizer, self._spec, self._max_model_len, self._pool
         )
-        self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile)
+        push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)
+        self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile, limits=push_limits)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._add_services()
@@ -160,7 +161,8 @@ class Scheduler:
             self._pool,
             self._quarantine,
         )
-        adapters = AdaptersService(backends, Limits(delete_grace_s=self.config.delete_grace))
+        limits = Limits(max_push_bytes=self.config.max_push_bytes, delete_grace_s=self.config.delete_grace)
+        adapters = AdaptersService(backends, limits)
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(
             FleetService(self._authenticator, self.dispatcher), self._server

@@ -146,6 +146,11 @@ class Metadata:
             first = f"({lines[-1]}"
         return found[:limit]
 
+    def count(self, tenant: str) -> int:
+        """Lines of listings."""
+        [number] = self._primary.run(("ZCARD", self._keys.lines(tenant)))
+        return int(number)
+
     def graves(self, before: float) -> list[tuple[str, str, str]]:
         """(tenant, name, digest) of what is DELETED since `before`."""
         [members] = self._primary.run(("ZRANGEBYSCORE", self._keys.graves, "-inf", repr(before)))

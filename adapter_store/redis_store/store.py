@@ -73,6 +73,7 @@ class RedisStore(Catalogue):
         alias: str | None = "latest",
         strict_base: bool = False,
         expected_generation: int | None = None,
+        max_rank: int | None = None,
         dry_run: bool = False,
     ) -> Version:
         check_identifier("tenant", tenant)
@@ -87,6 +88,7 @@ class RedisStore(Catalogue):
                 spec,
                 self._max_file_bytes,
                 strict_base=strict_base,
+                max_rank=max_rank,
                 max_memory_bytes=_MEMORY_BYTES,
             )
             manifest, files = prepare(adapter, pushed, _MEMORY_BYTES)
@@ -114,6 +116,9 @@ class RedisStore(Catalogue):
 
     def open(self, digest: str) -> Weights:
         return self._content.weights(check_digest(digest))
+
+    def count(self, tenant: str) -> int:
+        return self._metadata.count(check_identifier("tenant", tenant))
 
     def summaries(
         self,

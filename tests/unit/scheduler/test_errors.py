@@ -82,6 +82,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.IncompatibleAdapter("x"), grpc.StatusCode.FAILED_PRECONDITION, "INCOMPATIBLE_ADAPTER"),
     (lambda: errors.InUse("x"), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE"),
     (lambda: errors.AdapterRemoved("a/b", "x"), grpc.StatusCode.FAILED_PRECONDITION, "ADAPTER_REMOVED"),
+    (lambda: errors.TenantFull("no more"), grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_FULL"),
     (lambda: errors.PushedAgain("a/b", "x"), grpc.StatusCode.ABORTED, "PUSHED_AGAIN"),
     (lambda: errors.GenerationMismatch("x"), grpc.StatusCode.ABORTED, "GENERATION_MISMATCH"),
     (lambda: errors.Superseded("r1"), grpc.StatusCode.ABORTED, "SUPERSEDED"),

@@ -1,6 +1,7 @@
 """Pushes in a process of their own."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,9 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from adapter_store import DiskStore, GenerationMismatch, InvalidAdapter, ModelSpec
+from adapter_store import (
+    DiskStore,
+    GenerationMismatch,
+    IncompatibleAdapter,
+    InvalidAdapter,
+    ModelSpec,
+    Ref,
+    TenantFull,
+)
 from scheduler.errors import StoreUnavailable
-from scheduler.ingest import Ingest, Push
+from scheduler.ingest import Ingest, Push, PushLimits
 
 PUSH = Push("acme", "x", "latest", strict_base=False, dry_run=False, expected_generation=None)
 
@@ -51,6 +60,36 @@ async def test_errors_come_back_typed(
     assert store.list("acme") == []
 
 
+async def test_ranks_and_versions_over_the_limits_are_refused(
+    tmp_path: Path, store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path]
+) -> None:
+    """C12, and what one tenant may take. Pushing again what is there is no more than before."""
+    ingest = Ingest(f"disk:{tmp_path / 'store'}", limits=PushLimits(max_rank=4, max_versions=2))
+    dry = dataclasses.replace(PUSH, dry_run=True)
+    try:
+        for push in (dry, PUSH):
+            with pytest.raises(
+                IncompatibleAdapter, match=r"layers\.0\.q_proj has rank 17, .* rank 4 at most"
+            ):
+                await ingest.put(peft_folder(9, rank=17), push, spec)
+        first, _ = [(await ingest.put(peft_folder(seed), PUSH, spec)).version for seed in (1, 2)]
+        for push in (dry, PUSH):
+            with pytest.raises(TenantFull, match="acme has 2 versions"):
+                await ingest.put(peft_folder(3), push, spec)
+        assert not (await ingest.put(peft_folder(1), PUSH, spec)).created
+        await ingest.put(peft_folder(3), dataclasses.replace(PUSH, tenant="zoo"), spec)
+        store.set_alias("acme", "x", "latest", first.digest)
+        [other] = [version for version in store.list("acme") if version.digest != first.digest]
+        store.withdraw(Ref("acme", "x", digest=other.digest))
+        with pytest.raises(TenantFull):
+            await ingest.put(peft_folder(3), PUSH, spec)  # its bytes are still there
+        store.collect(0, lambda _: False)
+        assert (await ingest.put(peft_folder(3), PUSH, spec)).created
+        assert store.count("acme") == 2
+    finally:
+        ingest.close()
+
+
 async def test_a_cancelled_push_keeps_its_folder_until_it_is_done(
     ingest: Ingest, store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path]
 ) -> None:
@@ -85,7 +124,7 @@ async def test_a_dead_process_is_replaced(
 KILLED = """
 import asyncio, multiprocessing, os, signal, sys
 from pathlib import Path
-from scheduler.ingest import Ingest, Push
+from scheduler.ingest import Ingest, Push, PushLimits
 
 async def main():
     push = Push("acme", "x", None, False, False, None)

@@ -11,6 +11,7 @@ import pytest
 from adapter_store import Lease, ModelSpec, Ref, StoreUnavailable, UnsafeStore, open_store
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
+from tests.support.stores import RedisMedium
 
 LATEST = Ref.parse("acme/x", "")
 # All that a store needs, and nothing that could harm other users of the server.
@@ -111,7 +112,12 @@ def test_a_user_with_few_rights_is_enough(
     store.withdraw(Ref("acme", "y", digest=other.digest))
     assert [each.digest for each in store.collect(0, lambda _: False)] == [other.digest]
     assert (store.tenants(), store.orphans(), store.news(-1).names) == (["acme"], [], None)
-    assert open_store(f"redis://fleet:hunter2@{address}").list("acme") == [version]
+    assert (store.count("acme"), store.damaged("acme")) == (1, [])
+    with guarded.client(username="fleet", password="hunter2") as client:
+        client.set("lorafleet:{meta}:record:acme/x", b"{")
+    store.delete_damaged("acme", "x")
+    assert store.put(adapters[0], "acme", "x", spec).digest == version.digest
+    assert open_store(f"redis://fleet:hunter2@{address}").list("acme") == [store.resolve(LATEST)]
     store.delete(LATEST)
     stop()
 
@@ -186,7 +192,10 @@ def test_every_command_keeps_to_one_slot_of_a_cluster(
         assert store.set_quarantined("acme", "x", versions[0].digest, False, upload=upload)
         store.delete(LATEST)
         store.delete(Ref("acme", "x", digest=versions[0].digest))
-        store.delete(Ref.parse("zoo/y", ""))
+        RedisMedium(server, "lorafleet").change_record("zoo", "y", lambda record: b"{")
+        assert [each.digest for each in store.delete_damaged("zoo", "y")] == [versions[0].digest]
+        assert [each.digest for each in store.collect(0, lambda _: False)] == [versions[0].digest]
+        assert (store.count("acme"), store.count("zoo")) == (1, 0)
         with server.client() as client:
             chunks = [key for key in client.scan_iter() if b":{sha256:" in key]
         assert len(chunks) == 3
