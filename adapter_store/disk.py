@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +42,7 @@ from adapter_store.durable import (
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.lease import Lease
 from adapter_store.lease_files import LeaseFiles
-from adapter_store.listing import Listing
+from adapter_store.listing import Listings
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed import Weights
@@ -50,9 +51,9 @@ from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.source import take_adapter
 from adapter_store.store_folder import claim_folder
-from adapter_store.summary import Summary, hex_of, is_deleted, parse_lines
+from adapter_store.summary import Summary, hex_of, is_deleted, is_shown, parse_lines
 from adapter_store.user_files import UserFiles
-from adapter_store.watch import News, Watcher
+from adapter_store.watch import News, Watchers
 
 MAX_FILE_BYTES = 16 << 30
 _CACHED_MANIFESTS = 1024
@@ -64,21 +65,18 @@ class DiskStore(Catalogue):
     """An AdapterStore (store.py has the contract of each method)."""
 
     def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """`create`: a folder that is missing or empty becomes a store, and what crashes left in one goes. It
-        is for who changes the store: it reads all records, and keeps what listings show of them.
-
-        Raises NoStore, OtherFormat, StoreUnavailable."""
+        """`create`, for who changes it: a folder that is missing or empty becomes a store; all records are
+        read, for listings, and what crashes left goes. Raises NoStore, OtherFormat, StoreUnavailable."""
         self._root, self._max_file_bytes = root, max_file_bytes
         self._blobs, self._tmp = root / "blobs", root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
         self._users = UserFiles(root / "users", self._tmp, self._records)
         self._changes = ChangesFile(root / "changes", aside=self._tmp)
         self._leases = LeaseFiles(root / "leases")
-        self._listings: dict[str, Listing] = {}  # by tenant
-        self._listing_mutex = threading.Lock()  # guards the one above, and its listings
+        self._listings = Listings(self._records, self.news)
         self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
-        self._watchers: set[Watcher] = set()
-        self._mutex = threading.Lock()  # guards these two
+        self._mutex = threading.Lock()  # guards it
+        self._watchers = Watchers()
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
             claim_folder(root, create=create)
@@ -137,8 +135,8 @@ class DiskStore(Catalogue):
         return self._certain(lambda: self._open(digest))
 
     def count(self, tenant: str) -> int:
-        with medium_errors(), self._listing_mutex:
-            return self._listing(tenant).count()
+        with medium_errors():
+            return self._listings.count(check_identifier("tenant", tenant))
 
     def summaries(
         self,
@@ -149,13 +147,12 @@ class DiskStore(Catalogue):
         limit: int = 100,
         deleted: bool = False,
     ) -> builtins.list[Summary]:
+        check_identifier("tenant", tenant)
         if name is not None:
             check_identifier("name", name)
-        with medium_errors(), self._listing_mutex:
-            lines = self._listing(tenant).page(
-                name, after, limit, lambda line: deleted or not is_deleted(line)
-            )
-        return parse_lines(tenant, lines)
+        with medium_errors():
+            keep = partial(is_shown, deleted=deleted)
+            return parse_lines(tenant, self._listings.page(tenant, name, after, limit, keep))
 
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
         with medium_errors():
@@ -209,16 +206,7 @@ class DiskStore(Catalogue):
             return [(*name, self._records.read_if_whole(*name)) for name in names]
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        watcher = Watcher(self._change_number, callback)
-        with self._mutex:
-            self._watchers.add(watcher)
-
-        def stop() -> None:
-            with self._mutex:
-                self._watchers.discard(watcher)
-            watcher.stop()
-
-        return stop
+        return self._watchers.add(self._change_number, callback)
 
     def news(self, since: int) -> News:
         with medium_errors():
@@ -230,13 +218,6 @@ class DiskStore(Catalogue):
 
     # ---- reading
 
-    def _listing(self, tenant: str) -> Listing:
-        """As of now. Under its mutex."""
-        check_identifier("tenant", tenant)
-        listing = self._listings.setdefault(tenant, Listing(tenant, self._records))
-        listing.update(self.news)
-        return listing
-
     def _certain(self, read: Callable[[], _T]) -> _T:
         """Content that looks damaged may just be on its way out or in: under the lock nothing moves."""
         with medium_errors():
@@ -247,10 +228,7 @@ class DiskStore(Catalogue):
                     return read()
 
     def _open(self, digest: str) -> Weights:
-        blob = self._blob(digest)
-        if not blob.folder.exists():
-            self._blobs.stat()  # or the whole store is away
-            raise AdapterNotFound(f"adapter version {digest} was not found")
+        blob = self._stored(digest)
         identity = blob.identity()
         with self._mutex:
             known = identity is not None and self._verified.get(digest) == identity
@@ -270,12 +248,15 @@ class DiskStore(Catalogue):
     def _blob(self, digest: str) -> Blob:
         return Blob(self._blobs / digest.removeprefix("sha256:"))
 
-    def _read_manifest(self, digest: str) -> Manifest:
+    def _stored(self, digest: str) -> Blob:
         blob = self._blob(digest)
         if not blob.folder.exists():
             self._blobs.stat()  # or the whole store is away
             raise AdapterNotFound(f"adapter version {digest} was not found")
-        return blob.manifest()
+        return blob
+
+    def _read_manifest(self, digest: str) -> Manifest:
+        return self._stored(digest).manifest()
 
     def _buried(self, before: float) -> Iterator[Summary]:
         with medium_errors():
@@ -383,32 +364,26 @@ class DiskStore(Catalogue):
         for digest in old.versions.keys() - new.versions.keys():
             self._users.remove(digest, name)
         self._changes.settle()
-        with self._mutex:
-            watchers = [*self._watchers]
-        for watcher in watchers:
-            watcher.wake()
+        self._watchers.wake()
 
     def _discard(self, folder: Path) -> None:
-        """Out of sight in one rename, then gone: readers see a blob whole or not at all. One that somebody
-        else has taken away is gone already."""
+        """Out of sight in one rename, then gone: readers see a blob whole or not at all."""
         doomed = self._tmp / uuid.uuid4().hex
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # somebody else took it away
             folder.rename(doomed)
             shutil.rmtree(doomed)
 
     def _read_all(self) -> None:
         """Removes garbage, and prepares listings with what was read for that."""
         remove_unclaimed(self._tmp)
-        number, found = self._changes.number(), dict[str, dict[str, tuple[str, ...]]]()
-        for tenant, name, lines in self._records.all_lines():
-            found.setdefault(tenant, {})[name] = lines
+        number, found = self._changes.number(), self._records.all_lines()
         for tenant, named in found.items():
-            self._listings[tenant] = Listing(tenant, self._records, number, named)
-        if not all(lines for named in found.values() for lines in named.values()):
-            # It may name any content: keep all, and serve the other names.
+            self._listings.prepare(tenant, number, named)
+        names = [lines for named in found.values() for lines in named.values()]
+        if not all(names):  # one cannot be read: it may name any content, so keep all, and serve the others
             _log.warning("adapter store %s: garbage stays, a record cannot be read", self._root)
             return
-        kept = {hex_of(line) for named in found.values() for lines in named.values() for line in lines}
+        kept = {hex_of(line) for lines in names for line in lines}
         for folder in self._blobs.iterdir():
             if folder.name not in kept:
                 self._discard(folder)

@@ -1,7 +1,8 @@
-"""All versions of one tenant as sorted lines in memory, kept up to date by the names that change."""
+"""All versions of each tenant as sorted lines in memory, kept up to date by the names that change."""
 
 import bisect
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -75,3 +76,32 @@ class Listing:
             elif name in self._lines:
                 del self._lines[name]
                 self._order.remove(f"{name}@")
+
+
+class Listings:
+    """One for each tenant, made when somebody asks for it. Thread-safe."""
+
+    def __init__(self, source: Lines, news_since: Callable[[int], News]) -> None:
+        self._source, self._news_since = source, news_since
+        self._listings: dict[str, Listing] = {}
+        self._mutex = threading.Lock()  # guards it, and the listings in it
+
+    def prepare(self, tenant: str, number: int, lines: Mapping[str, tuple[str, ...]]) -> None:
+        """With all lines of a tenant, as they were after change `number`."""
+        with self._mutex:
+            self._listings[tenant] = Listing(tenant, self._source, number, lines)
+
+    def page(
+        self, tenant: str, name: str | None, after: str, limit: int, keep: Callable[[str], bool]
+    ) -> list[str]:
+        with self._mutex:
+            return self._updated(tenant).page(name, after, limit, keep)
+
+    def count(self, tenant: str) -> int:
+        with self._mutex:
+            return self._updated(tenant).count()
+
+    def _updated(self, tenant: str) -> Listing:
+        listing = self._listings.setdefault(tenant, Listing(tenant, self._source))
+        listing.update(self._news_since)
+        return listing

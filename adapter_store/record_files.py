@@ -73,12 +73,15 @@ class RecordFiles:
             _log.error("adapter store: %s/%s is not listed: %s", tenant, name, error)
             return ()
 
-    def all_lines(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """(tenant, name, lines) of all names, in no order; no lines: it is damaged, which is logged."""
-        for tenant in os.listdir(self._folder):
-            for file in os.listdir(f"{self._folder}/{tenant}"):
-                name = file.removesuffix(".json")
-                yield tenant, name, self.lines(tenant, name)
+    def all_lines(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """By tenant and name, of all names; no lines: it is damaged, which is logged."""
+        return {
+            tenant: {
+                name: self.lines(tenant, name)
+                for name in (file.removesuffix(".json") for file in os.listdir(f"{self._folder}/{tenant}"))
+            }
+            for tenant in os.listdir(self._folder)
+        }
 
     def mentions(self) -> Iterator[tuple[tuple[str, str], str]]:
         """(tenant, name), and a digest that its record mentions, damaged or not, for all of them."""

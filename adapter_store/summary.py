@@ -76,6 +76,11 @@ def hex_of(line: str) -> str:
     return line[: line.index(" ")].partition("@sha256:")[2]
 
 
+def is_shown(line: str, deleted: bool) -> bool:
+    """`deleted`: those that are DELETED, too."""
+    return deleted or not is_deleted(line)
+
+
 def is_deleted(line: str) -> bool:
     """Without the cost of parsing it."""
     return line.startswith(_DELETED, line.find(" "))

@@ -60,3 +60,31 @@ class Watcher:
             except Exception:
                 # A failing callback must not end the watch: the next change may matter more.
                 _log.exception("adapter store: a watcher failed")
+
+
+class Watchers:
+    """Those of one store. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._watchers: set[Watcher] = set()
+        self._mutex = threading.Lock()  # guards it
+
+    def add(self, read_counter: Callable[[], int], callback: Callable[[], None]) -> Callable[[], None]:
+        """A watcher; what is returned stops it."""
+        watcher = Watcher(read_counter, callback)
+        with self._mutex:
+            self._watchers.add(watcher)
+
+        def stop() -> None:
+            with self._mutex:
+                self._watchers.discard(watcher)
+            watcher.stop()
+
+        return stop
+
+    def wake(self) -> None:
+        """All of them."""
+        with self._mutex:
+            watchers = [*self._watchers]
+        for watcher in watchers:
+            watcher.wake()

@@ -15,7 +15,7 @@ from adapter_store.redis_store.keys import Keys, seal, unseal
 from adapter_store.redis_store.primary import Command, Primary, Provided
 from adapter_store.redis_store.scan import scan
 from adapter_store.ref import Ref
-from adapter_store.summary import after_line, is_deleted, lines_of
+from adapter_store.summary import after_line, is_shown, lines_of
 from adapter_store.watch import News
 
 OPERATION_SECONDS = 600  # far longer than anybody repeats a change
@@ -140,7 +140,7 @@ class Metadata:
             size = min(limit, _LINES)
             [members] = self._primary.run(("ZRANGEBYLEX", key, first, last, "LIMIT", 0, size))
             lines = [member.decode() for member in members]
-            found += [line for line in lines if deleted or not is_deleted(line)]
+            found += [line for line in lines if is_shown(line, deleted)]
             if len(lines) < size:
                 break
             first = f"({lines[-1]}"
