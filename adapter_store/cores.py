@@ -1,4 +1,4 @@
-"""Work on all cores: for functions that spend their time where the interpreter is let go (numpy, hashlib)."""
+"""Work on all cores: for functions that spend their time where the interpreter is let go (numpy, hashes)."""
 
 import os
 from collections.abc import Callable, Sequence
