@@ -19,7 +19,7 @@ def on_all_cores(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> li
     numbers, results = iter(range(len(items))), dict[int, _Result]()
 
     def share() -> None:
-        """A thread takes what comes next: an executor's own task for each item costs as much as a small one."""
+        """A thread takes what comes next: a task for each item would cost as much as a small one."""
         try:
             for number in numbers:
                 results[number] = work(items[number])
