@@ -132,13 +132,14 @@ def test_one_region_holds_all_that_an_adapter_has(base: Path, put: Callable[...,
     assert image.num_full_heads == 2
     assert 2 * VOCAB * HIDDEN * 2 < image.nbytes <= adapters.nbytes_per_slot
     adapters.load(1, image)
+    table = rig.full._places[rig.full.tables.on_device[1]]
     with store.open(digest) as weights:
-        for name, held in (("lm_head", rig.full.heads[1]), ("embed_tokens", rig.full.tables[1])):
+        for name, held in (("lm_head", rig.full.heads[1]), ("embed_tokens", table)):
             assert torch.equal(held, torch.from_numpy(np.array(weights.full_heads[name])).bfloat16())
-    assert rig.dora.slots == {1} and not torch.equal(rig.dora._table[1], rig.dora._table[0])
+    assert rig.dora.marks.slots == {1}
     pool.check([image.region])
     adapters.clear(1)
-    assert not rig.full.heads and not rig.dora.slots
+    assert not rig.full.heads and not rig.full.tables.slots and not rig.dora.marks.slots
     adapters.forget(image)
     pool.check([])
 
