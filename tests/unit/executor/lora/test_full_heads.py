@@ -85,6 +85,17 @@ def test_nothing_stays_of_who_left(base: Path) -> None:
     assert torch.equal(rig.run((0, 4))[1], expected[1]) and set(rig.full.heads) == {1}
 
 
+def test_a_step_with_tables_reads_none_of_a_slot_that_was_emptied(base: Path) -> None:
+    rig = Rig(base, places=2)
+    table, _ = rig.run((-1, 4))
+    rig.enter(0, embed_tokens=matrix(1))
+    for target, source in rig.full.clear(0):
+        target.copy_(source)
+    rig.enter(2, embed_tokens=matrix(2))
+    mixed, _ = rig.run((0, 2), (2, 1), (-1, 1))
+    assert torch.equal(mixed[[0, 1, 3]], table[[0, 1, 3]]) and torch.equal(mixed[2], matrix(2)[7])
+
+
 @pytest.fixture
 def put(base: Path, tmp_path: Path) -> Callable[..., tuple[DiskStore, str]]:
     def run(scale: float = 1.0, **options: object) -> tuple[DiskStore, str]:
