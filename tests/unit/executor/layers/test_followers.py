@@ -14,6 +14,7 @@ from executor.layers.triton_followers import TritonFollowers
 from executor.lora import fused_delta
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
+from executor.lora.dora import DoRAFactors
 from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLinearLayerWithLoRA
 from executor.lora.replace import attach_lora
@@ -141,6 +142,27 @@ def test_shrink_beside_the_product_changes_no_result(
     monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: True)
     check_followed(model)
     assert side.used == 4
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@RUNS
+def test_factors_come_on_base_and_delta_before_what_follows(
+    served: tuple[CausalLM, SlotArena, PunicaWrapperGPU],
+    monkeypatch: pytest.MonkeyPatch,
+    runs: tuple[tuple[int, int], ...],
+    beside: bool,
+) -> None:
+    """Slot 3 has some: its steps take the plain pair, others the fused form, which no scale can follow."""
+    model, _, punica = served
+    dora, side = DoRAFactors(model, 4), InTurn()
+    for target, source in dora.enter(3, torch.rand(dora.nbytes // 4) + 0.5):
+        target.copy_(source)
+    punica.update_metadata(LoRAMapping(runs, ()))
+    monkeypatch.setitem(punica.__dict__, "side_stream", side)
+    monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: "fused")
+    monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: beside)
+    check_followed(model)
+    assert side.used == (4 if beside and any(slot == 3 for slot, _ in runs) else 0)
 
 
 def check_followed(model: CausalLM) -> None:
