@@ -1,4 +1,4 @@
-"""DoRA's factors on a layer's output: what a launch adds to a step of which some rows have such an adapter."""
+"""DoRA's factors on a layer's output: what a launch adds to a step, by how many rows have some."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
