@@ -21,7 +21,7 @@ from executor.errors import StartError
 from executor.flashinfer_attention import FlashInfer, serves
 from executor.forward import SequenceRows
 from executor.forward_pass import ForwardPass
-from executor.gpu_memory import blocks_that_fit, measure
+from executor.gpu_memory import blocks_that_fit, log_captured, measure
 from executor.graph_plans import GraphSizes, LoRAPlans
 from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
@@ -134,10 +134,7 @@ class _Builder:
             blocks = self._least_of_all_ranks(blocks)
         kv_cache = self._cache(blocks)
         forward_pass = self._pass(kv_cache, self._sizes())
-        free = torch.cuda.mem_get_info(self._device)[0]
-        forward_pass.warm_up()
-        used = free - torch.cuda.mem_get_info(self._device)[0]
-        logger.info("captured steps take %.2f GiB", used / (1 << 30))
+        log_captured(self._device, forward_pass.warm_up)
         return kv_cache, forward_pass
 
     def compile(self, part: int, parts: int) -> None:
