@@ -139,10 +139,10 @@ class _Builder:
 
     def compile(self, part: int, parts: int) -> None:
         kv_cache = self._cache(self._config.num_kv_blocks)
-        forward_pass = self._pass(kv_cache, self._sizes())
+        eager = self._pass(kv_cache, _NO_GRAPHS)
         for sequences in islice(self._warm_up_steps(kv_cache), part, None, parts):
-            forward_pass.run(sequences)
-        forward_pass.rehearse(part, parts)
+            eager.run(sequences)
+        self._pass(kv_cache, self._sizes()).rehearse(part, parts)
         torch.cuda.synchronize(self._device)
 
     def _sizes(self) -> GraphSizes:
