@@ -1,13 +1,11 @@
 """DoRA's factors and tables of their own on a GPU: captured, beside other steps, which stay as they were."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from executor.forward import SequenceRows
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads
 from tests.support.compilations import compilations
@@ -39,16 +37,6 @@ class MarkedServed(Served):
                 target.copy_(source)
         torch.cuda.synchronize()
 
-    def check_captured(self, sequences: Sequence[SequenceRows]) -> None:
-        """Equal to torch's, and to the same step layer by layer."""
-        self.check(sequences)
-        forward_pass = self.shard.forward_pass
-        captured = forward_pass.run(sequences).clone()
-        with torch.inference_mode():
-            eager = forward_pass._eager(sequences, None)  # type: ignore[attr-defined]
-        bound = 1e-4 if self.dtype == torch.float32 else 4e-2
-        assert (captured - eager).norm() < bound * eager.norm()
-
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MarkedServed:
@@ -71,32 +59,43 @@ def test_steps_of_every_size_with_and_without_marks(
     with compilations() as compiled:
         slots[:] = [n % SLOTS for n in range(SEQUENCES)]
         served.check([rows(n, 17) for n in range(40)])  # too many rows to be captured
-        served.check_captured([rows(n, 1) for n in range(30)] + [rows(n, 9) for n in range(30, 40)])
+        monkeypatch.setattr(served.shard.forward_pass, "_eager", lambda *_: pytest.fail("not captured"))
+        served.check([rows(n, 1) for n in range(30)] + [rows(n, 9) for n in range(30, 40)])
         for active in (1, 2, 8, 24, 40):
-            served.check_captured([rows(n, 1) for n in traffic.some(active)])
+            served.check([rows(n, 1) for n in traffic.some(active)])
         for number, pattern in enumerate((MARKED, (5,), (-1, 2), range(SLOTS))):
             slots[:] = [pattern[n % len(pattern)] for n in range(SEQUENCES)]
             served.load(MARKED[0], 16 - number, seed=300 + number)
             served.mark(MARKED[0], 30 + number)
             for count in (1, 7, 40):
-                served.check_captured([rows(n, 1) for n in range(count)])
-            served.check_captured([rows(n, 1) for n in range(20)] + [rows(39, 4)])
+                served.check([rows(n, 1) for n in range(count)])
+            served.check([rows(n, 1) for n in range(20)] + [rows(39, 4)])
         served.mark(3, None, "embed_tokens", "lm_head")
-        served.check_captured([rows(n, 1) for n in range(40)])
+        served.check([rows(n, 1) for n in range(40)])
         served.mark(3, None)
         served.mark(MARKED[1], None)  # gone, while the other one still has some
         served.mark(MARKED[0], 40, "embed_tokens")
-        served.check_captured([rows(n, 1) for n in range(40)])
-        slots[:] = [(3, 5, -1)[n % 3] for n in range(SEQUENCES)]
-        served.check_captured([rows(n, 1) for n in range(40)])
-        with monkeypatch.context() as context:
-            context.setattr(served.shard.forward_pass, "_eager", lambda *_: pytest.fail("not captured"))
-            for pattern in ((3, 5, -1), MARKED, (-1,)):
-                slots[:] = [pattern[n % len(pattern)] for n in range(SEQUENCES)]
-                served.check([rows(n, 1) for n in range(40)])
-                served.check([rows(n, 3) for n in range(40)])
+        served.check([rows(n, 1) for n in range(40)])
+        for pattern in ((3, 5, -1), (-1,), (3, 2, 5)):
+            slots[:] = [pattern[n % len(pattern)] for n in range(SEQUENCES)]
+            served.check([rows(n, 1) for n in range(40)])
+            served.check([rows(n, 3) for n in range(40)])
     assert not compiled
     served.check_all()
+
+
+def test_a_captured_step_is_the_same_layer_by_layer(served: MarkedServed) -> None:
+    forward_pass, traffic = served.shard.forward_pass, Traffic(6)
+    served.mark(MARKED[0], 50, "embed_tokens")
+    served.mark(MARKED[1], 51)
+    forward_pass.run([traffic.rows(n, 17) for n in range(40)])
+    for step in ([MARKED[0]], list(range(SLOTS)), [MARKED[1]] * 40):
+        traffic.slots[: len(step)] = step
+        sequences = [traffic.rows(n, 1) for n in range(len(step))]
+        captured = forward_pass.run(sequences).clone()
+        with torch.inference_mode():
+            eager = forward_pass._eager(sequences, None)  # type: ignore[attr-defined]
+        assert (captured - eager).norm() < (1e-4 if served.dtype == torch.float32 else 4e-2) * eager.norm()
 
 
 def test_equal_steps_with_factors_give_equal_bits(served: MarkedServed) -> None:
