@@ -88,7 +88,8 @@ class GraphedForwardPass:
         started = time.monotonic()
         try:
             with without_collection():
-                for key in self._keys():
+                # The largest first: smaller ones find room in the memory that those leave.
+                for key in sorted(self._keys(), key=lambda key: key.rows, reverse=True):
                     self._capture(key)
         except BaseException:
             self.close()

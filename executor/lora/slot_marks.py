@@ -30,8 +30,8 @@ class SlotMarks:
 
     def put(self, slot: int, number: int) -> list[Copy]:
         """The slot's number from now on, -1 for none: with the copies returned, which must be made before a
-        step reads the slot."""
-        if self._numbers.get(slot, -1) == number:
+        step reads the slot. A slot that stays without one needs none."""
+        if number < 0 and slot not in self._numbers:
             return []
         self._numbers.pop(slot, None)
         if number >= 0:
