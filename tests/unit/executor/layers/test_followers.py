@@ -126,6 +126,23 @@ def test_a_layer_and_its_follower_give_the_same_in_every_way(
     check_followed(model)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_factors_come_on_base_and_delta_before_what_follows(
+    served: tuple[CausalLM, SlotArena, PunicaWrapperGPU], monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """A step with some takes the plain pair, where others like it take the fused form."""
+    model, _, punica = served
+    dora, side = DoRAFactors(model, 4), InTurn()
+    for target, source in dora.enter(3, torch.rand(dora.nbytes // 4) + 0.5):
+        target.copy_(source)
+    punica.update_metadata(LoRAMapping(((0, 2), (-1, 1), (3, 2)), ()))
+    monkeypatch.setitem(punica.__dict__, "side_stream", side)
+    monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: "fused")
+    monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: beside)
+    check_followed(model)
+    assert side.used == (4 if beside else 0)
+
+
 @pytest.mark.parametrize("way", ["pair", "beside"])
 @RUNS
 def test_shrink_beside_the_product_changes_no_result(
@@ -142,23 +159,6 @@ def test_shrink_beside_the_product_changes_no_result(
     monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: True)
     check_followed(model)
     assert side.used == 4
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_factors_come_on_base_and_delta_before_what_follows(
-    served: tuple[CausalLM, SlotArena, PunicaWrapperGPU], monkeypatch: pytest.MonkeyPatch, beside: bool
-) -> None:
-    """A step with some takes the plain pair, where others like it take the fused form."""
-    model, _, punica = served
-    dora, side = DoRAFactors(model, 4), InTurn()
-    for target, source in dora.enter(3, torch.rand(dora.nbytes // 4) + 0.5):
-        target.copy_(source)
-    punica.update_metadata(LoRAMapping(((0, 2), (-1, 1), (3, 2)), ()))
-    monkeypatch.setitem(punica.__dict__, "side_stream", side)
-    monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: "fused")
-    monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: beside)
-    check_followed(model)
-    assert side.used == (4 if beside else 0)
 
 
 def check_followed(model: CausalLM) -> None:
