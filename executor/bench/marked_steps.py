@@ -102,7 +102,7 @@ def _make(copies: list[Copy]) -> None:
 def _measure(shard: Shard, slot_of: Callable[[int], int], rows: int) -> float:
     blocks = LENGTH // BLOCK
     step = [
-        SequenceRows([5], LENGTH - 1, range(row * blocks, (row + 1) * blocks), slot_of(row), (0,))
+        SequenceRows([5], LENGTH - 1, list(range(row * blocks, (row + 1) * blocks)), slot_of(row), (0,))
         for row in range(rows)
     ]
     times = []
