@@ -84,13 +84,13 @@ class ExecutorLink:
     def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
         """Sends requests, in messages of bounded size."""
         for dispatch in dispatches:
-            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.time())
+            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.monotonic())
         for batch in split_batches(dispatches, MAX_BATCH_BYTES):
             self._send(executor_pb2.ExecutorCommand(dispatch=executor_pb2.DispatchBatch(dispatches=batch)))
 
     def cancel(self, dispatch_id: str) -> None:
         """Ends a dispatch; nothing when it has ended already."""
-        if self.state.ended(dispatch_id, time.time()):
+        if self.state.ended(dispatch_id, time.monotonic()):
             cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
             self._send(executor_pb2.ExecutorCommand(cancel=cancel))
 
@@ -212,10 +212,10 @@ class ExecutorLink:
             for tokens in tokens_of(event.step):
                 self._listener.on_tokens(self.state.address, tokens)
         elif kind == "finished":
-            if self.state.ended(event.finished.dispatch_id, time.time()):
+            if self.state.ended(event.finished.dispatch_id, time.monotonic()):
                 self._listener.on_finished(event.finished)
         elif kind == "rejected":
-            if self.state.ended(event.rejected.dispatch_id, time.time()):
+            if self.state.ended(event.rejected.dispatch_id, time.monotonic()):
                 self._listener.on_rejected(self.state.address, event.rejected)
         elif kind == "residency":
             self._apply(event.residency)
@@ -226,7 +226,7 @@ class ExecutorLink:
 
     def _apply(self, delta: executor_pb2.ResidencyDelta) -> None:
         removed = [(entry.digest, Tier(entry.tier)) for entry in delta.removed]
-        if not self.state.moved(delta.number, copies_of(delta.added), removed, time.time()):
+        if not self.state.moved(delta.number, copies_of(delta.added), removed, time.monotonic()):
             raise StreamEnded(Phase.CONNECTING, f"a residency report before number {delta.number} is missing")
 
     def _report(self, load: executor_pb2.Load) -> None:

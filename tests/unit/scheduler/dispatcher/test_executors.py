@@ -1,6 +1,7 @@
 """What executors are sent, and what becomes of requests when they are lost."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -185,6 +186,21 @@ async def test_a_lost_residency_report_opens_the_stream_anew(
     fake.extra_events = [executor_pb2.ExecutorEvent(residency=executor_pb2.ResidencyDelta(number=3))]
     await until(lambda: fake.streams == 2)
     assert dispatcher.fleet.residency() == []
+
+
+async def test_a_wall_clock_that_is_set_back_spoils_no_report(
+    dispatcher: Dispatcher, fake: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.pages = True
+    walls = itertools.count(2_000_000_000, -1000)
+    monkeypatch.setattr("time.time", lambda: float(next(walls)))
+    await read_all(dispatcher.submit(admitted(digest=DIGEST), None))
+    state = dispatcher.fleet.states[0]
+    await until(lambda: bool(state.usage.page_ins))
+    [status] = dispatcher.fleet.snapshot(dispatcher.queue).executors
+    assert status.page_in_max_ms < 60_000
+    [row] = dispatcher.fleet.residency()
+    assert 1_000_000_000_000 < row.last_use_ms <= 2_000_000_000_000
 
 
 async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
