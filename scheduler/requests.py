@@ -122,6 +122,7 @@ class LiveRequest:
             max_rank=admitted.max_rank,
             modules=admitted.modules,
             full_heads=admitted.full_heads,
+            max_length=len(admitted.prompt_token_ids) + admitted.stopping.max_new_tokens,
         )
         stopping = admitted.stopping
         own_ends = frozenset() if stopping.ignore_eos else tokenizer.eos_token_ids
@@ -135,7 +136,7 @@ class LiveRequest:
         )
         self.outbox = Outbox(len(admitted.resumed_token_ids), max_outbox_tokens)
         self.accepted_at = now
-        self.queued_at = now
+        self.served_at = now  # When it last ran, or an executor was ready that can run it, busy or not.
         self.last_token_at: float | None = None
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # Where it runs.

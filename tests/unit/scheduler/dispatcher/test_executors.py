@@ -18,6 +18,7 @@ from scheduler.tokenizer import Tokenizer
 from tests.support.name_server import name_server
 from tests.support.scheduling import (
     LINK,
+    SETTINGS,
     admitted,
     dispatcher_of,
     executors,
@@ -239,6 +240,40 @@ async def test_an_adapter_that_no_executor_can_hold(dispatcher: Dispatcher, toke
         early = fresh.submit(admitted(digest=DIGEST, max_rank=64), None)
         with pytest.raises(IncompatibleAdapter):
             await read_all(early)
+
+
+async def test_nobody_waits_for_ever_for_the_one_executor_that_can_hold_it(
+    dispatcher: Dispatcher, fake: FakeExecutor, tokenizer: Tokenizer
+) -> None:
+    settings = replace(SETTINGS, queue_timeout_s=0.1)
+    async with executors(1) as [large]:
+        large.hello.max_rank = 64
+        addresses = [fake.address, large.address]
+        async with running(dispatcher_of(addresses, tokenizer, settings)) as fleet:
+            await ready(fleet, 2)
+            request = admitted(digest=DIGEST, max_rank=64, max_new_tokens=4000)
+            reader = asyncio.create_task(read_all(live := fleet.submit(request, None)))
+            await until(lambda: len(live.progress.output) > 3)
+            await large.stop()
+            with pytest.raises(NoExecutor, match="no executor is ready that can run it"):
+                await reader
+            assert fleet.fleet.any_ready
+
+
+async def test_a_request_goes_only_where_its_whole_length_fits(tokenizer: Tokenizer) -> None:
+    """It was admitted while the executor with less room was not there."""
+    async with executors(2) as [short, long]:
+        short.hello.max_model_len = 10
+        async with running(dispatcher_of([short.address, long.address], tokenizer)) as dispatcher:
+            await ready(dispatcher, 2)
+            requests = [admitted(f"r{n}", max_new_tokens=20) for n in range(6)]
+            for request in requests:
+                assert len(tokens_in(await read_all(dispatcher.submit(request, None)))) == 20
+            assert not short.dispatches
+        async with running(dispatcher_of([short.address], tokenizer)) as dispatcher:
+            await ready(dispatcher)
+            with pytest.raises(NoExecutor, match="takes 23 tokens any more"):
+                dispatcher.submit(admitted(max_new_tokens=20), None)
 
 
 async def test_hints_go_out_for_groups_without_room(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
