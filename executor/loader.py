@@ -48,6 +48,11 @@ class Loader(Generic[Result]):
             self.in_flight[digest] = now
             self._todo.put(digest)
 
+    @property
+    def has_idle_threads(self) -> bool:
+        """Whether a load that is started now begins at once."""
+        return len(self.in_flight) < len(self._threads)
+
     def finished(self) -> list[Outcome[Result]]:
         """Outcomes since the last call; their digests may be started again."""
         outcomes = []

@@ -23,6 +23,8 @@ from executor.slots import SlotState, SlotTable
 
 logger = logging.getLogger(__name__)
 
+MAX_HINTS = 256
+
 
 class Adapters(Protocol[ImageT]):
     """Where images come from and go to. `nbytes_per_slot` is the most that one takes; host memory has room
@@ -92,7 +94,7 @@ class Pager(Generic[ImageT]):
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins = Pins()
         self._dropped: set[str] = set()
-        self._hints: list[str] = []
+        self._hints: dict[str, None] = {}  # ordered: the oldest first
         self._backoffs = Backoffs()
         self._keep: set[str] = set()  # digests that a waiting sequence or a pin needs in host memory now
 
@@ -108,8 +110,11 @@ class Pager(Generic[ImageT]):
                 self._purge(digest)
 
     def prefetch(self, digest: str) -> None:
-        """A hint: it is loaded into host memory if that pushes out nothing that is needed."""
-        self._hints.append(digest)
+        """A hint: it is loaded into host memory when a loader thread has nothing else to do, and if that
+        pushes out nothing that is needed. Of too many the oldest are forgotten."""
+        self._hints[digest] = None
+        if len(self._hints) > MAX_HINTS:
+            del self._hints[next(iter(self._hints))]
 
     def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
         """Load and keep until all adapters that pinned it unpin it, in the closest tier of their pins. What
@@ -279,11 +284,9 @@ class Pager(Generic[ImageT]):
             self._keep.add(digest)
 
     def _start(self, wanted: list[str], now: float) -> list[LoadFailure]:
-        hints, self._hints = self._hints, []
         failures = []
-        for digest in [*(d for d in dict.fromkeys([*self._pins, *wanted]) if d in self._keep), *hints]:
-            in_slot = self._slots.find(digest) is not None and self._pins.get(digest) is not Tier.HOST
-            if digest in self.host or in_slot:
+        for digest in dict.fromkeys([*self._pins, *wanted]):
+            if digest not in self._keep or not self._is_missing(digest):
                 continue
             rejection = self._backoffs.rejection(digest, now)
             if rejection is not None:
@@ -294,7 +297,20 @@ class Pager(Generic[ImageT]):
                 failures += self._fail(digest, timeout, self._load_timeout_s, now)
             else:
                 self._loader.start(digest, now)
+        self._follow_hints(now)
         return failures
+
+    def _follow_hints(self, now: float) -> None:
+        """As far as no load that somebody waits for has to queue behind them."""
+        while self._hints and self._loader.has_idle_threads:
+            digest = next(iter(self._hints))
+            del self._hints[digest]
+            if self._is_missing(digest) and self._backoffs.rejection(digest, now) is None:
+                self._loader.start(digest, now)
+
+    def _is_missing(self, digest: str) -> bool:
+        in_slot = self._slots.find(digest) is not None and self._pins.get(digest) is not Tier.HOST
+        return digest not in self.host and not in_slot
 
     def _release_slot(self, digest: str) -> None:
         """Unless a pin keeps it there."""

@@ -10,7 +10,7 @@ import pytest
 from adapter_store import AdapterNotFound, StoreUnavailable
 from executor.batcher import PageIn
 from executor.host_tier import HostTier
-from executor.paging import LoadFailure, Pager
+from executor.paging import MAX_HINTS, LoadFailure, Pager
 from executor.residency import Copy, Residency, Tier
 from executor.slots import SlotTable
 
@@ -146,6 +146,31 @@ def test_hints_push_out_nothing_that_is_needed(make: Make) -> None:
     world.pager.prefetch("c")
     world.settle("a")
     assert sorted(world.pager.host) == ["a", "c"]
+
+
+def test_nobody_waits_behind_hints(make: Make) -> None:
+    world = make(room=3)
+    hints = [f"h{number}" for number in range(5)]
+    world.store.gates |= {hint: threading.Event() for hint in hints}
+    for hint in hints:
+        world.pager.prefetch(hint)
+    world.pager.collect([], 0.0)
+    world.pager.acquire("a")
+    world.pager.collect(["a"], 1.0)
+    for hint in hints:
+        world.store.gates[hint].set()
+    world.now = 5.5  # more than the load timeout since the hints came
+    assert world.settle("a") == []
+    assert world.store.asked.index("a") == 2  # there are two threads
+    assert world.store.asked[3:] == hints[2:]
+
+
+def test_hints_are_bounded(make: Make) -> None:
+    world = make()
+    for number in range(10 * MAX_HINTS):
+        world.pager.prefetch(f"h{number}")
+    world.settle()
+    assert world.store.asked == [f"h{number}" for number in range(9 * MAX_HINTS, 10 * MAX_HINTS)]
 
 
 def test_a_final_failure_is_told_once_and_forgotten(make: Make) -> None:
