@@ -71,6 +71,7 @@ class ExecutorLink:
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
         self.pins: dict[tuple[str, str], Tier] = {}  # By (digest, adapter). For reading.
+        self._unpinned: dict[tuple[str, str], None] = {}  # What ended while there was no connection.
 
     async def run(self) -> NoReturn:
         """Keeps a stream open until cancelled."""
@@ -100,9 +101,9 @@ class ExecutorLink:
 
     def drop(self, digest: str, adapter: str) -> None:
         """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as
-        nothing uses them. Nothing while there is no connection."""
+        nothing uses them. While there is no connection it only ends pins."""
         for pin in [pin for pin in self.pins if pin[0] == digest and adapter in ("", pin[1])]:
-            del self.pins[pin]
+            self.unpin(*pin)
         if self.state.limits:
             drop = executor_pb2.DropAdapter(digest=digest, adapter=adapter)
             self._send(executor_pb2.ExecutorCommand(drop=drop))
@@ -110,19 +111,26 @@ class ExecutorLink:
     def pin(self, digest: str, adapter: str, tier: Tier) -> None:
         """Now, and again on every stream to come, until `unpin` or `drop`."""
         self.pins[digest, adapter] = tier
+        self._unpinned.pop((digest, adapter), None)
         if self.state.limits:
             self._send_pin(digest, adapter, tier)
 
     def unpin(self, digest: str, adapter: str) -> None:
-        self.pins.pop((digest, adapter), None)
+        """Now, or on the next stream if it was pinned here."""
+        pinned = self.pins.pop((digest, adapter), None)
         if self.state.limits:
-            unpin = executor_pb2.UnpinAdapter(digest=digest, adapter=adapter)
-            self._send(executor_pb2.ExecutorCommand(unpin=unpin))
+            self._send_unpin(digest, adapter)
+        elif pinned is not None:
+            self._unpinned[digest, adapter] = None
 
     def _send_pin(self, digest: str, adapter: str, tier: Tier) -> None:
         on_wire = cast(adapters_pb2.ResidencyTier, int(tier))
         pin = executor_pb2.PinAdapter(digest=digest, tier=on_wire, adapter=adapter)
         self._send(executor_pb2.ExecutorCommand(pin=pin))
+
+    def _send_unpin(self, digest: str, adapter: str) -> None:
+        unpin = executor_pb2.UnpinAdapter(digest=digest, adapter=adapter)
+        self._send(executor_pb2.ExecutorCommand(unpin=unpin))
 
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
         self._outgoing.put_nowait(command)
@@ -202,6 +210,9 @@ class ExecutorLink:
         self.state.instance_id = hello.instance_id
         self.state.limits = limits_of(hello)
         self.state.residency = Residency.from_snapshot(hello.residency_number, copies_of(hello.residency))
+        for digest, adapter in self._unpinned:
+            self._send_unpin(digest, adapter)
+        self._unpinned.clear()
         for (digest, adapter), tier in self.pins.items():
             self._send_pin(digest, adapter, tier)
         self._set_phase(Phase.CONNECTING, "waiting for its first report")

@@ -14,6 +14,7 @@ from scheduler.errors import (
 )
 from scheduler.executor_state import Phase
 from scheduler.fakes import FakeExecutor
+from scheduler.residency import Tier
 from scheduler.tokenizer import Tokenizer
 from tests.support.name_server import name_server
 from tests.support.scheduling import (
@@ -207,6 +208,22 @@ async def test_a_wall_clock_that_is_set_back_spoils_no_report(
 async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     dispatcher.fleet.drop(DIGEST)
     await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
+
+
+async def test_a_pin_that_ends_while_its_executor_is_cut_off_does_not_stay(
+    dispatcher: Dispatcher, fake: FakeExecutor
+) -> None:
+    fake.pages = True
+    fleet, port = dispatcher.fleet, int(fake.address.rpartition(":")[2])
+    for adapter in ("acme/a", "acme/b", "acme/c"):
+        fleet.pin(DIGEST, adapter, Tier.SLOT)
+    await until(lambda: len(fake.pins.get(DIGEST, {})) == 3)
+    await fake.stop()
+    await until(lambda: fleet.states[0].limits is None)
+    fleet.unpin(DIGEST, "acme/a")
+    fleet.drop(DIGEST, "acme/b")
+    await fake.start(port)
+    await until(lambda: list(fake.pins[DIGEST]) == ["acme/c"])
 
 
 @pytest.mark.parametrize(
