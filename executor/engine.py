@@ -17,7 +17,7 @@ from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, St
 from executor.metrics import Metrics
 from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
-from executor.rejection import Rejection, draining, internal, invalid_logits, no_seats, rejection_of
+from executor.rejection import Rejection, draining, internal, no_seats, no_token, rejection_of
 from executor.residency import Copy, Tier
 from executor.sampling import SampledToken
 from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
@@ -228,7 +228,7 @@ class Engine:
     def _apply(self, result: ShareResult) -> None:
         sequence = result.sequence
         if result.failure is not None:
-            self._reject(sequence, invalid_logits(result.failure))
+            self._reject(sequence, no_token(result.failure))
             return
         sequence.prompt_scores += result.scores
         self.batcher.commit(sequence, result.computed)

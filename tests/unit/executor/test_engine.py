@@ -303,6 +303,19 @@ def test_an_adapter_that_overflows_fails_alone(
     assert [driver.token_ids(good.key), driver.token_ids(base.key)] == expected
 
 
+def test_penalties_that_leave_nothing_to_draw_are_the_callers_fault(make_engine: Make) -> None:
+    """Through validation: a repetition penalty so small that logits overflow."""
+    driver = make_engine()
+    [expected] = make_engine().run(greedy("good", PROMPTS[1]))
+    penalty = SamplingParams(temperature=0, repetition_penalty=1e-40)
+    driver.engine.add(greedy("bad", range(128), sampling=penalty))
+    driver.engine.add(greedy("good", PROMPTS[1]))
+    driver.until(lambda: bool(driver.rejected and driver.finished))
+    rejection = driver.rejected[0, "bad"]
+    assert (rejection.reason, rejection.code.name) == ("NOTHING_TO_DRAW", "INVALID_ARGUMENT")
+    assert driver.token_ids((0, "good")) == expected
+
+
 def test_a_step_that_raises_fails_its_sequences_and_the_books_balance(
     make_engine: Make, digests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
