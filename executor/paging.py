@@ -246,6 +246,7 @@ class Pager(Generic[ImageT]):
         if digest in self._dropped and not self._users[digest]:
             self._dropped.discard(digest)
         elif digest not in self.host and self.host.put(digest, image, self._keep):
+            self._slots.forget_heads(self.host)  # of those that were evicted
             self._slots.set_heads(digest, image.num_full_heads)
             self._changed = True
             return

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # Rejections that only say "not now": they are no failure of the attempt.
 BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
-CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +303,7 @@ class Dispatcher:
         if live.ended:
             return
         try:
-            if live.flush(self._clock()):
-                reason = common_pb2.FINISH_REASON_STOP
+            live.flush(self._clock())
         except Exception as error:  # A bug with one request's text must not leave it without an end.
             self._fail(live, from_exception(error))
             return

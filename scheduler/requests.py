@@ -176,9 +176,9 @@ class LiveRequest:
         self._held_logprobs.extend(logprobs)
         return self._deliver(self.text.push(token_ids), now)
 
-    def flush(self, now: float) -> bool:
-        """Passes on what was held back, at the end. Whether a stop sequence ended it."""
-        return self._deliver(self.text.finish(), now)
+    def flush(self, now: float) -> None:
+        """Passes on what was held back, at the end."""
+        self._deliver(self.text.finish(), now)
 
     def _deliver(self, delta: TextDelta | None, now: float) -> bool:
         if delta is None:

@@ -325,6 +325,15 @@ def test_slots_that_gave_their_heads_are_cleared(make: Make) -> None:
     assert world.slots.assign("d") == (0, "b", ())
 
 
+def test_full_heads_of_adapters_that_went_are_forgotten(make: Make) -> None:
+    world = make(room=2, heads=1)
+    names = [f"a{number}" for number in range(10)]
+    world.store.heads |= dict.fromkeys(names, 1)
+    for name in names:
+        world.settle(name)
+    assert [name for name in names if world.slots.needs_heads(name)] == names[-2:]
+
+
 def _copies(world: World) -> tuple[object, ...]:
     residency = Residency()
     delta = world.pager.take_delta()
