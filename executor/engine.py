@@ -269,7 +269,7 @@ class Engine:
                 f"prompt_token_ids has {len(dispatch.prompt_token_ids)} tokens, "
                 f"and max_model_len {self.info.max_model_len} leaves no room for an answer"
             )
-        if not all(0 <= token < self._vocab_size for token in known):
+        if not 0 <= min(known) <= max(known) < self._vocab_size:
             raise InvalidDispatch(f"a token id is outside the vocabulary of {self._vocab_size}")
         if not all(token < self._vocab_size for token, _ in dispatch.sampling.logit_bias):
             raise InvalidDispatch(f"logit_bias names a token outside the vocabulary of {self._vocab_size}")
