@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash cancels check format lint types contracts stubs wire-baseline
+.PHONY: help demo test crash cancels chaos check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a st
 
 cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
 	NUM_CANCELS=10000 $(BIN)/python -m pytest tests/integration/test_cancellation.py -k quick_cancels
+
+chaos: $(STAMP)  ## kill, freeze and drain real services for 15 minutes, under traffic with known answers
+	CHAOS_SECONDS=900 CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest tests/faults/test_chaos.py -s $(TEST_ARGS)
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 

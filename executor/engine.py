@@ -1,7 +1,7 @@
 """The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread.
 
-With `steps_ahead` 1 a step is planned and launched while the one before it runs; what is drawn there is known
-on the device only. So a sequence that ends may be part of one more step: what that step draws for it is
+With `steps_ahead` 1 a step is planned and launched while the one before it runs (but see `_gathers`); what is
+drawn there is known on the device only. So a sequence that ends may be part of one more step: what that step draws for it is
 dropped, and its blocks, slot and adapter are free when that step is over.
 """
 
@@ -17,7 +17,7 @@ from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, St
 from executor.metrics import Metrics
 from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
-from executor.rejection import Rejection, draining, internal, invalid_logits, no_seats, rejection_of
+from executor.rejection import Rejection, draining, internal, no_seats, no_token, rejection_of
 from executor.residency import Copy, Tier
 from executor.sampling import SampledToken
 from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
@@ -169,8 +169,9 @@ class Engine:
 
         A burst of prompts comes one by one. Its first few make a short step that nobody decodes in; planned
         while it begins, the next one would be as short again, and short ones of many rows take longer to
-        launch than to run. Planned when it is over, it has most of the burst. Prompts that take several steps
-        do not wait.
+        launch than to run. Planned when it is over, it has most of the burst. Nothing waits for longer than
+        one such step, nor a stream that has begun, or a prompt that takes several steps. A lone prompt has its
+        second token later by the time that planning and launching take.
         """
         if len(self._flights) != 1:
             return False
@@ -229,7 +230,7 @@ class Engine:
     def _apply(self, result: ShareResult) -> None:
         sequence = result.sequence
         if result.failure is not None:
-            self._reject(sequence, invalid_logits(result.failure))
+            self._reject(sequence, no_token(result.failure))
             return
         sequence.prompt_scores += result.scores
         self.batcher.commit(sequence, result.computed)
@@ -269,7 +270,7 @@ class Engine:
                 f"prompt_token_ids has {len(dispatch.prompt_token_ids)} tokens, "
                 f"and max_model_len {self.info.max_model_len} leaves no room for an answer"
             )
-        if not all(0 <= token < self._vocab_size for token in known):
+        if not 0 <= min(known) <= max(known) < self._vocab_size:
             raise InvalidDispatch(f"a token id is outside the vocabulary of {self._vocab_size}")
         if not all(token < self._vocab_size for token, _ in dispatch.sampling.logit_bias):
             raise InvalidDispatch(f"logit_bias names a token outside the vocabulary of {self._vocab_size}")

@@ -45,6 +45,7 @@ class Loader(Generic[Result]):
 
     @property
     def has_idle_thread(self) -> bool:
+        """Whether a load that is started now begins at once."""
         return len(self.in_flight) < len(self._threads)
 
     def start(self, digest: str, now: float) -> None:

@@ -45,7 +45,7 @@ class ShareResult:
     computed: int
     scores: tuple[PromptLogprob, ...] = ()
     drawn: SampledToken | None = None
-    failure: str | None = None
+    failure: SampleFailure | None = None
 
 
 class OtherRanks(Protocol):
@@ -149,12 +149,12 @@ def _result(share: Share, outcomes: Iterator[Outcome]) -> ShareResult:
         outcome = next(outcomes)
         if isinstance(outcome, SampledToken):
             return ShareResult(share.sequence, share.computed, (), outcome)
-        return ShareResult(share.sequence, share.computed, failure=outcome.reason)
+        return ShareResult(share.sequence, share.computed, failure=outcome)
     mine = [next(outcomes) for _ in share.rows.logit_rows]
     tokens = [outcome for outcome in mine if isinstance(outcome, SampledToken)]
     if len(tokens) < len(mine):
-        reason = next(outcome.reason for outcome in mine if isinstance(outcome, SampleFailure))
-        return ShareResult(share.sequence, share.computed, failure=reason)
+        failure = next(outcome for outcome in mine if isinstance(outcome, SampleFailure))
+        return ShareResult(share.sequence, share.computed, failure=failure)
     drawn = tokens.pop() if share.draws else None
     scores = tuple(PromptLogprob(token.token_id, token.logprob, token.top) for token in tokens)
     return ShareResult(share.sequence, share.computed, scores, drawn)

@@ -21,6 +21,7 @@ from executor.rejection import Rejection, rejection_of
 from executor.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.slots import SlotState, SlotTable
 
+MAX_HINTS = 256
 _HINT_LIFE_S = 10.0  # after its time: nobody came
 
 logger = logging.getLogger(__name__)
@@ -113,8 +114,11 @@ class Pager(Generic[ImageT]):
 
     def prefetch(self, digest: str, need_by: float) -> None:
         """A hint: it is loaded into host memory if that pushes out nothing that is needed. What is needed
-        first, by the clock of `collect`, is loaded first, and all after what somebody waits for."""
+        first, by the clock of `collect`, is loaded first, and all after what somebody waits for. Of too many
+        the one needed last is forgotten."""
         self._hints[digest] = min(need_by, self._hints.get(digest, need_by))
+        if len(self._hints) > MAX_HINTS:
+            del self._hints[max(self._hints, key=self._hints.__getitem__)]
 
     def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
         """Load and keep until all adapters that pinned it unpin it, in the closest tier of their pins. What
@@ -249,6 +253,7 @@ class Pager(Generic[ImageT]):
         if digest in self._dropped and not self._users[digest]:
             self._dropped.discard(digest)
         elif digest not in self.host and self.host.put(digest, image, self._keep):
+            self._slots.forget_heads(self.host)  # of those that were evicted
             self._slots.set_heads(digest, image.num_full_heads)
             self._changed = True
             return

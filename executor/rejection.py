@@ -9,6 +9,7 @@ import grpc
 import adapter_store.errors as store
 import executor.lora.errors as lora
 from executor.errors import AdapterLoadTimeout, ExecutorError, InvalidDispatch
+from executor.sampling import SampleFailure
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,12 @@ def draining() -> Rejection:
     return Rejection("DRAINING", "this executor is shutting down", True, grpc.StatusCode.UNAVAILABLE)
 
 
-def invalid_logits(problem: str) -> Rejection:
-    """Nothing can be drawn: most likely the adapter's weights overflow in the model's dtype."""
-    return Rejection("INVALID_LOGITS", problem, False, grpc.StatusCode.INTERNAL)
+def no_token(failure: SampleFailure) -> Rejection:
+    """Of a request's own biases and penalties, or most likely since the adapter's weights overflow in the
+    model's dtype."""
+    if failure is SampleFailure.NOTHING_LEFT:
+        return Rejection("NOTHING_TO_DRAW", failure.value, False, grpc.StatusCode.INVALID_ARGUMENT)
+    return Rejection("INVALID_LOGITS", failure.value, False, grpc.StatusCode.INTERNAL)
 
 
 def rejection_of(error: Exception) -> Rejection:

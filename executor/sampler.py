@@ -30,10 +30,7 @@ from kernels.reference.gumbel_draw import gumbel_draw
 from kernels.reference.nucleus import nucleus
 
 # What stands in for a token when there is none, and why.
-_FAILURES = {
-    -1: SampleFailure("the model's logits are not finite"),
-    -2: SampleFailure("biases, penalties and forbidden tokens leave nothing to draw"),
-}
+_FAILURES = {-1: SampleFailure.NOT_FINITE, -2: SampleFailure.NOTHING_LEFT}
 _NOT_FINITE, _NOTHING = _FAILURES
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,11 @@ class SampledToken:
     top: tuple[tuple[int, float], ...]  # the `logprobs` likeliest (token, log-probability), best first
 
 
-@dataclass(frozen=True, slots=True)
-class SampleFailure:
-    """Nothing can be drawn for this sequence; its neighbours in the step are fine."""
+class SampleFailure(Enum):
+    """Why nothing can be drawn for this sequence; its neighbours in the step are fine."""
 
-    reason: str
+    NOT_FINITE = "the model's logits are not finite"
+    NOTHING_LEFT = "biases, penalties and forbidden tokens leave nothing to draw"  # the request's own doing
 
 
 Row = SampleRequest | ScoreRequest

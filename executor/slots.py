@@ -4,6 +4,7 @@ Some adapters need full heads (fully trained lm_head, embed_tokens), too, which 
 long as they hold their slot: an adapter without users gives up both.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -78,6 +79,11 @@ class SlotTable:
             self._heads[digest] = heads
         else:
             self._heads.pop(digest, None)
+
+    def forget_heads(self, keep: Container[str]) -> None:
+        """Of adapters that neither have a slot nor are in `keep`."""
+        for digest in [each for each in self._heads if each not in keep and each not in self._by_digest]:
+            del self._heads[digest]
 
     def needs_heads(self, digest: str) -> bool:
         return digest in self._heads

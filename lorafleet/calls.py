@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from lorafleet.errors import from_call
+from lorafleet.errors import Cancelled, LoraFleetError, from_call
 from lorafleet.operations import Operation, Page
 
 T = TypeVar("T")
@@ -123,10 +124,8 @@ class AsyncCalls:
 
     async def unary(self, operation: Operation[T]) -> T:
         method = self._channel.unary_unary(operation.method, *_codecs(operation))
-        try:
+        with _typed_errors():
             response = await method(operation.request, timeout=self.timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
         return operation.result(response)
 
     async def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
@@ -135,10 +134,9 @@ class AsyncCalls:
         source = _Source(messages)
         call = method(_on_thread(source), timeout=self.timeout, metadata=self._metadata)
         try:
-            response = await call
-        except grpc.RpcError as error:
-            raise source.error or from_call(error) from error
-        except asyncio.CancelledError as error:
+            with _typed_errors():
+                response = await call
+        except (LoraFleetError, asyncio.CancelledError) as error:
             if source.error is not None:  # grpc.aio cancels the call when its request iterator raises
                 raise source.error from error
             call.cancel()
@@ -150,10 +148,9 @@ class AsyncCalls:
         method = self._channel.unary_stream(operation.method, *_codecs(operation))
         call = method(operation.request, timeout=timeout, metadata=self._metadata)
         try:
-            async for response in call:
-                yield operation.result(response)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
+            with _typed_errors():
+                async for response in call:
+                    yield operation.result(response)
         finally:
             call.cancel()
 
@@ -178,6 +175,20 @@ class AsyncCalls:
             token = page.next_token
             if not token:
                 return
+
+
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    """Of calls of grpc.aio. When the channel is closed it ends them as if their tasks had been cancelled."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_call(error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Cancelled(grpc.StatusCode.CANCELLED, "the client was closed") from error
 
 
 class _Source:

@@ -57,7 +57,8 @@ class Config:
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
     queue_timeout: float = field(
-        default=30.0, metadata=_help("seconds that a request waits while no executor is ready")
+        default=30.0,
+        metadata=_help("seconds that a request waits while no executor is ready that can run it"),
     )
     aging: float = field(
         default=2.0, metadata=_help("seconds that a version is passed over before a slot is freed for it")

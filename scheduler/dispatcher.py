@@ -31,7 +31,7 @@ from scheduler.fleet import Fleet
 from scheduler.journal import Journal
 from scheduler.metrics import Metrics
 from scheduler.planner import Planner
-from scheduler.policy import Policy, can_ever_run
+from scheduler.policy import Policy, can_ever_run, is_served
 from scheduler.queue import BASE, Queue
 from scheduler.requests import LiveRequest
 from scheduler.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # Rejections that only say "not now": they are no failure of the attempt.
 BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
-CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,6 @@ class Dispatcher:
             clock,
             settings.plan_pause_s,
         )
-        self._last_ready_at = clock()
         self._sweeper: asyncio.Task[None] | None = None
 
     # Beginning and end.
@@ -153,7 +152,7 @@ class Dispatcher:
             admitted, next(self._numbers), self._tokenizer, self._clock(), self._settings.max_outbox_tokens
         )
         if not can_ever_run(live.waiting, self.fleet.states):
-            raise _incompatible(live)
+            raise self._never_runs(live)
         self._enqueue_new(live)
         former = self._accepted.named(live.key)
         if former:
@@ -250,7 +249,7 @@ class Dispatcher:
             if refusals:
                 self._fail(live, NoExecutor(refusals))
             elif not can_ever_run(waiting, self.fleet.states):
-                self._fail(live, _incompatible(live))
+                self._fail(live, self._never_runs(live))
         self._planner.wake()
 
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
@@ -272,7 +271,6 @@ class Dispatcher:
         attempts would be used up at once.
         """
         self._accepted.end_attempt(live)
-        live.queued_at = self._clock()
         self._journal.attempt_failed(live, reason, why)
         if reason not in BUSY_REASONS:
             live.failures += 1
@@ -287,6 +285,13 @@ class Dispatcher:
         else:
             self._put_back(live)
 
+    def _never_runs(self, live: LiveRequest) -> SchedulerError:
+        """No executor takes it, and all are known."""
+        length = live.waiting.max_length
+        if all(state.limits and state.limits.max_model_len < length for state in self.fleet.states):
+            return NoExecutor(f"no executor takes {length} tokens any more, for prompt and answer together")
+        return _incompatible(live)
+
     def _put_back(self, live: LiveRequest) -> None:
         live.pause = None
         self.queue.put_back(live.waiting)
@@ -298,8 +303,7 @@ class Dispatcher:
         if live.ended:
             return
         try:
-            if live.flush(self._clock()):
-                reason = common_pb2.FINISH_REASON_STOP
+            live.flush(self._clock())
         except Exception as error:  # A bug with one request's text must not leave it without an end.
             self._fail(live, from_exception(error))
             return
@@ -336,17 +340,17 @@ class Dispatcher:
                 logger.exception("a sweep failed; the next one tries again")
 
     def sweep(self) -> None:
-        """Ends requests that waited too long for any executor, and those of clients that do not read."""
-        now = self._clock()
-        if self.fleet.any_ready:
-            self._last_ready_at = now
+        """Ends requests that waited too long for an executor, and those of clients that do not read."""
+        now, states = self._clock(), self.fleet.states
         for live in self._accepted:
-            full_since, idle_since = live.outbox.full_since, max(live.queued_at, self._last_ready_at)
+            full_since = live.outbox.full_since
             if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
                 self._fail(live, SlowClient("the client reads too slowly"))
                 live.hang_up()
-            elif not live.dispatch_id and now - idle_since >= self._settings.queue_timeout_s:
-                self._fail(live, NoExecutor("no executor is ready"))
+            elif live.dispatch_id or is_served(live.waiting, states):
+                live.served_at = now
+            elif now - live.served_at >= self._settings.queue_timeout_s:
+                self._fail(live, NoExecutor("no executor is ready that can run it"))
         self._planner.wake()  # Aging needs a plan now and then.
 
     def check(self) -> None:

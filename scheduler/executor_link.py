@@ -71,6 +71,7 @@ class ExecutorLink:
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
         self.pins: dict[tuple[str, str], Tier] = {}  # By (digest, adapter). For reading.
+        self._unpinned: dict[tuple[str, str], None] = {}  # What ended while there was no connection.
 
     async def run(self) -> NoReturn:
         """Keeps a stream open until cancelled."""
@@ -84,13 +85,13 @@ class ExecutorLink:
     def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
         """Sends requests, in messages of bounded size."""
         for dispatch in dispatches:
-            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.time())
+            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.monotonic())
         for batch in split_batches(dispatches, MAX_BATCH_BYTES):
             self._send(executor_pb2.ExecutorCommand(dispatch=executor_pb2.DispatchBatch(dispatches=batch)))
 
     def cancel(self, dispatch_id: str) -> None:
         """Ends a dispatch; nothing when it has ended already."""
-        if self.state.ended(dispatch_id, time.time()):
+        if self.state.ended(dispatch_id, time.monotonic()):
             cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
             self._send(executor_pb2.ExecutorCommand(cancel=cancel))
 
@@ -102,9 +103,9 @@ class ExecutorLink:
 
     def drop(self, digest: str, adapter: str) -> None:
         """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as
-        nothing uses them. Nothing while there is no connection."""
+        nothing uses them. While there is no connection it only ends pins."""
         for pin in [pin for pin in self.pins if pin[0] == digest and adapter in ("", pin[1])]:
-            del self.pins[pin]
+            self.unpin(*pin)
         if self.state.limits:
             drop = executor_pb2.DropAdapter(digest=digest, adapter=adapter)
             self._send(executor_pb2.ExecutorCommand(drop=drop))
@@ -112,19 +113,26 @@ class ExecutorLink:
     def pin(self, digest: str, adapter: str, tier: Tier) -> None:
         """Now, and again on every stream to come, until `unpin` or `drop`."""
         self.pins[digest, adapter] = tier
+        self._unpinned.pop((digest, adapter), None)
         if self.state.limits:
             self._send_pin(digest, adapter, tier)
 
     def unpin(self, digest: str, adapter: str) -> None:
-        self.pins.pop((digest, adapter), None)
+        """Now, or on the next stream if it was pinned here."""
+        pinned = self.pins.pop((digest, adapter), None)
         if self.state.limits:
-            unpin = executor_pb2.UnpinAdapter(digest=digest, adapter=adapter)
-            self._send(executor_pb2.ExecutorCommand(unpin=unpin))
+            self._send_unpin(digest, adapter)
+        elif pinned is not None:
+            self._unpinned[digest, adapter] = None
 
     def _send_pin(self, digest: str, adapter: str, tier: Tier) -> None:
         on_wire = cast(adapters_pb2.ResidencyTier, int(tier))
         pin = executor_pb2.PinAdapter(digest=digest, tier=on_wire, adapter=adapter)
         self._send(executor_pb2.ExecutorCommand(pin=pin))
+
+    def _send_unpin(self, digest: str, adapter: str) -> None:
+        unpin = executor_pb2.UnpinAdapter(digest=digest, adapter=adapter)
+        self._send(executor_pb2.ExecutorCommand(unpin=unpin))
 
     def _send(self, command: executor_pb2.ExecutorCommand) -> None:
         self._outgoing.put_nowait(command)
@@ -204,6 +212,9 @@ class ExecutorLink:
         self.state.instance_id = hello.instance_id
         self.state.limits = limits_of(hello)
         self.state.residency = Residency.from_snapshot(hello.residency_number, copies_of(hello.residency))
+        for digest, adapter in self._unpinned:
+            self._send_unpin(digest, adapter)
+        self._unpinned.clear()
         for (digest, adapter), tier in self.pins.items():
             self._send_pin(digest, adapter, tier)
         self._set_phase(Phase.CONNECTING, "waiting for its first report")
@@ -214,10 +225,10 @@ class ExecutorLink:
             for tokens in tokens_of(event.step):
                 self._listener.on_tokens(self.state.address, tokens)
         elif kind == "finished":
-            if self.state.ended(event.finished.dispatch_id, time.time()):
+            if self.state.ended(event.finished.dispatch_id, time.monotonic()):
                 self._listener.on_finished(event.finished)
         elif kind == "rejected":
-            if self.state.ended(event.rejected.dispatch_id, time.time()):
+            if self.state.ended(event.rejected.dispatch_id, time.monotonic()):
                 self._listener.on_rejected(self.state.address, event.rejected)
         elif kind == "residency":
             self._apply(event.residency)
@@ -228,7 +239,7 @@ class ExecutorLink:
 
     def _apply(self, delta: executor_pb2.ResidencyDelta) -> None:
         removed = [(entry.digest, Tier(entry.tier)) for entry in delta.removed]
-        if not self.state.moved(delta.number, copies_of(delta.added), removed, time.time()):
+        if not self.state.moved(delta.number, copies_of(delta.added), removed, time.monotonic()):
             raise StreamEnded(Phase.CONNECTING, f"a residency report before number {delta.number} is missing")
 
     def _report(self, load: executor_pb2.Load) -> None:

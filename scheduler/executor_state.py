@@ -123,6 +123,7 @@ class ExecutorState:
         self._claims[digest] -= 1
         if not self._claims[digest]:
             del self._claims[digest]
+            self.usage.given_up(digest)
         return True
 
     def moved(self, number: int, added: list[Copy], removed: list[tuple[str, Tier]], now: float) -> bool:

@@ -83,11 +83,13 @@ def split_batches(
         yield batch
 
 
-def residency_rows(state: ExecutorState) -> list[adapters_pb2.AdapterResidency]:
-    """What the Adapters service shows of one executor."""
+def residency_rows(state: ExecutorState, epoch: float) -> list[adapters_pb2.AdapterResidency]:
+    """What the Adapters service shows of one executor. `epoch` is when, in unix seconds, the clock of its
+    usage was 0."""
     rows = []
     for copy in state.residency.copies():
         comings = state.residency.comings(copy.digest, copy.tier)
+        last_use = state.usage.last_use(copy.digest)
         rows.append(
             adapters_pb2.AdapterResidency(
                 executor=state.address,
@@ -97,7 +99,7 @@ def residency_rows(state: ExecutorState) -> list[adapters_pb2.AdapterResidency]:
                 running=state.claims(copy.digest),
                 num_bytes=copy.num_bytes,
                 pinned=copy.pinned,
-                last_use_ms=int((state.usage.last_use(copy.digest) or 0) * 1000),
+                last_use_ms=0 if last_use is None else int((epoch + last_use) * 1000),
                 loads=comings.loads,
                 evictions=comings.evictions,
             )

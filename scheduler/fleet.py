@@ -1,6 +1,7 @@
 """All executors of this scheduler."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -92,7 +93,8 @@ class Fleet:
     def residency(self) -> list[adapters_pb2.AdapterResidency]:
         """Every copy on every executor, by executor, then digest."""
         states = sorted(self.states, key=lambda state: state.address)
-        return [row for state in states for row in residency_rows(state)]
+        epoch = time.time() - time.monotonic()
+        return [row for state in states for row in residency_rows(state, epoch)]
 
     def snapshot(self, queue: Queue) -> fleet_pb2.FleetSnapshot:
         """The fleet as Fleet.Watch tells it, beside the counts of the queue."""

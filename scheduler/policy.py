@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from scheduler.executor_state import ExecutorState
+from scheduler.executor_state import ExecutorState, Phase
 from scheduler.queue import BASE, Queue, Waiting
 from scheduler.residency import Tier
 
@@ -35,7 +35,7 @@ class _Room:
     closed: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of those, which get no more, for whom.
 
     def fits(self, request: Waiting) -> bool:
-        if self.seats == 0 or request.digest in self.closed:
+        if self.seats == 0 or request.digest in self.closed or not _is_long_enough(self.state, request):
             return False
         if request.digest == BASE or request.digest in self.claimed:
             return True
@@ -178,10 +178,19 @@ def likely_executor(digest: str, executors: Iterable[ExecutorState]) -> Executor
 
 
 def can_ever_run(request: Waiting, executors: Collection[ExecutorState]) -> bool:
-    """False only when every executor has said what its slots hold, and the version fits none."""
+    """False only when every executor has said what it takes, and the request fits none."""
     return not executors or any(state.limits is None or _can_hold(state, request) for state in executors)
+
+
+def is_served(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
+    """Whether one of them is ready that can run it, busy or not."""
+    return any(state.phase is Phase.READY and _can_hold(state, request) for state in executors)
 
 
 def _can_hold(state: ExecutorState, request: Waiting) -> bool:
     limits, needs = state.limits, (request.max_rank, request.modules, request.full_heads)
-    return limits is not None and limits.can_hold(*needs)
+    return limits is not None and limits.can_hold(*needs) and _is_long_enough(state, request)
+
+
+def _is_long_enough(state: ExecutorState, request: Waiting) -> bool:
+    return state.limits is not None and request.max_length <= state.limits.max_model_len

@@ -27,6 +27,7 @@ class Waiting:
     modules: frozenset[str]
     avoid: frozenset[str] = frozenset()  # Executors where an attempt failed: the last choice.
     full_heads: int = 0  # Places for such that an executor must have.
+    max_length: int = 0  # Tokens of prompt and answer that an executor must take.
 
     @property
     def order(self) -> tuple[int, int]:

@@ -122,6 +122,7 @@ class LiveRequest:
             max_rank=admitted.max_rank,
             modules=admitted.modules,
             full_heads=admitted.full_heads,
+            max_length=len(admitted.prompt_token_ids) + admitted.stopping.max_new_tokens,
         )
         stopping = admitted.stopping
         own_ends = frozenset() if stopping.ignore_eos else tokenizer.eos_token_ids
@@ -135,7 +136,7 @@ class LiveRequest:
         )
         self.outbox = Outbox(len(admitted.resumed_token_ids), max_outbox_tokens)
         self.accepted_at = now
-        self.queued_at = now
+        self.served_at = now  # When it last ran, or an executor was ready that can run it, busy or not.
         self.last_token_at: float | None = None
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # Where it runs.
@@ -175,9 +176,9 @@ class LiveRequest:
         self._held_logprobs.extend(logprobs)
         return self._deliver(self.text.push(token_ids), now)
 
-    def flush(self, now: float) -> bool:
-        """Passes on what was held back, at the end. Whether a stop sequence ended it."""
-        return self._deliver(self.text.finish(), now)
+    def flush(self, now: float) -> None:
+        """Passes on what was held back, at the end."""
+        self._deliver(self.text.finish(), now)
 
     def _deliver(self, delta: TextDelta | None, now: float) -> bool:
         if delta is None:

@@ -102,6 +102,7 @@ class Retirement:
         for name, entry in entries.items():
             if entry is not None and entry.state is VersionState.ACTIVE:
                 self._watched.pop(name, None)
+                self._dropped_at.pop(name, None)
             else:
                 await self._retire(name, entry, live)
 

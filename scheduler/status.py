@@ -1,8 +1,10 @@
 """How an error of ours ends a call: gRPC status, and google.rpc details for machines."""
 
+import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -12,6 +14,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from scheduler.errors import SchedulerError, from_exception
+
+logger = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "lorafleet"
 # A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: the message percent-encoded (3 bytes
@@ -58,7 +62,8 @@ def _cut(text: str, max_bytes: int) -> str:
 def translate_errors(handler: Handler) -> Handler:
     """Wraps a servicer's method, unary or streaming: what it raises ends the call with the right status.
 
-    Cancellation and a status that the handler has already set pass through.
+    Cancellation and a status that the handler has already set pass through. A call that has ended by itself,
+    at its deadline or since its client went, ends as if it had been cancelled.
     """
     if inspect.isasyncgenfunction(handler):
 
@@ -70,10 +75,8 @@ def translate_errors(handler: Handler) -> Handler:
                 async with contextlib.aclosing(handler(self, request, context)) as messages:
                     async for message in messages:
                         yield message
-            except grpc.aio.AbortError:
-                raise
             except Exception as error:
-                await abort(context, from_exception(error))
+                await _end(context, error)
 
         return cast(Handler, stream)
 
@@ -81,9 +84,18 @@ def translate_errors(handler: Handler) -> Handler:
     async def unary(self: object, request: object, context: grpc.aio.ServicerContext) -> object:
         try:
             return await handler(self, request, context)
-        except grpc.aio.AbortError:
-            raise
         except Exception as error:
-            await abort(context, from_exception(error))
+            await _end(context, error)
 
     return cast(Handler, unary)
+
+
+async def _end(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    try:
+        if not isinstance(error, grpc.aio.InternalError):
+            await abort(context, from_exception(error))
+    except grpc.aio.InternalError:
+        logger.debug("a call ended before its status could be told", exc_info=True)
+    raise asyncio.CancelledError from error

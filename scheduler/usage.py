@@ -11,7 +11,7 @@ MEASURED = 64
 
 @dataclass(slots=True)
 class Usage:
-    """`now` is on one clock in all calls, seconds. Outlives streams: it is about the address."""
+    """`now` is on one monotonic clock in all calls, seconds. Outlives streams: it is about the address."""
 
     hits: Counter[Tier] = field(default_factory=Counter)  # Requests by where their version was.
     page_ins: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED))  # Seconds.
@@ -35,6 +35,10 @@ class Usage:
         since = self._waiting.pop(digest, None)
         if since is not None:
             self.page_ins.append(now - since)
+
+    def given_up(self, digest: str) -> None:
+        """Nobody needs it any more: what pages it in later was not asked for by those who did."""
+        self._waiting.pop(digest, None)
 
     def interrupted(self) -> None:
         """What was waited for will not be told any more."""

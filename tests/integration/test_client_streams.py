@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lorafleet import (
     Aborted,
     AsyncClient,
+    Cancelled,
     Client,
     DeadlineExceeded,
     FinishReason,
@@ -157,6 +158,19 @@ async def test_a_cancelled_task_cancels_the_call(target: str, inference: Scripte
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.to_thread(wait_until, lambda: "task" in inference.cancelled)
+
+
+async def test_what_a_closed_client_was_doing_is_a_typed_error(target: str) -> None:
+    """Nobody has cancelled the task: a CancelledError there would end it without a word."""
+    client = AsyncClient(target)
+    stream = client.stream(script(PIECES, [2], hang=True))
+    assert (await anext(stream)).text == ""
+    assert (await anext(stream)).token_ids == (100,)
+    waiting = asyncio.create_task(anext(stream))  # type: ignore[arg-type, var-annotated]
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(Cancelled, match="closed"):
+        await waiting
 
 
 def test_a_restarted_server_is_found_again() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from adapter_store import WeightsSource
@@ -17,6 +18,10 @@ from executor.rejection import Rejection
 from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, FinishReason, Key, StopRules
 
+PROMPTS = [list(range(start, start + length)) for start, length in ((3, 20), (40, 5), (9, 33), (70, 11))]
+MODES = {"in turn": "false", "ahead": "true"}  # of async scheduling
+# For a module whose tests all hold whether steps are planned in turn or one ahead.
+in_both_modes = pytest.mark.parametrize("make_engine", MODES.values(), ids=MODES.keys(), indirect=True)
 SMALL: dict[str, Any] = {
     "store": "unused",
     "max_loras": 2,

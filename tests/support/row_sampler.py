@@ -10,16 +10,14 @@ from torch import Tensor
 from executor.sampling import SampledToken, SampleFailure, SampleRequest, SamplingParams
 from kernels.reference.philox import NOISE_RANGE, gumbel_noise
 
-# A row of logits whose log-sum-exp is not finite holds NaN or +inf, or nothing above -inf.
-_NOT_FINITE = SampleFailure("the model's logits are not finite")
-
 
 def sample_rows(logits: Tensor, requests: Sequence[SampleRequest]) -> list[SampledToken | SampleFailure]:
-    """logits [n, vocab] float32; log-probabilities are always reported."""
+    """logits [n, vocab] float32; log-probabilities are always reported. A row whose log-sum-exp is not finite
+    holds NaN or +inf, or nothing above -inf."""
     totals = torch.logsumexp(logits, dim=-1).tolist()
     results: list[SampledToken | SampleFailure] = []
     for row, total, request in zip(logits, totals, requests, strict=True):
-        token = _choose(row, request) if math.isfinite(total) else _NOT_FINITE
+        token = _choose(row, request) if math.isfinite(total) else SampleFailure.NOT_FINITE
         if isinstance(token, int):
             results.append(_report(row, total, token, request.params.logprobs))
         else:
@@ -39,7 +37,7 @@ def _choose(row: Tensor, request: SampleRequest) -> int | SampleFailure:
     adjusted = _adjust(row, request)
     best = adjusted.max().item()
     if not math.isfinite(best):
-        return SampleFailure("biases, penalties and forbidden tokens leave nothing to draw")
+        return SampleFailure.NOTHING_LEFT
     if params.temperature == 0:
         return int(adjusted.argmax())
     # In float64 and below zero a tiny temperature only sinks the others: it never overflows into ties.

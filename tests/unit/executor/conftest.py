@@ -45,11 +45,14 @@ def digests(tiny_store: DiskStore) -> list[str]:
 
 
 @pytest.fixture
-def make_engine(tiny_base: Path, tiny_store: DiskStore) -> Iterator[Callable[..., Driver]]:
-    """Engines on the tiny base; settings and `clock` are overrides."""
+def make_engine(
+    request: pytest.FixtureRequest, tiny_base: Path, tiny_store: DiskStore
+) -> Iterator[Callable[..., Driver]]:
+    """Engines on the tiny base; settings and `clock` are overrides. Its parameter is `async_scheduling`."""
     drivers = []
 
     def make(**settings: Any) -> Driver:
+        settings = {"async_scheduling": getattr(request, "param", "auto")} | settings
         driver = make_driver(str(tiny_base), settings.pop("store_object", tiny_store), **settings)
         drivers.append(driver)
         return driver

@@ -94,7 +94,10 @@ def test_the_same_traffic_brings_the_same_tokens(
                 driver.engine.cancel(wanted[number].key)
                 cancelled.add(number)
         beat += 1
+        streams = [s for s in driver.engine.batcher.running if s.has_drawn and s.uncomputed]
         driver.step()
+        # Whatever is gathered, a stream that has begun is in the next step at once.
+        assert all(stream.in_flight for stream in streams if stream in driver.engine.batcher.running)
 
     for pause, number in zip(pauses, order, strict=True):
         driver.engine.add(wanted[number])

@@ -3,24 +3,16 @@
 import random
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from adapter_store import DiskStore, ModelSpec, StoreUnavailable, Weights
 from tests.support.adapters import load_base, make_adapter
-from tests.support.engines import Driver, greedy
+from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
-PROMPTS = [list(range(start, start + length)) for start, length in ((3, 20), (40, 5), (9, 33), (70, 11))]
-MODES = {"in turn": "false", "ahead": "true"}
-
-
-@pytest.fixture(params=MODES)
-def make_engine(request: pytest.FixtureRequest, make_engine: Make) -> Make:
-    """Every test here holds whether steps are planned in turn or one ahead."""
-    return partial(make_engine, async_scheduling=MODES[request.param])
+pytestmark = in_both_modes
 
 
 @pytest.mark.parametrize("images", [1, 2])

@@ -10,7 +10,7 @@ import pytest
 from adapter_store import AdapterNotFound, StoreUnavailable
 from executor.batcher import PageIn
 from executor.host_tier import HostTier
-from executor.paging import LoadFailure, Pager
+from executor.paging import MAX_HINTS, LoadFailure, Pager
 from executor.residency import Copy, Residency, Tier
 from executor.slots import SlotTable
 
@@ -173,6 +173,31 @@ def test_hints_are_loaded_soonest_first_and_behind_who_waits(make: Make) -> None
     assert sorted(world.store.asked) == ["a", "b", "late", "soon"]
 
 
+def test_nobody_waits_behind_hints(make: Make) -> None:
+    world = make(room=3)
+    hints = [f"h{number}" for number in range(5)]
+    world.store.gates |= {hint: threading.Event() for hint in hints}
+    for hint in hints:
+        world.pager.prefetch(hint, 0.0)
+    world.pager.collect([], 0.0)
+    world.pager.acquire("a")
+    world.pager.collect(["a"], 1.0)
+    for hint in hints:
+        world.store.gates[hint].set()
+    world.now = 5.5  # more than the load timeout since the hints came
+    assert world.settle("a") == []
+    assert world.store.asked.index("a") == 2  # there are two threads
+    assert world.store.asked[3:] == hints[2:]
+
+
+def test_hints_are_bounded(make: Make) -> None:
+    world = make()
+    for number in range(10 * MAX_HINTS):
+        world.pager.prefetch(f"h{number}", 0.0)
+    world.settle()
+    assert world.store.asked == [f"h{number}" for number in range(9 * MAX_HINTS, 10 * MAX_HINTS)]
+
+
 def test_a_final_failure_is_told_once_and_forgotten(make: Make) -> None:
     world = make()
     world.store.errors["a"] = AdapterNotFound("there is no a")
@@ -325,6 +350,15 @@ def test_slots_that_gave_their_heads_are_cleared(make: Make) -> None:
     world.slots.release(0)
     world.slots.acquire(1)
     assert world.slots.assign("d") == (0, "b", ())
+
+
+def test_full_heads_of_adapters_that_went_are_forgotten(make: Make) -> None:
+    world = make(room=2, heads=1)
+    names = [f"a{number}" for number in range(10)]
+    world.store.heads |= dict.fromkeys(names, 1)
+    for name in names:
+        world.settle(name)
+    assert [name for name in names if world.slots.needs_heads(name)] == names[-2:]
 
 
 def _copies(world: World) -> tuple[object, ...]:

@@ -255,10 +255,8 @@ def test_what_cannot_be_drawn_is_a_failure() -> None:
             request(),
         ],
     )
-    assert (
-        forbidden == overflow == SampleFailure("biases, penalties and forbidden tokens leave nothing to draw")
-    )
-    assert isinstance(nothing, SampleFailure)
+    assert forbidden == overflow == SampleFailure.NOTHING_LEFT
+    assert nothing is SampleFailure.NOT_FINITE
     with pytest.raises(ValueError, match="vocabulary of 64"):
         sample(row[None], [request(logit_bias=((VOCAB, 1.0),))])
 

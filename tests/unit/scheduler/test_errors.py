@@ -1,5 +1,6 @@
 """Errors as a client receives them, through a real server."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -161,6 +162,38 @@ async def test_long_texts_and_odd_names_still_arrive() -> None:
     status = await status_of(errors.InvalidRequest("字" * 5000, "\n\"'é" * 5000))
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert status.message.startswith("字字")
+
+
+async def test_a_deadline_that_passes_on_both_sides_at_once_is_no_bug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Some calls have ended when their handler's status is sent: nobody is there to be told."""
+
+    class Late(inference_pb2_grpc.InferenceServicer):
+        @translate_errors
+        async def GenerateStream(
+            self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        ) -> None:
+            await asyncio.sleep(context.time_remaining())
+            raise errors.DeadlineExceeded("the deadline passed")
+
+    async def code(number: int) -> grpc.StatusCode:
+        call = stub.GenerateStream(inference_pb2.GenerateRequest(), timeout=0.05 + number * 0.0005)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        return caught.value.code()
+
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(Late(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for _ in range(10):
+            codes = await asyncio.gather(*map(code, range(50)))
+            assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    await server.stop(None)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_status_that_the_handler_set_passes_through() -> None:

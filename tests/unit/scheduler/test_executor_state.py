@@ -92,7 +92,12 @@ def test_hits_and_page_ins_are_those_of_requests() -> None:
     assert len(state.usage.page_ins) == 1
     assert state.ended("4", 20.0) and state.usage.last_use("x") == 20.0
     assert state.usage.last_use("y") is None
-    state.sent("5", "z", 21.0)
+    state.sent("5", "w", 15.0)
+    assert state.ended("5", 16.0)  # cancelled while it waited for a slot
+    state.sent("6", "w", 90.0)
+    assert state.moved(4, [Copy("w", Tier.SLOT, 2, 10, False)], [], 91.0)
+    assert list(state.usage.page_ins) == [2.5, 1.0]
+    state.sent("7", "z", 121.0)
     state.reset()
-    state.usage.paged_in("z", 99.0)  # after a break nobody knows since when
-    assert len(state.usage.page_ins) == 1
+    state.usage.paged_in("z", 199.0)  # after a break nobody knows since when
+    assert len(state.usage.page_ins) == 2

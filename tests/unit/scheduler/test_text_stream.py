@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.text_stream import TextStream
+from scheduler.text_stream import TextStream, _StopMatcher
 from scheduler.tokenizer import Tokenizer
 from tests.support.tokenizers import byte_fallback, byte_level, write_folder
 
@@ -191,6 +191,22 @@ def test_a_resumption_after_a_complete_stop_has_nothing_to_add(tokenizer: Tokeni
     delta = stream.push(ids)
     assert delta is not None
     assert (delta.token_ids, delta.text, delta.stopped) == ((), "", True)
+
+
+def test_a_long_resumption_is_not_walked_through(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happens on the event loop, between the tokens of all others."""
+    x, s, t, o, p = (byte_token(tokenizer, byte) for byte in b"xSTOP")
+    with monkeypatch.context() as patch:
+        fed: list[str] = []
+        step = _StopMatcher._step
+        patch.setattr(_StopMatcher, "_step", lambda self, char: fed.append(char) or step(self, char))
+        stream = TextStream(tokenizer, PROMPT, ["STOP", "y" * 256], [x] * 20_000 + [s, t])
+        assert len(fed) <= 256
+    delta = stream.push([o, p])
+    assert delta is not None
+    assert (delta.token_ids, delta.text, delta.stopped) == ((o, p), "", True)
 
 
 def test_sentencepiece_keeps_spaces_and_joins_bytes(sentencepiece: Tokenizer) -> None:

@@ -51,7 +51,7 @@ async def both(
 
 def accepted(service: Running, adapter: str, digest: str) -> LiveRequest:
     """A long one."""
-    request = admitted(uuid.uuid4().hex, digest=digest, max_new_tokens=10_000)
+    request = admitted(uuid.uuid4().hex, digest=digest, max_new_tokens=4000)
     object.__setattr__(request, "adapter", adapter)
     return service.dispatcher.submit(request, None)
 

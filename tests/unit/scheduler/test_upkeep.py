@@ -47,7 +47,7 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-def running(service: Running, name: str, digest: str, tokens: int = 10_000) -> LiveRequest:
+def running(service: Running, name: str, digest: str, tokens: int = 4000) -> LiveRequest:
     """An accepted request of acme/name."""
     request = admitted(uuid.uuid4().hex, digest=digest, max_new_tokens=tokens)
     object.__setattr__(request, "adapter", f"acme/{name}")

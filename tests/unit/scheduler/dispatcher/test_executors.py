@@ -1,6 +1,7 @@
 """What executors are sent, and what becomes of requests when they are lost."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,12 @@ from scheduler.errors import (
 )
 from scheduler.executor_state import Phase
 from scheduler.fakes import FakeExecutor
+from scheduler.residency import Tier
 from scheduler.tokenizer import Tokenizer
 from tests.support.name_server import name_server
 from tests.support.scheduling import (
     LINK,
+    SETTINGS,
     admitted,
     dispatcher_of,
     executors,
@@ -187,9 +190,40 @@ async def test_a_lost_residency_report_opens_the_stream_anew(
     assert dispatcher.fleet.residency() == []
 
 
+async def test_a_wall_clock_that_is_set_back_spoils_no_report(
+    dispatcher: Dispatcher, fake: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.pages = True
+    walls = itertools.count(2_000_000_000, -1000)
+    monkeypatch.setattr("time.time", lambda: float(next(walls)))
+    await read_all(dispatcher.submit(admitted(digest=DIGEST), None))
+    state = dispatcher.fleet.states[0]
+    await until(lambda: bool(state.usage.page_ins))
+    [status] = dispatcher.fleet.snapshot(dispatcher.queue).executors
+    assert status.page_in_max_ms < 60_000
+    [row] = dispatcher.fleet.residency()
+    assert 1_000_000_000_000 < row.last_use_ms <= 2_000_000_000_000
+
+
 async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     dispatcher.fleet.drop(DIGEST)
     await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
+
+
+async def test_a_pin_that_ends_while_its_executor_is_cut_off_does_not_stay(
+    dispatcher: Dispatcher, fake: FakeExecutor
+) -> None:
+    fake.pages = True
+    fleet, port = dispatcher.fleet, int(fake.address.rpartition(":")[2])
+    for adapter in ("acme/a", "acme/b", "acme/c"):
+        fleet.pin(DIGEST, adapter, Tier.SLOT)
+    await until(lambda: len(fake.pins.get(DIGEST, {})) == 3)
+    await fake.stop()
+    await until(lambda: fleet.states[0].limits is None)
+    fleet.unpin(DIGEST, "acme/a")
+    fleet.drop(DIGEST, "acme/b")
+    await fake.start(port)
+    await until(lambda: list(fake.pins[DIGEST]) == ["acme/c"])
 
 
 @pytest.mark.parametrize(
@@ -223,6 +257,40 @@ async def test_an_adapter_that_no_executor_can_hold(dispatcher: Dispatcher, toke
         early = fresh.submit(admitted(digest=DIGEST, max_rank=64), None)
         with pytest.raises(IncompatibleAdapter):
             await read_all(early)
+
+
+async def test_nobody_waits_for_ever_for_the_one_executor_that_can_hold_it(
+    dispatcher: Dispatcher, fake: FakeExecutor, tokenizer: Tokenizer
+) -> None:
+    settings = replace(SETTINGS, queue_timeout_s=0.1)
+    async with executors(1) as [large]:
+        large.hello.max_rank = 64
+        addresses = [fake.address, large.address]
+        async with running(dispatcher_of(addresses, tokenizer, settings)) as fleet:
+            await ready(fleet, 2)
+            request = admitted(digest=DIGEST, max_rank=64, max_new_tokens=4000)
+            reader = asyncio.create_task(read_all(live := fleet.submit(request, None)))
+            await until(lambda: len(live.progress.output) > 3)
+            await large.stop()
+            with pytest.raises(NoExecutor, match="no executor is ready that can run it"):
+                await reader
+            assert fleet.fleet.any_ready
+
+
+async def test_a_request_goes_only_where_its_whole_length_fits(tokenizer: Tokenizer) -> None:
+    """It was admitted while the executor with less room was not there."""
+    async with executors(2) as [short, long]:
+        short.hello.max_model_len = 10
+        async with running(dispatcher_of([short.address, long.address], tokenizer)) as dispatcher:
+            await ready(dispatcher, 2)
+            requests = [admitted(f"r{n}", max_new_tokens=20) for n in range(6)]
+            for request in requests:
+                assert len(tokens_in(await read_all(dispatcher.submit(request, None)))) == 20
+            assert not short.dispatches
+        async with running(dispatcher_of([short.address], tokenizer)) as dispatcher:
+            await ready(dispatcher)
+            with pytest.raises(NoExecutor, match="takes 23 tokens any more"):
+                dispatcher.submit(admitted(max_new_tokens=20), None)
 
 
 async def test_hints_go_out_for_groups_without_room(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
