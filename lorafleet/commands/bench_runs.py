@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from lorafleet.bench.statistics import summarize
 from lorafleet.bench.system import SystemConfig, session, started
 from lorafleet.bench.workload import Description, Names, generate, read_trace
 from lorafleet.commands import connection
-from lorafleet.commands.parsing import Subparsers, add_command
+from lorafleet.commands.parsing import Subparsers, add_command, add_service_arguments, count, seconds
 from lorafleet.commands.terminal import note, say
 
 INTERRUPTED = 130
@@ -73,7 +72,9 @@ def add_load(group: Subparsers) -> None:
         run_load,
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--requests", type=int, default=64, metavar="N", help="how many (default: %(default)s)")
+    load.add_argument(
+        "--requests", type=count, default=64, metavar="N", help="how many (default: %(default)s)"
+    )
     load.add_argument(
         "--rate", type=float, metavar="R", help="requests a second on average; default: all at once"
     )
@@ -89,7 +90,7 @@ def add_load(group: Subparsers) -> None:
         metavar="B",
         help="shape of the gaps between arrivals: below 1 in bursts, above 1 more regular (default: 1)",
     )
-    load.add_argument("--max-concurrency", type=int, metavar="N", help="never more than N under way")
+    load.add_argument("--max-concurrency", type=count, metavar="N", help="never more than N under way")
     load.add_argument(
         "--prompt-tokens", default="128", metavar="L", help=f"{lengths.FORMS} (default: %(default)s)"
     )
@@ -140,7 +141,7 @@ def add_preset(group: Subparsers) -> None:
     )
     parser.add_argument("preset", nargs="+", choices=names, metavar="PRESET", help=", ".join(names))
     parser.add_argument(
-        "--shrink", type=int, default=1, metavar="N", help="divide lengths by N, to try it out (default: 1)"
+        "--shrink", type=count, default=1, metavar="N", help="divide lengths by N, to try it out (default: 1)"
     )
     _add_system(parser)
 
@@ -155,8 +156,6 @@ def run_load(args: argparse.Namespace) -> int:
 
 
 def run_preset(args: argparse.Namespace) -> int:
-    if args.shrink < 1:
-        raise BenchError("--shrink must be at least 1")
     outcome = Outcome(args)
     try:
         return _measure(args, outcome, _presets)
@@ -219,8 +218,6 @@ def _load_row(played: Played) -> Row:
 def _requests(args: argparse.Namespace, names: Names) -> list[Request]:
     if args.trace:
         return read_trace(args.trace, names, args.seed)
-    if args.requests < 1:
-        raise BenchError("--requests must be at least 1")
     default = "at-once" if args.rate is None else "poisson" if args.burstiness == 1.0 else "gamma"
     description = Description(
         requests=args.requests,
@@ -244,10 +241,7 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
         "--model", type=Path, metavar="FOLDER", help="the base model; tells the vocabulary, too"
     )
     system.add_argument("--store", default="", metavar="STORE", help="for --local and --in-process")
-    system.add_argument("--executor-args", default="", metavar="ARGS", help="see `python -m executor --help`")
-    system.add_argument(
-        "--scheduler-args", default="", metavar="ARGS", help="see `python -m scheduler --help`"
-    )
+    add_service_arguments(system)
     system.add_argument(
         "--executor-metrics",
         nargs="+",
@@ -256,7 +250,11 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
         help="with --target: the services' /metrics, which tell what slots did and how busy each was",
     )
     system.add_argument(
-        "--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="give up starting after so long"
+        "--ready-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="give up starting after so long (default: %(default)g)",
     )
     system.add_argument(
         "--vocab-size", type=int, default=0, metavar="N", help="without --model (default: 32000)"
@@ -286,8 +284,8 @@ def _system(args: argparse.Namespace) -> SystemConfig:
         metrics_urls=tuple(args.executor_metrics),
         model=args.model,
         store=args.store,
-        executor_args=tuple(shlex.split(args.executor_args)),
-        scheduler_args=tuple(shlex.split(args.scheduler_args)),
+        executor_args=args.executor_args,
+        scheduler_args=args.scheduler_args,
         ready_timeout=args.ready_timeout,
         vocab_size=args.vocab_size,
         adapter_prefix=args.adapter_prefix,
