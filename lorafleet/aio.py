@@ -88,6 +88,14 @@ class AsyncClient:
         """The same now and at each change, at least `interval` seconds apart. Closing it ends the call."""
         return self._calls.stream(operations.watch_fleet(interval), None)
 
+    async def cordon(self, address: str, cordoned: bool = True) -> results.Executor:
+        """Send no new requests to the executor there, or send them again: until the scheduler restarts."""
+        return await self._calls.unary(operations.cordon(address, cordoned))
+
+    async def drain(self, address: str) -> results.Executor:
+        """Cordon the executor and wait until its requests have ended or moved."""
+        return await self._calls.unary(operations.drain(address))
+
     def _answer(self, prompt: Prompt, options: Options) -> Answer:
         timeout = options.get("timeout")
         if timeout is None:
