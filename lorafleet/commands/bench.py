@@ -52,6 +52,10 @@ def _add_compare(group: Subparsers) -> None:
 
 def _run_compare(args: argparse.Namespace) -> int:
     rows = compare(*(_results(file)["rows"] for file in (args.first, args.second)))
+    if not rows:
+        raise BenchError(
+            f"no row is in both {args.first} and {args.second}: same workload, adapters and unit"
+        )
     if args.json:
         say_json(rows)
     else:

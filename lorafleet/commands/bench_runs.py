@@ -11,7 +11,7 @@ from pathlib import Path
 from lorafleet.bench import arrivals, lengths, measures, popularity, presets
 from lorafleet.bench.about import about
 from lorafleet.bench.errors import BenchError
-from lorafleet.bench.plot import plot
+from lorafleet.bench.plot import check_pictures, plot
 from lorafleet.bench.render import load_table, rows_table
 from lorafleet.bench.requests import Lane, Request
 from lorafleet.bench.rows import OUTPUT, Row, details, make_row, with_bases
@@ -191,6 +191,7 @@ async def _presets(current: Session, outcome: Outcome) -> None:
 
 def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
     """The exit status. An interrupt ends it with what was measured until then."""
+    _check_results(args)
     with started(_system(args), note) as system:
 
         async def measure() -> None:
@@ -207,6 +208,15 @@ def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
             outcome.add_interrupted()
             return INTERRUPTED
     return 0
+
+
+def _check_results(args: argparse.Namespace) -> None:
+    """Before anything is measured: can the results be kept? Raises BenchError or OSError."""
+    if args.png:
+        check_pictures()
+    for file in (args.json, args.png):
+        if file and not file.parent.is_dir():
+            raise BenchError(f"there is no folder {file.parent} for {file.name}")
 
 
 def _load_row(played: Played) -> Row:
