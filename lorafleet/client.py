@@ -3,7 +3,6 @@
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
@@ -45,12 +44,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from lorafleet.errors import LaunchError, ServiceEnded
@@ -73,12 +72,7 @@ class LocalFleet:
             raise
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def wait_ready(self, timeout: float) -> None:
