@@ -9,9 +9,9 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.bench.statistics import CURVE_POINTS
 
 _BARS = (
-    ("peer_default", "vLLM 0.24 on an H100, default"),
-    ("peer_best", "vLLM 0.24 on an H100, at its best"),
-    ("ours", "LoraFleet"),
+    ("peer_default", "vLLM 0.24 on an H100, default", "C0"),
+    ("peer_best", "vLLM 0.24 on an H100, at its best", "C1"),
+    ("ours", "LoraFleet", "C2"),
 )
 _CURVES = (("ttft_ms", "time to first token"), ("itl_ms", "between tokens"))
 
@@ -52,9 +52,9 @@ def plot(results: Mapping[str, Any], png: Path) -> None:
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], unit: str) -> None:
     shown = [bar for bar in _BARS if any(row[bar[0]] is not None for row in rows)]
     width = 0.8 / len(shown)
-    for place, (name, label) in enumerate(shown):
+    for place, (name, label, color) in enumerate(shown):
         at = [index + place * width for index in range(len(rows))]
-        axis.bar(at, [row[name] or 0 for row in rows], width, label=label)
+        axis.bar(at, [row[name] or 0 for row in rows], width, label=label, color=color)
     labels = [f"{row['workload']}\n{row['adapters']} adapters" for row in rows]
     middle = width * (len(shown) - 1) / 2
     axis.set_xticks([index + middle for index in range(len(rows))], labels, fontsize=7)
@@ -73,6 +73,8 @@ def _curves(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str) 
                 label=f"{row['workload']}, {row['adapters']} adapters",
             )
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel(f"{label}, ms")
     axis.set_ylabel("% below")
     axis.grid(True, alpha=0.3)

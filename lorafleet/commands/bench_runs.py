@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +10,16 @@ from pathlib import Path
 from lorafleet.bench import arrivals, lengths, measures, popularity, presets
 from lorafleet.bench.about import about
 from lorafleet.bench.errors import BenchError
-from lorafleet.bench.plot import check_pictures, plot
+from lorafleet.bench.plot import plot
 from lorafleet.bench.render import load_table, rows_table
 from lorafleet.bench.requests import Lane, Request
 from lorafleet.bench.rows import OUTPUT, Row, details, make_row, with_bases
 from lorafleet.bench.session import Played, Session
 from lorafleet.bench.statistics import summarize
-from lorafleet.bench.system import SystemConfig, session, started
+from lorafleet.bench.system import session, started
 from lorafleet.bench.workload import Description, Names, generate, read_trace
-from lorafleet.commands import connection
-from lorafleet.commands.parsing import Subparsers, add_command, add_service_arguments, count, seconds
+from lorafleet.commands import bench_system
+from lorafleet.commands.parsing import Subparsers, add_command, count
 from lorafleet.commands.terminal import note, say
 
 INTERRUPTED = 130
@@ -116,7 +115,7 @@ def add_load(group: Subparsers) -> None:
         metavar="N",
         help="requests before, not counted (default: %(default)s)",
     )
-    _add_system(parser)
+    bench_system.add_arguments(parser)
 
 
 def add_preset(group: Subparsers) -> None:
@@ -143,7 +142,7 @@ def add_preset(group: Subparsers) -> None:
     parser.add_argument(
         "--shrink", type=count, default=1, metavar="N", help="divide lengths by N, to try it out (default: 1)"
     )
-    _add_system(parser)
+    bench_system.add_arguments(parser)
 
 
 def run_load(args: argparse.Namespace) -> int:
@@ -191,8 +190,8 @@ async def _presets(current: Session, outcome: Outcome) -> None:
 
 def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
     """The exit status. An interrupt ends it with what was measured until then."""
-    _check_results(args)
-    with started(_system(args), note) as system:
+    bench_system.check_results(args)
+    with started(bench_system.config(args), note) as system:
 
         async def measure() -> None:
             async with session(system, note) as (current, ready_s):
@@ -208,15 +207,6 @@ def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
             outcome.add_interrupted()
             return INTERRUPTED
     return 0
-
-
-def _check_results(args: argparse.Namespace) -> None:
-    """Before anything is measured: can the results be kept? Raises BenchError or OSError."""
-    if args.png:
-        check_pictures()
-    for file in (args.json, args.png):
-        if file and not file.parent.is_dir():
-            raise BenchError(f"there is no folder {file.parent} for {file.name}")
 
 
 def _load_row(played: Played) -> Row:
@@ -240,64 +230,3 @@ def _requests(args: argparse.Namespace, names: Names) -> list[Request]:
         burstiness=args.burstiness,
     )
     return generate(description, names, args.seed)
-
-
-def _add_system(parser: argparse.ArgumentParser) -> None:
-    system = parser.add_argument_group("what is measured (default: the scheduler at --target)")
-    kind = system.add_mutually_exclusive_group()
-    kind.add_argument("--local", action="store_true", help="a scheduler and an executor, started for it here")
-    kind.add_argument("--in-process", action="store_true", help="an engine alone, started for it here")
-    system.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="the base model; tells the vocabulary, too"
-    )
-    system.add_argument("--store", default="", metavar="STORE", help="for --local and --in-process")
-    add_service_arguments(system)
-    system.add_argument(
-        "--executor-metrics",
-        nargs="+",
-        default=(),
-        metavar="URL",
-        help="with --target: the services' /metrics, which tell what slots did and how busy each was",
-    )
-    system.add_argument(
-        "--ready-timeout",
-        type=seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="give up starting after so long (default: %(default)g)",
-    )
-    system.add_argument(
-        "--vocab-size", type=int, default=0, metavar="N", help="without --model (default: 32000)"
-    )
-    system.add_argument(
-        "--adapter-prefix", default="bench-", metavar="TEXT", help="adapters are called so, with four digits"
-    )
-    system.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the same seed draws the same requests"
-    )
-    results = parser.add_argument_group("results (a table on stdout, progress on stderr)")
-    results.add_argument("--json", type=Path, metavar="FILE", help="write rows, grown after each measurement")
-    results.add_argument("--png", type=Path, metavar="FILE", help="draw them; needs matplotlib")
-    results.add_argument(
-        "--revision", metavar="TEXT", help="what is measured, where the folder is no git checkout"
-    )
-    connection.add_arguments(parser)
-
-
-def _system(args: argparse.Namespace) -> SystemConfig:
-    return SystemConfig(
-        kind="local" if args.local else "in-process" if args.in_process else "target",
-        target=args.target,
-        token=os.environ.get("LORAFLEET_TOKEN"),
-        tls=connection.credentials(args),
-        timeout=args.timeout,
-        metrics_urls=tuple(args.executor_metrics),
-        model=args.model,
-        store=args.store,
-        executor_args=args.executor_args,
-        scheduler_args=args.scheduler_args,
-        ready_timeout=args.ready_timeout,
-        vocab_size=args.vocab_size,
-        adapter_prefix=args.adapter_prefix,
-        seed=args.seed,
-    )
