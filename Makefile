@@ -12,7 +12,7 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 demo: $(STAMP)  ## serve a real model with real adapters on this machine and stream from all of them at once
-	$(BIN)/python -m lorafleet demo $(DEMO_ARGS)
+	@$(BIN)/python -m lorafleet demo $(DEMO_ARGS)
 
 test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile $(TEST_ARGS)

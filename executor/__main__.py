@@ -24,6 +24,8 @@ START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
 
 
 def main() -> int:
+    # Until the loop has its own: a Ctrl-C in the seconds that torch takes is no traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         config = load_config(sys.argv[1:])
         store = open_source(config)

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
@@ -42,12 +41,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -87,6 +81,14 @@ class AsyncClient:
     def watch_fleet(self, interval: float = 1.0) -> AsyncGenerator[results.Fleet, None]:
         """The same now and at each change, at least `interval` seconds apart. Closing it ends the call."""
         return self._calls.stream(operations.watch_fleet(interval), None)
+
+    async def cordon(self, address: str, cordoned: bool = True) -> results.Executor:
+        """Send no new requests to the executor there, or send them again: until the scheduler restarts."""
+        return await self._calls.unary(operations.cordon(address, cordoned))
+
+    async def drain(self, address: str) -> results.Executor:
+        """Cordon the executor and wait until its requests have ended or moved."""
+        return await self._calls.unary(operations.drain(address))
 
     def _answer(self, prompt: Prompt, options: Options) -> Answer:
         timeout = options.get("timeout")

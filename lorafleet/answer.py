@@ -24,8 +24,9 @@ from lorafleet.v1 import inference_pb2
 class RetryPolicy:
     """When to go on after a break: times in seconds.
 
-    A request that no server has answered yet is tried `start_attempts` times. One that was accepted is taken
-    up again until `resume_timeout` has passed without a new token; then its error is raised.
+    A request that no server has answered yet is tried `start_attempts` times, and no more once a server has
+    waited for an executor in vain. One that was accepted is taken up again until `resume_timeout` has passed
+    without a new token; then its error is raised.
     The n-th wait is first_delay * 2^n, at most max_delay, shortened by up to half at random so that the
     clients of a restarted server do not come all at once; a server's own retry delay is never undercut.
     """
@@ -153,7 +154,12 @@ class Answer:
 
     def _may_go_on(self, error: LoraFleetError) -> bool:
         if self._first is None:
-            return isinstance(error, Unavailable) and self._failures + 1 < self._policy.start_attempts
+            waited = error.reason == "NO_EXECUTOR"
+            return (
+                isinstance(error, Unavailable)
+                and not waited
+                and self._failures + 1 < self._policy.start_attempts
+            )
         return isinstance(error, Unavailable | QueueFull)
 
     def _check_first(self, message: inference_pb2.GenerateChunk) -> None:

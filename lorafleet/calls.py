@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from lorafleet.errors import Cancelled, LoraFleetError, from_call
+from lorafleet.errors import Cancelled, LoraFleetError, from_call, invalid
 from lorafleet.operations import Operation, Page
 
 T = TypeVar("T")
@@ -217,6 +217,9 @@ async def _on_thread(messages: Iterator[Any]) -> AsyncIterator[Any]:
 
 
 def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Raises InvalidRequest for a token that no header can carry."""
+    if token and not (token.isascii() and token.isprintable()):
+        raise invalid("token", "holds what no header can carry: a line's end, or a letter beyond ASCII")
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lorafleet.bench.errors import BenchError
-from lorafleet.commands import adapters, bench, chat, demo, generate, models, serve, top
+from lorafleet.commands import adapters, bench, chat, demo, executors, generate, models, serve, top
 from lorafleet.commands.failure import explain
 from lorafleet.commands.terminal import note
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (demo, serve, generate, chat, adapters, models, top, bench):
+    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench):
         group.add_parser(commands)
     return root
 

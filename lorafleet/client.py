@@ -3,7 +3,6 @@
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
@@ -45,12 +44,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -89,6 +83,14 @@ class Client:
     def watch_fleet(self, interval: float = 1.0) -> Generator[results.Fleet, None, None]:
         """The same now and at each change, at least `interval` seconds apart. Closing it ends the call."""
         return self._calls.stream(operations.watch_fleet(interval), None)
+
+    def cordon(self, address: str, cordoned: bool = True) -> results.Executor:
+        """Send no new requests to the executor there, or send them again: until the scheduler restarts."""
+        return self._calls.unary(operations.cordon(address, cordoned))
+
+    def drain(self, address: str) -> results.Executor:
+        """Cordon the executor and wait until its requests have ended or moved."""
+        return self._calls.unary(operations.drain(address))
 
     def _answer(self, prompt: Prompt, options: Options) -> Answer:
         timeout = options.get("timeout")

@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from lorafleet.errors import LaunchError, ServiceEnded
@@ -73,12 +72,7 @@ class LocalFleet:
             raise
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def wait_ready(self, timeout: float) -> None:
@@ -124,7 +118,7 @@ def _make_store(url: str) -> None:
     try:
         open_store(url, allow_volatile=True)
     except AdapterStoreError as error:
-        raise LaunchError(str(error)) from error
+        raise LaunchError(f"store: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +148,10 @@ def _bind(sockets: ExitStack, host: str, port: int, flag: str) -> int:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter of a port above 65535
+        why = getattr(error, "strerror", None) or error
         what = f"stop what listens there or choose with {flag} (0 takes a free one)"
-        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}; {what}") from error
+        raise LaunchError(f"cannot listen on {host}:{port}: {why}; {what}") from error
     return int(probe.getsockname()[1])
 
 

@@ -72,3 +72,21 @@ def watch_fleet(interval: float = 1.0) -> Operation[results.Fleet]:
     """A stream of snapshots, at least `interval` seconds apart."""
     request = fleet_pb2.WatchFleetRequest(interval_ms=max(1, round(interval * 1000)))
     return Operation("/lorafleet.v1.Fleet/Watch", request, fleet_pb2.FleetSnapshot, wire.fleet)
+
+
+def cordon(address: str, cordoned: bool) -> Operation[results.Executor]:
+    return Operation(
+        "/lorafleet.v1.Fleet/Cordon",
+        fleet_pb2.CordonRequest(address=address, cordoned=cordoned),
+        fleet_pb2.CordonResponse,
+        lambda response: wire.executor(response.executor),
+    )
+
+
+def drain(address: str) -> Operation[results.Executor]:
+    return Operation(
+        "/lorafleet.v1.Fleet/Drain",
+        fleet_pb2.DrainExecutorRequest(address=address),
+        fleet_pb2.DrainExecutorResponse,
+        lambda response: wire.executor(response.executor),
+    )

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 import grpc
@@ -112,12 +111,7 @@ class Download:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
         shutil.rmtree(self._partial, ignore_errors=True)
 

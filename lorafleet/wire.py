@@ -141,12 +141,12 @@ def residency(message: adapters_pb2.AdapterResidency) -> results.Residency:
 
 
 def fleet(message: fleet_pb2.FleetSnapshot) -> results.Fleet:
-    executors = tuple(_executor(status) for status in message.executors)
+    executors = tuple(executor(status) for status in message.executors)
     queues = tuple((group.digest, group.waiting) for group in message.queues)
     return results.Fleet(executors, message.waiting, message.groups, queues)
 
 
-def _executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
+def executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
     return results.Executor(
         address=message.address,
         state=fleet_pb2.ExecutorState.Name(message.state).removeprefix("EXECUTOR_STATE_").lower(),

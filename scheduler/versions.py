@@ -222,11 +222,17 @@ class Versions:
         return known
 
     def _run(self) -> None:
+        away = False
         while not self._stopped.is_set():
             try:
                 self.ask()
+                if away:
+                    logger.warning("the adapter store answers again")
+                away = False
             except StoreUnavailable as error:
-                logger.warning("the adapter store does not say what changed: %s", error)
+                if not away:
+                    logger.warning("the adapter store does not say what changed: %s", error)
+                away = True
             except Exception:
                 logger.exception("a look at the adapter store's news failed; the next one tries again")
             self._stopped.wait(POLL_S)

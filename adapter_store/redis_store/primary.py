@@ -130,7 +130,9 @@ class Primary:
                 if isinstance(error, AuthenticationError):
                     _log.error("%s refused the login: %s", self._url, error)
                     raise StoreUnavailable("the store's Redis refused the login") from None
-                _log.warning("%s, attempt %d of %d: %s", self._url, number + 1, ATTEMPTS, error)
+                # The first says why; the others, of every call while a server is away, would fill the log.
+                level = logging.DEBUG if number else logging.WARNING
+                _log.log(level, "%s, attempt %d of %d: %s", self._url, number + 1, ATTEMPTS, error)
                 self._forget(server)
             if number + 1 == ATTEMPTS or time.monotonic() > give_up:
                 break

@@ -1,6 +1,7 @@
 """Pictures of result files. matplotlib is needed here and nowhere else."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,17 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.bench.statistics import CURVE_POINTS
 
 _BARS = (
-    ("peer_default", "vLLM 0.24, default"),
-    ("peer_best", "vLLM 0.24, at its best"),
-    ("ours", "LoraFleet"),
+    ("peer_default", "vLLM 0.24 on an H100, default", "C0"),
+    ("peer_best", "vLLM 0.24 on an H100, at its best", "C1"),
+    ("ours", "LoraFleet", "C2"),
 )
 _CURVES = (("ttft_ms", "time to first token"), ("itl_ms", "between tokens"))
+
+
+def check_pictures() -> None:
+    """Raises BenchError without matplotlib: to be asked before hours of measuring."""
+    if find_spec("matplotlib") is None:
+        raise BenchError("pictures need matplotlib: pip install matplotlib")
 
 
 def plot(results: Mapping[str, Any], png: Path) -> None:
@@ -20,10 +27,9 @@ def plot(results: Mapping[str, Any], png: Path) -> None:
 
     Raises BenchError without matplotlib.
     """
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise BenchError("pictures need matplotlib: pip install 'lorafleet[bench]'") from error
+    check_pictures()
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -44,12 +50,14 @@ def plot(results: Mapping[str, Any], png: Path) -> None:
 
 
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], unit: str) -> None:
-    width = 0.8 / len(_BARS)
-    for place, (name, label) in enumerate(_BARS):
+    shown = [bar for bar in _BARS if any(row[bar[0]] is not None for row in rows)]
+    width = 0.8 / len(shown)
+    for place, (name, label, color) in enumerate(shown):
         at = [index + place * width for index in range(len(rows))]
-        axis.bar(at, [row[name] or 0 for row in rows], width, label=label)
+        axis.bar(at, [row[name] or 0 for row in rows], width, label=label, color=color)
     labels = [f"{row['workload']}\n{row['adapters']} adapters" for row in rows]
-    axis.set_xticks([index + width for index in range(len(rows))], labels, fontsize=7)
+    middle = width * (len(shown) - 1) / 2
+    axis.set_xticks([index + middle for index in range(len(rows))], labels, fontsize=7)
     axis.set_ylabel(unit)
     axis.grid(True, axis="y", alpha=0.3)
     axis.legend(fontsize=8)
@@ -65,6 +73,8 @@ def _curves(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str) 
                 label=f"{row['workload']}, {row['adapters']} adapters",
             )
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel(f"{label}, ms")
     axis.set_ylabel("% below")
     axis.grid(True, alpha=0.3)

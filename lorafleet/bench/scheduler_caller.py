@@ -37,6 +37,10 @@ class SchedulerCaller:
     async def close(self) -> None:
         await self._calls.close()
 
+    async def check(self) -> None:
+        """Raises LoraFleetError when nobody is there, or not for this caller."""
+        await self._calls.unary(operations.list_models(""))
+
     async def ask(self, request: Request, record: Record) -> None:
         """Streams: a chunk is a piece."""
         message = generate_request(request.prompt_token_ids, _options(request))

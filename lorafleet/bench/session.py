@@ -49,6 +49,7 @@ class Session:
     current: Recording = field(default_factory=Recording)
     label: str = ""
     used: set[str] = field(default_factory=set)  # adapters that were asked for so far
+    unread: str = ""  # why the metrics could not be read, when that was told last
 
     async def run(self, label: str, lanes: Sequence[Lane]) -> Played:
         """Raises EngineEnded; failed requests are in the recording."""
@@ -99,7 +100,9 @@ class Session:
         try:
             return await self.caller.metrics()
         except OSError as error:
-            self.note(f"the executors' metrics cannot be read: {error}")
+            if self.unread != (reason := f"the executors' metrics cannot be read: {error}"):
+                self.note(reason)
+            self.unread = reason
             return []
 
     async def _tell_progress(self, total: int) -> None:

@@ -87,7 +87,7 @@ async def session(
     config = system.config
     names = Names(config.vocab_size or _vocab_size(config.model), config.adapter_prefix)
     if config.kind == "in-process":
-        arguments = ("--model", str(config.model), "--store", config.store, *config.executor_args)
+        arguments = ("--model", str(config.model), "--store", config.store, *_QUIET, *config.executor_args)
         begin = time.monotonic()
         async with running_engine(
             arguments, _digests(config.store), lambda line: note(f"[engine] {line}")
@@ -109,6 +109,7 @@ async def _connected(config: SystemConfig) -> AsyncIterator[Caller]:
         metrics_urls=config.metrics_urls,
     )
     try:
+        await caller.check()
         yield caller
     finally:
         await caller.close()

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from lorafleet.commands import connection
-from lorafleet.commands.parsing import Subparsers, add_group
+from lorafleet.commands.parsing import Subparsers, add_group, count
 from lorafleet.commands.terminal import say, say_json, short, table
 from lorafleet.errors import invalid
 from lorafleet.results import AdapterAlias
@@ -16,7 +16,13 @@ def add_parser(commands: Subparsers) -> None:
     )
     connection.add_command(
         group, "list", "list aliases", "  lorafleet adapters alias list support", list_
-    ).add_argument("name", nargs="?", default="", metavar="NAME", help="only this adapter's aliases")
+    ).add_argument(
+        "name",
+        nargs="?",
+        default="",
+        metavar="[TENANT/]NAME",
+        help="only this adapter's; TENANT/ alone: all of theirs",
+    )
     parser = connection.add_command(
         group,
         "set",
@@ -53,9 +59,9 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
 
 
 def _target(text: str) -> tuple[str, int | None]:
-    """Raises ValueError for a weight that is no number."""
+    """Raises ArgumentTypeError for a weight that is no number."""
     target, equals, weight = text.partition("=")
-    return target, int(weight) if equals else None
+    return target, count(weight) if equals else None
 
 
 def targets(given: Sequence[tuple[str, int | None]]) -> str | dict[str, int]:

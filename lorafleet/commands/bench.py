@@ -13,7 +13,7 @@ from lorafleet.bench.render import comparison_table
 from lorafleet.bench.shapes import SHAPES, write_shapes
 from lorafleet.bench.workload import Names
 from lorafleet.commands import bench_runs, connection
-from lorafleet.commands.parsing import Subparsers, add_command, add_group
+from lorafleet.commands.parsing import Subparsers, add_command, add_group, count
 from lorafleet.commands.terminal import ProgressBar, note, say, say_json, size
 
 _PUSH_THREADS = 8
@@ -52,6 +52,10 @@ def _add_compare(group: Subparsers) -> None:
 
 def _run_compare(args: argparse.Namespace) -> int:
     rows = compare(*(_results(file)["rows"] for file in (args.first, args.second)))
+    if not rows:
+        raise BenchError(
+            f"no row is in both {args.first} and {args.second}: same workload, adapters and unit"
+        )
     if args.json:
         say_json(rows)
     else:
@@ -94,9 +98,11 @@ def _add_make_adapters(group: Subparsers) -> None:
     parser.add_argument(
         "--model", type=Path, required=True, metavar="FOLDER", help="the base model; its config.json is read"
     )
-    parser.add_argument("--count", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument("--count", type=count, required=True, metavar="N", help="how many")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first (default: 0)")
-    parser.add_argument("--rank", type=int, default=16, metavar="R", help="their rank (default: %(default)s)")
+    parser.add_argument(
+        "--rank", type=count, default=16, metavar="R", help="their rank (default: %(default)s)"
+    )
     parser.add_argument("--attention-only", action="store_true", help="on q, k, v and o alone")
     parser.add_argument("--adapter-prefix", default="bench-", metavar="TEXT", help="before the number")
     where = parser.add_mutually_exclusive_group()
@@ -106,8 +112,6 @@ def _add_make_adapters(group: Subparsers) -> None:
 
 
 def _run_make_adapters(args: argparse.Namespace) -> int:
-    if args.count < 1 or args.rank < 1:
-        raise BenchError("--count and --rank must be at least 1")
     maker = AdapterMaker.make(Shapes.of(args.model, attention_only=args.attention_only), args.rank)
     numbers = range(args.first, args.first + args.count)
     names = Names(0, args.adapter_prefix)

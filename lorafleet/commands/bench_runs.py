@@ -3,8 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
-import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +16,10 @@ from lorafleet.bench.requests import Lane, Request
 from lorafleet.bench.rows import OUTPUT, Row, details, make_row, with_bases
 from lorafleet.bench.session import Played, Session
 from lorafleet.bench.statistics import summarize
-from lorafleet.bench.system import SystemConfig, session, started
+from lorafleet.bench.system import session, started
 from lorafleet.bench.workload import Description, Names, generate, read_trace
-from lorafleet.commands import connection
-from lorafleet.commands.parsing import Subparsers, add_command
+from lorafleet.commands import bench_system
+from lorafleet.commands.parsing import Subparsers, add_command, count
 from lorafleet.commands.terminal import note, say
 
 INTERRUPTED = 130
@@ -73,7 +71,9 @@ def add_load(group: Subparsers) -> None:
         run_load,
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--requests", type=int, default=64, metavar="N", help="how many (default: %(default)s)")
+    load.add_argument(
+        "--requests", type=count, default=64, metavar="N", help="how many (default: %(default)s)"
+    )
     load.add_argument(
         "--rate", type=float, metavar="R", help="requests a second on average; default: all at once"
     )
@@ -89,7 +89,7 @@ def add_load(group: Subparsers) -> None:
         metavar="B",
         help="shape of the gaps between arrivals: below 1 in bursts, above 1 more regular (default: 1)",
     )
-    load.add_argument("--max-concurrency", type=int, metavar="N", help="never more than N under way")
+    load.add_argument("--max-concurrency", type=count, metavar="N", help="never more than N under way")
     load.add_argument(
         "--prompt-tokens", default="128", metavar="L", help=f"{lengths.FORMS} (default: %(default)s)"
     )
@@ -115,7 +115,7 @@ def add_load(group: Subparsers) -> None:
         metavar="N",
         help="requests before, not counted (default: %(default)s)",
     )
-    _add_system(parser)
+    bench_system.add_arguments(parser)
 
 
 def add_preset(group: Subparsers) -> None:
@@ -140,9 +140,9 @@ def add_preset(group: Subparsers) -> None:
     )
     parser.add_argument("preset", nargs="+", choices=names, metavar="PRESET", help=", ".join(names))
     parser.add_argument(
-        "--shrink", type=int, default=1, metavar="N", help="divide lengths by N, to try it out (default: 1)"
+        "--shrink", type=count, default=1, metavar="N", help="divide lengths by N, to try it out (default: 1)"
     )
-    _add_system(parser)
+    bench_system.add_arguments(parser)
 
 
 def run_load(args: argparse.Namespace) -> int:
@@ -155,8 +155,6 @@ def run_load(args: argparse.Namespace) -> int:
 
 
 def run_preset(args: argparse.Namespace) -> int:
-    if args.shrink < 1:
-        raise BenchError("--shrink must be at least 1")
     outcome = Outcome(args)
     try:
         return _measure(args, outcome, _presets)
@@ -192,7 +190,8 @@ async def _presets(current: Session, outcome: Outcome) -> None:
 
 def _measure(args: argparse.Namespace, outcome: Outcome, work: Work) -> int:
     """The exit status. An interrupt ends it with what was measured until then."""
-    with started(_system(args), note) as system:
+    bench_system.check_results(args)
+    with started(bench_system.config(args), note) as system:
 
         async def measure() -> None:
             async with session(system, note) as (current, ready_s):
@@ -219,8 +218,6 @@ def _load_row(played: Played) -> Row:
 def _requests(args: argparse.Namespace, names: Names) -> list[Request]:
     if args.trace:
         return read_trace(args.trace, names, args.seed)
-    if args.requests < 1:
-        raise BenchError("--requests must be at least 1")
     default = "at-once" if args.rate is None else "poisson" if args.burstiness == 1.0 else "gamma"
     description = Description(
         requests=args.requests,
@@ -233,63 +230,3 @@ def _requests(args: argparse.Namespace, names: Names) -> list[Request]:
         burstiness=args.burstiness,
     )
     return generate(description, names, args.seed)
-
-
-def _add_system(parser: argparse.ArgumentParser) -> None:
-    system = parser.add_argument_group("what is measured (default: the scheduler at --target)")
-    kind = system.add_mutually_exclusive_group()
-    kind.add_argument("--local", action="store_true", help="a scheduler and an executor, started for it here")
-    kind.add_argument("--in-process", action="store_true", help="an engine alone, started for it here")
-    system.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="the base model; tells the vocabulary, too"
-    )
-    system.add_argument("--store", default="", metavar="STORE", help="for --local and --in-process")
-    system.add_argument("--executor-args", default="", metavar="ARGS", help="see `python -m executor --help`")
-    system.add_argument(
-        "--scheduler-args", default="", metavar="ARGS", help="see `python -m scheduler --help`"
-    )
-    system.add_argument(
-        "--executor-metrics",
-        nargs="+",
-        default=(),
-        metavar="URL",
-        help="with --target: the services' /metrics, which tell what slots did and how busy each was",
-    )
-    system.add_argument(
-        "--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="give up starting after so long"
-    )
-    system.add_argument(
-        "--vocab-size", type=int, default=0, metavar="N", help="without --model (default: 32000)"
-    )
-    system.add_argument(
-        "--adapter-prefix", default="bench-", metavar="TEXT", help="adapters are called so, with four digits"
-    )
-    system.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the same seed draws the same requests"
-    )
-    results = parser.add_argument_group("results (a table on stdout, progress on stderr)")
-    results.add_argument("--json", type=Path, metavar="FILE", help="write rows, grown after each measurement")
-    results.add_argument("--png", type=Path, metavar="FILE", help="draw them; needs matplotlib")
-    results.add_argument(
-        "--revision", metavar="TEXT", help="what is measured, where the folder is no git checkout"
-    )
-    connection.add_arguments(parser)
-
-
-def _system(args: argparse.Namespace) -> SystemConfig:
-    return SystemConfig(
-        kind="local" if args.local else "in-process" if args.in_process else "target",
-        target=args.target,
-        token=os.environ.get("LORAFLEET_TOKEN"),
-        tls=connection.credentials(args),
-        timeout=args.timeout,
-        metrics_urls=tuple(args.executor_metrics),
-        model=args.model,
-        store=args.store,
-        executor_args=tuple(shlex.split(args.executor_args)),
-        scheduler_args=tuple(shlex.split(args.scheduler_args)),
-        ready_timeout=args.ready_timeout,
-        vocab_size=args.vocab_size,
-        adapter_prefix=args.adapter_prefix,
-        seed=args.seed,
-    )

@@ -36,6 +36,7 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """1 when a question of a script failed; a person has seen it."""
     if sys.stdin.isatty():
         import readline  # noqa: F401, gives `input` its line editing
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         while (line := _read_line(conversation.adapter)) is not None:
             if line and not conversation.handle(line):
                 break
-    return 0
+    return 1 if conversation.failed and not sys.stdin.isatty() else 0
 
 
 def _read_line(adapter: str | None) -> str | None:
@@ -66,6 +67,7 @@ class Conversation:
         self._options = sampling_options(args)
         self._start = [{"role": "system", "content": args.system}] if args.system else []
         self._messages = list(self._start)
+        self.failed = False
 
     def handle(self, line: str) -> bool:
         """Obey a command or answer a message; False ends the conversation."""
@@ -94,6 +96,7 @@ class Conversation:
                     answer += chunk.text
                     say(chunk.text, end="")
         except LoraFleetError as error:
+            self.failed = True
             note(f"error: {explain(error, self._target)}")
         except KeyboardInterrupt:
             note("(stopped)")

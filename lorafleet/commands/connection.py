@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=float,
+        type=parsing.seconds,
         default=DEFAULT_TIMEOUT,
         help="give up after so long (default: %(default)g)",
     )

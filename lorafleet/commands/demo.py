@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lorafleet.commands.parsing import Subparsers, add_command, add_json
+from lorafleet.commands.parsing import Subparsers, add_command, add_json, count
 from lorafleet.commands.terminal import note, say, say_json, short, table
 from lorafleet.errors import LaunchError
 
@@ -26,7 +26,7 @@ def add_parser(commands: Subparsers) -> None:
         run,
     )
     parser.add_argument(
-        "--max-loras", type=int, default=2, metavar="N", help="the executor's slots (default: %(default)s)"
+        "--max-loras", type=count, default=2, metavar="N", help="the executor's slots (default: %(default)s)"
     )
     parser.add_argument(
         "--cache",

@@ -14,12 +14,18 @@ from lorafleet.errors import (
 def explain(error: LoraFleetError, target: str) -> str:
     """target: whom was called."""
     if isinstance(error, Unavailable) and not error.reason:  # from the network: no server of ours said it
-        cause = error.message.rpartition(": ")[2]
         return (
-            f"cannot reach a scheduler at {target} ({cause});"
+            f"cannot reach a scheduler at {target} ({_cause(error.message)});"
             " `lorafleet serve` starts one, --target or LORAFLEET_TARGET names another"
         )
     return error.message + _advice(error)
+
+
+def _cause(message: str) -> str:
+    """The end of gRPC's own account, which says what happened."""
+    if "TLS" in message.upper():
+        return "no TLS connection came about"
+    return message.rpartition(": ")[2].rstrip("]")
 
 
 def _advice(error: LoraFleetError) -> str:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lorafleet.commands import connection
-from lorafleet.commands.parsing import Subparsers
+from lorafleet.commands.parsing import Subparsers, count
 from lorafleet.commands.terminal import note, num_bytes, say_json_list, say_table, short, size
 from lorafleet.results import AdapterSummary
 
@@ -28,7 +28,13 @@ _KEYS: dict[str, Callable[[AdapterSummary], Any]] = {
 
 def add_parser(group: Subparsers) -> None:
     parser = connection.add_command(group, "list", "list versions", _EXAMPLES, run)
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="only this adapter's versions")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default="",
+        metavar="[TENANT/]NAME",
+        help="only this adapter's; TENANT/ alone: all of theirs",
+    )
     filters = parser.add_argument_group("filters (all that are given must hold)")
     filters.add_argument("--match", metavar="GLOB", help="names like this, as 'chat-*'")
     filters.add_argument("--alias", help="versions that this alias points to")
@@ -46,7 +52,7 @@ def add_parser(group: Subparsers) -> None:
     order = parser.add_argument_group("order")
     order.add_argument("--sort", choices=tuple(_KEYS), help="by this (default: name, as they come)")
     order.add_argument("--reverse", action="store_true", help="largest or latest first")
-    order.add_argument("--limit", type=int, metavar="N", help="the first N only")
+    order.add_argument("--limit", type=count, metavar="N", help="the first N only")
 
 
 def run(args: argparse.Namespace) -> int:

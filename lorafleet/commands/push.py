@@ -13,7 +13,7 @@ from lorafleet.client import Client
 from lorafleet.commands import connection
 from lorafleet.commands.bars import Bars
 from lorafleet.commands.failure import explain
-from lorafleet.commands.parsing import Subparsers
+from lorafleet.commands.parsing import Subparsers, count
 from lorafleet.commands.report import content
 from lorafleet.commands.terminal import ProgressBar, note, say, say_json
 from lorafleet.errors import LoraFleetError, QueueFull
@@ -63,7 +63,7 @@ def add_parser(group: Subparsers) -> None:
         "folder", type=Path, metavar="FOLDER", help="with a folder or an archive for each adapter"
     )
     parser.add_argument("--tenant", default="", help="whose they shall be (default: your own)")
-    parser.add_argument("--jobs", type=int, default=3, metavar="N", help="at once (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, default=3, metavar="N", help="at once (default: %(default)s)")
     _add_options(parser)
 
 
@@ -99,7 +99,7 @@ def push_all(args: argparse.Namespace) -> int:
     sources = adapters_in(args.folder)
     prefix = f"{args.tenant}/" if args.tenant else ""
     bars = Bars([name for name, _ in sources])
-    with connection.connect(args) as client, ThreadPoolExecutor(max(1, args.jobs)) as pool:
+    with connection.connect(args) as client, ThreadPoolExecutor(args.jobs) as pool:
 
         def one(name: str, source: Path) -> Outcome:
             try:
@@ -121,10 +121,15 @@ def push_all(args: argparse.Namespace) -> int:
 
 
 def adapters_in(folder: Path) -> list[tuple[str, Path]]:
-    """(name, folder or archive) of each adapter in `folder`, sorted. Raises NotADirectoryError."""
+    """(name, folder or archive) of each adapter in `folder`, sorted: at least one.
+
+    Raises NotADirectoryError or FileNotFoundError.
+    """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder")
-    return sorted(_named(folder.iterdir()))
+    if not (found := sorted(_named(folder.iterdir()))):
+        raise FileNotFoundError(f"{folder} holds no folder with an {CONFIG_FILE} and no archive")
+    return found
 
 
 def _named(paths: Iterator[Path]) -> Iterator[tuple[str, Path]]:

@@ -1,12 +1,18 @@
 """`lorafleet serve`: scheduler, executors and disk store on this machine."""
 
 import argparse
-import shlex
 import signal
 import sys
 from pathlib import Path
 
-from lorafleet.commands.parsing import Subparsers, add_command
+from lorafleet.commands.parsing import (
+    Subparsers,
+    add_command,
+    add_service_arguments,
+    count,
+    port,
+    seconds,
+)
 from lorafleet.commands.terminal import note, say
 from lorafleet.local import LocalConfig, LocalFleet
 
@@ -39,28 +45,27 @@ def add_parser(commands: Subparsers) -> None:
         "--host", default="127.0.0.1", help="where the scheduler listens (default: %(default)s)"
     )
     parser.add_argument(
-        "--port", type=int, default=50051, help="the scheduler's port, 0 is a free one (default: %(default)s)"
+        "--port",
+        type=port,
+        default=50051,
+        help="the scheduler's port, 0 is a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--metrics-port",
-        type=int,
+        type=port,
         default=9400,
         help="the scheduler's /metrics; executors take the next ones; 0 is free ones (default: %(default)s)",
     )
-    parser.add_argument("--executors", type=int, default=1, help="how many (default: %(default)s)")
-    parser.add_argument("--max-loras", type=int, metavar="N", help="adapter slots of an executor")
-    parser.add_argument("--max-lora-rank", type=int, metavar="N", help="the largest rank that a slot holds")
+    parser.add_argument("--executors", type=count, default=1, help="how many (default: %(default)s)")
+    parser.add_argument("--max-loras", type=count, metavar="N", help="adapter slots of an executor")
+    parser.add_argument("--max-lora-rank", type=count, metavar="N", help="the largest rank that a slot holds")
+    add_service_arguments(parser)
     parser.add_argument(
-        "--scheduler-args",
-        default="",
-        metavar="ARGS",
-        help="more arguments: see `python -m scheduler --help`",
-    )
-    parser.add_argument(
-        "--executor-args", default="", metavar="ARGS", help="more arguments: see `python -m executor --help`"
-    )
-    parser.add_argument(
-        "--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="give up loading after so long"
+        "--ready-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="give up loading after so long (default: %(default)g)",
     )
 
 
@@ -85,8 +90,8 @@ def _config(args: argparse.Namespace) -> LocalConfig:
         port=args.port,
         metrics_port=args.metrics_port,
         executors=args.executors,
-        scheduler_args=tuple(shlex.split(args.scheduler_args)),
-        executor_args=(*executor_args, *shlex.split(args.executor_args)),
+        scheduler_args=args.scheduler_args,
+        executor_args=(*executor_args, *args.executor_args),
     )
 
 

@@ -1,5 +1,6 @@
 """What commands write: results to stdout, everything else to stderr."""
 
+import argparse
 import dataclasses
 import json
 import re
@@ -89,10 +90,10 @@ def size(num_bytes: int) -> str:
 
 
 def num_bytes(text: str) -> int:
-    """The inverse: "3.4 MB" or "3400000". Raises ValueError."""
+    """The inverse: "3.4 MB" or "3400000". Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text)
     if match is None:
-        raise ValueError(f"{text!r} is no size; write it as 100MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 100MB")
     return round(float(match[1]) * _UNITS[match[2]])
 
 

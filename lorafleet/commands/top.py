@@ -29,7 +29,11 @@ def add_parser(commands: Subparsers) -> None:
     )
     parsing.add_json(parser)
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="between pictures (default: 1)"
+        "--interval",
+        type=parsing.seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="between pictures (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="one picture, and end")
     connection.add_arguments(parser)

@@ -109,13 +109,13 @@ def unpin(args: argparse.Namespace) -> int:
 def drop(args: argparse.Namespace) -> int:
     with connection.connect(args) as client:
         freed = client.adapters.drop(args.ref, executors=args.executor)
-    return _freed(args, freed, "dropped", "in use, or another adapter's, too, so still on")
+    return _freed(args, freed, "dropped", "still there, in use or held for another name, on")
 
 
 def drain(args: argparse.Namespace) -> int:
     with connection.connect(args) as client:
         freed = client.adapters.drain(args.ref)
-    return _freed(args, freed, "drained", "away, so not asked:")
+    return _freed(args, freed, "drained", "not asked, as away:")
 
 
 def activate(args: argparse.Namespace) -> int:

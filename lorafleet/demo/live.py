@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from lorafleet.commands.terminal import ProgressBar, note
@@ -15,12 +14,7 @@ class View(Protocol):
     """Told of everything as it happens; entered while answers stream."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
     def stage(self, label: str, fraction: float) -> None:
         """Progress of what comes before the answers; fraction: 0 to 1."""
 
@@ -54,12 +48,7 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def stage(self, label: str, fraction: float) -> None:
@@ -103,12 +92,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def stage(self, label: str, fraction: float) -> None:

@@ -64,14 +64,14 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cordon(self, request, context):
-        """No new requests to an executor, or again.
+        """Sends no new requests to an executor, or sends them again. Of this scheduler only, and until it restarts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Cordon, then wait until its requests have ended or moved.
+        """Cordons, then waits until the executor's requests have ended or moved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from executor.config import load_config
+from lorafleet.cli import parser
 from scheduler.auth import Authenticator
 from scheduler.config import load
 
@@ -19,16 +21,20 @@ ROOT = Path(__file__).parents[2]
 PRE_STOP_SECONDS = 5
 
 
-@pytest.fixture(scope="module")
-def objects() -> list[dict[str, Any]]:
+def render(overlay: str) -> list[dict[str, Any]]:
     if shutil.which("kubectl") is None:
         if os.environ.get("CI") == "true":
             pytest.fail("kubectl is missing; .ci/run installs it")
         pytest.skip("kubectl is not installed")
     rendered = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / "deploy/base")], capture_output=True, text=True, check=True
+        ["kubectl", "kustomize", str(ROOT / "deploy" / overlay)], capture_output=True, text=True, check=True
     )
     return list(yaml.safe_load_all(rendered.stdout))
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    return render("base")
 
 
 def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -52,9 +58,68 @@ def executor(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return one(objects, "StatefulSet", "lorafleet-executor")
 
 
-def test_every_object_is_valid(objects: list[dict[str, Any]]) -> None:
+def pod_specs(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for item in objects:
+        if item["kind"] == "CronJob":
+            yield item["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        elif item["kind"] in ("Deployment", "StatefulSet"):
+            yield item["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("overlay", ["base", "gpu", "upkeep"])
+def test_every_object_is_valid_and_pods_may_do_little(overlay: str) -> None:
+    """What Pod Security's level "restricted" asks for."""
+    objects = render(overlay)
     for item in objects:
         kubernetes_validate.validate(item, "1.34", strict=True)
+    specs = list(pod_specs(objects))
+    assert specs
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"] and not spec["automountServiceAccountToken"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert not container["securityContext"]["allowPrivilegeEscalation"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_executor_on_a_gpu_asks_for_one_and_for_what_it_copies_from() -> None:
+    spec, container = pod(one(render("gpu"), "StatefulSet", "lorafleet-executor"))
+    config = load_config(container["args"], {})
+    assert (config.device, config.listen, config.metrics_port) == ("cuda", "0.0.0.0:50061", 9401)
+    assert spec["terminationGracePeriodSeconds"] > config.drain_timeout
+    resources = container["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == str(config.tensor_parallel_size)
+    assert resources["requests"]["memory"] == "32Gi" and config.host_memory_bytes <= 16 << 30
+    image = container["image"].partition(":")[0].removeprefix("lorafleet-")
+    assert (ROOT / f"deploy/{image}.Dockerfile").exists()
+
+
+def test_only_schedulers_reach_executors(objects: list[dict[str, Any]], executor: dict[str, Any]) -> None:
+    spec = one(objects, "NetworkPolicy", "lorafleet-executor")["spec"]
+    labels = executor["spec"]["template"]["metadata"]["labels"]
+    assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    grpc, metrics = spec["ingress"]
+    (caller,) = grpc["from"]
+    assert caller["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "lorafleet-scheduler"}
+    assert [port["port"] for port in (*grpc["ports"], *metrics["ports"])] == ["grpc", "metrics"]
+
+
+def test_upkeep_runs_commands_that_exist(objects: list[dict[str, Any]]) -> None:
+    service = one(objects, "Service", "lorafleet-scheduler")
+    for spec in pod_specs(render("upkeep")):
+        (container,) = spec["containers"]
+        args = parser().parse_args(container["args"])
+        assert args.target == f"lorafleet-scheduler:{service['spec']['ports'][0]['port']}"
+
+
+def test_prometheus_is_told_where_metrics_are(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
+    for workload in (scheduler, executor):
+        ports = {port["name"]: port["containerPort"] for port in pod(workload)[1]["ports"]}
+        annotations = workload["spec"]["template"]["metadata"]["annotations"]
+        assert annotations == {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(ports["metrics"]),
+        }
 
 
 def test_the_services_accept_their_flags(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
@@ -101,21 +166,31 @@ def test_selectors_find_their_pods(objects: list[dict[str, Any]]) -> None:
         for o in objects
         if o["kind"] in ("Deployment", "StatefulSet")
     ]
-    for service in (o for o in objects if o["kind"] == "Service"):
-        matches = [found for found in labels if service["spec"]["selector"].items() <= found.items()]
-        assert len(matches) == 1, service["metadata"]["name"]
+    for item in (o for o in objects if o["kind"] in ("Service", "PodDisruptionBudget")):
+        selector = item["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector)
+        assert len([found for found in labels if wanted.items() <= found.items()]) == 1, item["metadata"][
+            "name"
+        ]
 
 
-@pytest.mark.parametrize("image", ["scheduler", "executor"])
-def test_dockerfiles_copy_what_exists_and_start_the_service(image: str) -> None:
+@pytest.mark.parametrize(
+    ("image", "module", "extra"),
+    [
+        ("scheduler", "scheduler", "scheduler"),
+        ("executor", "executor", "executor"),
+        ("executor-gpu", "executor", "gpu"),
+    ],
+)
+def test_dockerfiles_copy_what_exists_and_start_the_service(image: str, module: str, extra: str) -> None:
     lines = (ROOT / f"deploy/{image}.Dockerfile").read_text().splitlines()
     copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for source in (name for names in copies for name in names):
         assert (ROOT / source).exists(), source
         assert f"!{source}" in ignored, f"{source} does not reach the build"
-    assert lines[-1] == f'ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "{image}"]'
-    assert any(f"'.[{image},redis]'" in line for line in lines)
+    assert lines[-1] == f'ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "{module}"]'
+    assert any(f"'.[{extra},redis]'" in line for line in lines)
 
 
 def test_the_tokens_of_the_readme_are_understood(tmp_path: Path) -> None:

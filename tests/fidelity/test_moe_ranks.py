@@ -1,17 +1,17 @@
 """Models with experts on two ranks answer as transformers + PEFT do: experts cut, or shared out."""
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from adapter_store import DiskStore, ModelSpec
+from adapter_store import DiskStore
 from executor.errors import UnsupportedModel
-from tests.fidelity.conftest import NUM_TOKENS, Expected
+from tests.fidelity.by_engine import assert_engine_equals
+from tests.fidelity.conftest import Expected
 from tests.fidelity.moe_families import KINDS, make_moe_family
 from tests.support.adapters import make_base
-from tests.support.engines import greedy, make_driver
+from tests.support.engines import make_driver
 from tests.support.moe_models import ATTENTION
 
 NAMES = ("experts", "both-rslora", "down")
@@ -32,31 +32,15 @@ def test_two_ranks_equal_peft(
 ) -> None:
     model, streams = make_moe_family(family, tmp_path, (*NAMES, more))
     expected = expect(model, streams)
-    store, spec = DiskStore(tmp_path / "store"), ModelSpec.from_folder(model)
-    digests = {
-        stream.name: store.put(stream.adapter, "default", stream.name, spec).digest if stream.adapter else ""
-        for stream in streams
-    }
-    driver = make_driver(
-        str(model),
-        store,
-        store=str(tmp_path / "store"),
+    assert_engine_equals(
+        expected,
+        model,
+        streams,
+        tmp_path / "store",
         tensor_parallel_size=2,
         lora_modules=(*ATTENTION, *KINDS[family]),
-        torch_threads=1,
         **settings,
     )
-    with closing(driver.engine):
-        answers = driver.run(
-            *(
-                greedy(s.name, s.prompt, digest=digests[s.name], max_new_tokens=NUM_TOKENS, logprobs=0)
-                for s in streams
-            )
-        )
-    for stream, tokens in zip(streams, answers, strict=True):
-        assert tokens == expected[stream.name].tokens, stream.name
-        got = [token.token.logprob for token in driver.tokens[0, stream.name]]
-        assert got == pytest.approx(expected[stream.name].logprobs, abs=1e-4), stream.name
 
 
 def test_experts_that_are_not_there_are_not_shared_out(tmp_path: Path) -> None:

@@ -108,14 +108,17 @@ def test_an_adapter_that_is_missing_is_one_line_with_advice(
     assert "make-adapters" in error
 
 
-def test_a_scheduler_that_is_not_there_is_a_failure_with_its_reason(
+def test_what_cannot_be_measured_or_kept_is_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "load.json"
-    arguments = ["--target", "127.0.0.1:9", "--requests", "2", "--warm-up", "0", "--json", str(file)]
-    assert lorafleet(["bench", "load", *arguments]) == 1
-    assert "2 x UNAVAILABLE" in capsys.readouterr().err
-    assert json.loads(file.read_text())["rows"][0]["failed"] == 2
+    nobody = ["bench", "load", "--target", "127.0.0.1:9", "--requests", "2"]
+    for arguments, said in [
+        (nobody, "cannot reach a scheduler at 127.0.0.1:9"),
+        ([*nobody, "--json", str(tmp_path / "none" / "x.json")], f"there is no folder {tmp_path / 'none'}"),
+    ]:
+        assert lorafleet(arguments) == 1
+        out, err = capsys.readouterr()
+        assert not out and err.startswith(f"error: {said}") and err.count("\n") == 1
 
 
 def test_an_interrupt_tells_what_was_measured(home: Path) -> None:

@@ -43,11 +43,15 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def chat(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: list[str], *args: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    *args: str,
+    status: int = 0,
 ) -> tuple[list[str], list[str]]:
-    """What the conversation writes to stdout and to stderr."""
+    """What the conversation writes to stdout and to stderr; status: how the command ends."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    assert main(["chat", *args]) == 0
+    assert main(["chat", *args]) == status
     out, err = capsys.readouterr()
     return out.splitlines(), err.splitlines()
 
@@ -73,10 +77,10 @@ def test_adapters_are_switched_and_exit_ends(
     assert out == ["acme/x was told <user: one>", "base was told <user: two>"]
 
 
-def test_a_failed_question_is_forgotten(
+def test_a_failed_question_is_forgotten_and_told_to_a_script(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, err = chat(monkeypatch, capsys, ["/adapter none", "one", "/adapter a", "two", "/what"])
+    out, err = chat(monkeypatch, capsys, ["/adapter none", "one", "/adapter a", "two", "/what"], status=1)
     assert out == ["a was told <user: two>"]
     assert err[0].startswith("error: there is no adapter 'none'; ")
     assert err[1].startswith("/adapter NAME")

@@ -293,3 +293,27 @@ def _is_unavailable(client: Client, ref: str) -> bool:
     except Unavailable:
         return True
     return False
+
+
+def test_an_executor_is_taken_out_of_service_and_back(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, address = fleet.schedulers[0].address, fleet.executors[0].address
+
+    def run(*arguments: str) -> str:
+        assert main(["executors", *arguments, address, "--target", target]) == 0
+        return capsys.readouterr().out
+
+    with Client(target, timeout=PATIENCE_S) as client:
+
+        def cordoned() -> list[str]:
+            return [each.address for each in client.fleet().executors if each.cordoned]
+
+        assert run("drain") == f"{address} gets no new requests, and has none left\n"
+        assert cordoned() == [address]
+        assert json.loads(run("cordon", "--json"))["cordoned"]
+        assert client.generate(PROMPT, max_new_tokens=2).usage.completion_tokens == 2
+        assert run("uncordon") == f"{address} gets requests again\n"
+        assert cordoned() == []
+    assert main(["executors", "cordon", "nowhere:1", "--target", target]) == 1
+    assert address in capsys.readouterr().err

@@ -6,7 +6,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 
@@ -37,12 +36,7 @@ class Proxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

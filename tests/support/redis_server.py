@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import redis
@@ -73,12 +72,7 @@ class RedisServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
 
     def _answers(self) -> bool:

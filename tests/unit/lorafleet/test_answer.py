@@ -121,6 +121,8 @@ def test_going_on_ends_after_resume_timeout_without_progress() -> None:
         AdapterNotFound(grpc.StatusCode.NOT_FOUND, "no"),
         QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after=1),
         DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "late"),
+        # The scheduler has waited as long as it may.
+        Unavailable(grpc.StatusCode.UNAVAILABLE, "no executor", reason="NO_EXECUTOR", retry_after=1),
     ],
 )
 def test_before_the_first_chunk_only_unavailable_is_tried_again(error: LoraFleetError) -> None:

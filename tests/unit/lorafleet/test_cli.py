@@ -51,6 +51,9 @@ def test_the_commands_are_those_that_users_were_told_of() -> None:
         "adapters alias list",
         "adapters alias set",
         "adapters alias rm",
+        "executors cordon",
+        "executors uncordon",
+        "executors drain",
         "bench load",
         "bench preset",
         "bench compare",
@@ -74,6 +77,28 @@ def test_every_adapters_command_takes_json(name: str) -> None:
     assert "--json" in COMMANDS[name].format_help()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["adapters", "list", "--limit", "-1"], "'-1' is no whole number above 0"),
+        (["adapters", "list", "--larger", "big"], "'big' is no size; write it as 100MB"),
+        (["adapters", "alias", "set", "x@p", "v1=half"], "'half' is no whole number above 0"),
+        (["models", "--timeout", "0"], "'0' is no number of seconds above 0"),
+        (["top", "--interval", "nan"], "'nan' is no number of seconds above 0"),
+        (["serve", "--model", "m", "--store", "s", "--port", "99999"], "'99999' is no port: 0 to 65535"),
+        (["serve", "--model", "m", "--store", "s", "--executor-args", "'"], "cannot be split into words"),
+        (["bench", "load", "--requests", "0"], "'0' is no whole number above 0"),
+    ],
+)
+def test_values_that_no_option_takes_are_told_in_words(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == cli.USAGE
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in ([], ["adapters"], ["generate", "--top-k", "x"], ["serve"]):
         with pytest.raises(SystemExit) as caught:
@@ -91,6 +116,16 @@ def failing(error: BaseException) -> argparse.Namespace:
 
 Code = grpc.StatusCode
 CASES = [
+    (
+        errors.Unavailable(Code.UNAVAILABLE, "errors resolving x: [field:lookup failed: Domain not found]"),
+        "error: cannot reach a scheduler at host:1 (Domain not found);",
+        1,
+    ),
+    (
+        errors.Unavailable(Code.UNAVAILABLE, "failed: ipv4:127.0.0.1:1: Tls handshake failed: context: OK"),
+        "error: cannot reach a scheduler at host:1 (no TLS connection came about);",
+        1,
+    ),
     (
         errors.Unavailable(Code.UNAVAILABLE, "refused"),
         "error: cannot reach a scheduler at host:1 (refused)",
@@ -157,3 +192,10 @@ def test_serving_no_model_is_one_clear_line(tmp_path: Path) -> None:
     done = command("serve", "--model", str(tmp_path), "--store", str(tmp_path / "store"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {tmp_path} is no model folder: it has no config.json\n"
+
+
+def test_a_token_that_no_header_can_carry_is_one_clear_line() -> None:
+    done = command("models", LORAFLEET_TARGET="127.0.0.1:1", LORAFLEET_TOKEN="secret\n")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: token: holds what no header can carry")

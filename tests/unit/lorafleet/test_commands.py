@@ -89,7 +89,7 @@ def test_sizes_can_be_written_as_they_are_shown(value: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-1", "1 PB", "1.MB", "x"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
         terminal.num_bytes(text)
 
 
@@ -184,6 +184,8 @@ def test_adapters_are_found_under_their_own_names(tmp_path: Path) -> None:
     assert [name for name, _ in push.adapters_in(tmp_path)] == ["b", "c", "chat-a"]
     with pytest.raises(NotADirectoryError):
         push.adapters_in(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="holds no folder"):
+        push.adapters_in(tmp_path / "notes")
 
 
 def test_bars_for_many_at_once() -> None:
