@@ -69,8 +69,7 @@ class Sampler:
             {"repetition_penalty": 2.0, "presence_penalty": 1.0, "logit_bias": ((0, 1.0),)},
         ]
         kinds: list[Row] = [SampleRequest(SamplingParams(**way), 1, (0,), (0,), (0,), 0) for way in ways]
-        many = [kinds[3]] * min(len(self.last_tokens), _LEAST_KERNEL_ROWS)
-        for rows in (*([kind] for kind in kinds), [kinds[0], ScoreRequest(0, 1)], many):
+        for rows in (*([kind] for kind in kinds), [kinds[0], ScoreRequest(0, 1)]):
             self.collect(self.launch(torch.zeros(len(rows), vocab, device=self.last_tokens.device), rows))
 
     @torch.inference_mode()
@@ -142,31 +141,26 @@ def _finite(values: Tensor) -> Tensor:
     return values.abs() < math.inf  # one pass less than isfinite
 
 
-# A row is one program of the kernel: 0.65 ms at 1 to 8 rows of 128256, 0.8 at 64, where sorting takes 3.6.
-_LEAST_KERNEL_ROWS = 12
-
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
-Filter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Filter = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Ops:
-    """What draws on a device: the filters, from `least_rows` on (fewer are sorted), the draw, and how many
-    logits of a step at once."""
+    """What draws on a device: the filters, the draw, and how many logits of a step at once."""
 
     keep: Filter
-    least_rows: int
     draw: Draw
     most_elements: int
 
     @classmethod
     def on(cls, device: torch.device) -> "_Ops":
         if device.type != "cuda":
-            return cls(nucleus, 0, gumbel_draw, 1 << 22)
+            return cls(nucleus, gumbel_draw, 1 << 22)
         from kernels.gumbel_draw import gumbel_draw as draw_on_gpu  # these need triton
         from kernels.nucleus import nucleus as keep_on_gpu
 
-        return cls(keep_on_gpu, _LEAST_KERNEL_ROWS, draw_on_gpu, 1 << 24)
+        return cls(keep_on_gpu, draw_on_gpu, 1 << 24)
 
 
 def _drawn(ops: _Ops, logits: Tensor, best: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
@@ -180,15 +174,15 @@ def _drawn(ops: _Ops, logits: Tensor, best: Tensor, requests: Sequence[SampleReq
     kept = None
     if any(each.filters for each in params):
         top_k = [each.top_k or logits.shape[1] for each in params]
-        filters = (
-            column(top_k, torch.int64),
+        top_p = [each.top_p for each in params]
+        kept = ops.keep(
+            logits,
+            best,
+            temperatures,
+            column(top_k, torch.int64) if min(top_k) < logits.shape[1] else None,
             column([each.min_p for each in params], torch.float64),
-            column([each.top_p for each in params], torch.float64),
+            column(top_p, torch.float64) if min(top_p) < 1 else None,
         )
-        if len(params) < ops.least_rows:
-            kept = nucleus(logits, best, temperatures, *filters, most=max(top_k))
-        else:
-            kept = ops.keep(logits, best, temperatures, *filters)
     # As int64 has it: the bits of an unsigned 64-bit number.
     seeds = column([each.seed - (each.seed >> 63 << 64) for each in params], torch.int64)
     positions = column([request.position for request in requests], torch.int64)

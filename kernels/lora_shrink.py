@@ -263,7 +263,8 @@ def _launch(config: ShrinkConfig, x: Tensor, lora_a: Sequence[Tensor], meta: LoR
 
 
 def _check_config(config: ShrinkConfig, h: Tensor, meta: LoRAKernelMeta) -> None:
-    rows = ROWS_PER_TILE if meta.plan.tiles else meta.plan.rows_per_item
+    tiled = config.fused and meta.plan.tiles
+    rows = ROWS_PER_TILE if tiled else meta.plan.rows_per_item
     check(config.rows == rows, "config", f"is for entries of {config.rows} rows, the step's have {rows}")
     splits = 1 if config.final else config.split
     given = h.shape[0] if h.dim() == 4 else 1

@@ -1,188 +1,256 @@
 """top_k, min_p and top_p without sorting the vocabulary. The truth is kernels/reference/nucleus.py.
 
 A filter keeps the tokens before which less than a target lies, in tokens or in weight. The last of them is
-found by narrowing a range of values: one pass over the candidates sums what lies above three pivots, another
-copies those in the quarter where the target falls. Weights are integers, so no order of summing shows.
+found by narrowing a range of keys (logits as integers), sixteenfold a turn: what lies above each of sixteen
+pivots is summed up by several programs a row, and each program of the next turn adds up their sums, sees in
+which range the target falls and lists its own tokens there. When few are left, one program a row ends it.
+Weights are integers, so no order of summing shows.
 """
+
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch import Launch
+from kernels.nucleus_tile import (
+    cell_of,
+    key_of,
+    list_inside,
+    narrowed,
+    narrowed_by_all,
+    order_of,
+    pivots_of,
+    row_of,
+    sum_part,
+    sums_above,
+    value_of,
+    weight_of,
+)
 from kernels.reference.nucleus import LEAST_SCALED, WEIGHT_BITS, check_nucleus
 
-_BLOCK = 2048
-_WARPS = 16
-_KEEP_BLOCK = 2048
-# Half of the turns quarter a range of 2^32 keys: more than that never come.
-_MOST_TURNS = 40
+_PIVOTS = 16
+_TURNS = 3  # by several programs a row: of 128256 tokens they leave some hundreds, of 2000 some ten
+# Every second turn cuts a range of 2^32 keys to a sixteenth: more than that never come.
+_MOST_TURNS = 24
+# Parts of a row, one program each: enough for 132 multiprocessors, in whole blocks.
+_MOST_PARTS, _LEAST_PARTS = 64, 8
+_PROGRAMS = 2048
+_SUM_BLOCK, _LIST_BLOCK = 128, 1024
+_WARPS = 4
+_FEW_BLOCK, _FEW_WARPS = 1024, 16
+_KEEP_BLOCK = 1024
+# Where float32 over a temperature may be minus infinity.
+_TINY = 1e-200
+_NONE = -(1 << 63)
 
 
-@triton.jit
-def _key(value):
-    """int32 that orders as float32 does; -0.0 as 0.0."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _value(key):
-    key = key.to(tl.int32)
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _pivot(low, high, quarter, turn):
-    """A key in [low, high) about `quarter` quarters from low to high. Values narrow fast where tokens are
-    spread evenly; keys, in turn with them, end in at most 16 turns whatever the values are."""
-    if turn % 2 == 0:
-        first, last = _value(low), _value(high)
-        middle = _key(first + (last - first) * (quarter * 0.25)).to(tl.int64)
-    else:
-        middle = low + (high - low) * quarter // 4
-    return tl.minimum(tl.maximum(middle, low), high - 1)
-
-
-@triton.jit
-def _candidates(logits, tokens, start, count, turn, BLOCK: tl.constexpr):
-    """(token, key, value, there): first all tokens of the row, then those of the list."""
-    place = start + tl.arange(0, BLOCK)
-    there = place < count
-    token = tl.load(tokens + place, mask=there & (turn > 0), other=0)
-    token = tl.where(turn > 0, token, place)
-    value = tl.load(logits + token, mask=there, other=float("-inf"))
-    return token, _key(value), value, there
-
-
-@triton.jit
-def _weight(value, best, temperature, least, ONES: tl.constexpr, BITS: tl.constexpr):
+@triton.jit(do_not_specialize=["vocab", "length"])
+def begin_kernel(
+    cells, logits, best, temperatures, min_p, goals, last_orders, vocab, length,
+    LEAST_SCALED: tl.constexpr, BITS: tl.constexpr, NONE: tl.constexpr, ONES: tl.constexpr,
+    PARTS: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (part, row), turn 0: sum up the part's tokens."""
+    part, row, rows = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    logits, largest, temperature, least, _, cut = row_of(
+        logits, best, temperatures, min_p, goals, row, vocab, LEAST_SCALED, ONES
+    )
+    if not cut:
+        return
+    last = tl.load(last_orders + row)
+    high = key_of(largest.to(tl.float32))
+    # Below it tokens have no weight. One less: the value was rounded.
+    bottom = key_of((largest + (least - 1) * temperature).to(tl.float32)) - 1
+    bottom = tl.minimum(tl.maximum(bottom.to(tl.int64), (last >> 32) - 1).to(tl.int32), high - 1)
+    low = bottom
     if ONES:
-        return (value > float("-inf")).to(tl.int64)
-    else:
-        scaled = (value.to(tl.float64) - best) / temperature
-        weight = (tl.exp(scaled) * (1 << BITS) + 0.5).to(tl.int64)
-        return tl.where((scaled >= least) & (value > float("-inf")), weight, 0)
+        low = key_of(tl.full((), float("-inf"), tl.float32))
+    zero = tl.zeros((), tl.int64)
+    sum_part(
+        cell_of(cells, 0, row, rows, PARTS, PIVOTS), part, logits, logits, part * length,
+        tl.minimum(length, vocab - part * length), low, bottom, high, zero, zero, 0, last, largest,
+        temperature, least, False, BITS, NONE, ONES, PARTS, PIVOTS, BLOCK,
+    )  # fmt: skip
 
 
-@triton.jit
-def _last_kept(
-    logits, tokens, vocab, best, temperature, least, last_key, last_token, low, goal,
-    ONES: tl.constexpr, BITS: tl.constexpr, MOST_TURNS: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["vocab", "length", "turn"])
+def narrow_kernel(
+    cells, lists, logits, best, temperatures, min_p, goals, last_orders, vocab, length, turn,
+    LEAST_SCALED: tl.constexpr, BITS: tl.constexpr, NONE: tl.constexpr, ONES: tl.constexpr,
+    PARTS: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr, LIST_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(key, token) of the last token before which less than the target lies.
-
-    ONES: tokens are counted, and goal is the target; else weights are summed, and goal is the target's share
-    of all. Only tokens up to (last_key, last_token), and above the key `low`, have weight.
-    """
-    high = _key(best.to(tl.float32)).to(tl.int64)
-    low = tl.minimum(low.to(tl.int64), high - 1)
-    count, turn = vocab, 0
-    above = tl.zeros((), tl.int64)
-    target = tl.zeros((), tl.int64)
-    while ((low + 1 < high) | (turn == 0)) & (turn < MOST_TURNS):
-        listed = tokens + (turn % 2) * vocab
-        third = _pivot(low, high, 3, turn)
-        second = _pivot(low, high, 2, turn)
-        first = _pivot(low, high, 1, turn)
-        over0 = tl.zeros((BLOCK,), tl.int64)
-        over1 = tl.zeros((BLOCK,), tl.int64)
-        over2 = tl.zeros((BLOCK,), tl.int64)
-        over3 = tl.zeros((BLOCK,), tl.int64)
-        for start in range(0, count, BLOCK):
-            token, key, value, there = _candidates(logits, listed, start, count, turn, BLOCK)
-            weight = _weight(value, best, temperature, least, ONES, BITS)
-            before = (key > last_key) | ((key == last_key) & (token <= last_token))
-            weight = tl.where(there & before & (key > low), weight, 0)
-            over0 += weight
-            over1 += tl.where(key > first, weight, 0)
-            over2 += tl.where(key > second, weight, 0)
-            over3 += tl.where(key > third, weight, 0)
-        sum1, sum2, sum3 = tl.sum(over1), tl.sum(over2), tl.sum(over3)
-        if turn == 0:
-            total = tl.sum(over0)
-            target = goal if ONES else tl.ceil(total.to(tl.float64) * goal).to(tl.int64)
-            target = tl.maximum(tl.minimum(target, total), 1)  # reached somewhere above `low`
-        if above + sum3 >= target:
-            low = third
-        elif above + sum2 >= target:
-            low, high, above = second, third, above + sum3
-        elif above + sum1 >= target:
-            low, high, above = first, second, above + sum2
-        else:
-            high, above = first, above + sum1
-        inside = tl.zeros((), tl.int32)
-        least_key = high
-        most_key = low + 1
-        for start in range(0, count, BLOCK):
-            token, key, value, there = _candidates(logits, listed, start, count, turn, BLOCK)
-            before = (key > last_key) | ((key == last_key) & (token <= last_token))
-            chosen = there & before & (key > low) & (key <= high)
-            place = inside + tl.cumsum(chosen.to(tl.int32), 0) - 1
-            tl.store(tokens + ((turn + 1) % 2) * vocab + place, token, mask=chosen)
-            inside += tl.sum(chosen.to(tl.int32))
-            wide = key.to(tl.int64)
-            least_key = tl.minimum(least_key, tl.min(tl.where(chosen, wide, high)))
-            most_key = tl.maximum(most_key, tl.max(tl.where(chosen, wide, low + 1)))
-        low, high, count = least_key - 1, most_key, inside
-        turn += 1
-        tl.debug_barrier()  # the list is there for all threads
-    # What is left has one value; the list is in the order of the token ids.
-    one = _weight(_value(high), best, temperature, least, ONES, BITS)
-    more = tl.minimum(tl.cdiv(target - above, tl.maximum(one, 1)), count.to(tl.int64))
-    token = tl.load(tokens + (turn % 2) * vocab + tl.maximum(more - 1, 0))
-    return high.to(tl.int32), token
+    """Program (part, row), turn 1 and later: list the part's tokens in the range that the turn before left,
+    and sum them up. lists is [2, rows, vocab], filled in turn; each part's list is where its tokens were."""
+    part, row, rows = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    logits, largest, temperature, least, goal, cut = row_of(
+        logits, best, temperatures, min_p, goals, row, vocab, LEAST_SCALED, ONES
+    )
+    if not cut:
+        return
+    last = tl.load(last_orders + row)
+    before = cell_of(cells, turn - 1, row, rows, PARTS, PIVOTS)
+    low, high, above, target = narrowed_by_all(
+        before, tl.num_programs(0), goal, turn == 1, ONES, PARTS, PIVOTS
+    )
+    first = part * length
+    source = lists + ((turn + 1) % 2 * rows + row) * vocab + first
+    listed = lists + (turn % 2 * rows + row) * vocab + first
+    count = tl.minimum(length, vocab - first)
+    if turn > 1:
+        count = tl.load(before + PARTS * (PIVOTS + 2) + part).to(tl.int32)
+    inside = 0
+    for start in range(0, count, LIST_BLOCK):
+        place = start + tl.arange(0, LIST_BLOCK)
+        there = place < count
+        token = first + place
+        if turn > 1:
+            token = tl.load(source + place, mask=there, other=0)
+        inside = list_inside(listed, inside, logits, token, there, low, high, last)
+    tl.debug_barrier()  # the list is there for all threads
+    sum_part(
+        cell_of(cells, turn, row, rows, PARTS, PIVOTS), part, logits, listed, first, inside, low, low, high,
+        above, target, turn, last, largest, temperature, least, True, BITS, NONE, ONES, PARTS, PIVOTS, BLOCK,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit(do_not_specialize=["vocab", "length"])
 def last_kept_kernel(
-    last_keys, last_tokens, lists, logits, best, temperatures, top_k, min_p, top_p, vocab,
-    LEAST_SCALED: tl.constexpr, BITS: tl.constexpr, MOST_TURNS: tl.constexpr, BLOCK: tl.constexpr,
+    last_orders, cells, lists, logits, best, temperatures, min_p, goals, vocab, length,
+    LEAST_SCALED: tl.constexpr, BITS: tl.constexpr, NONE: tl.constexpr, ONES: tl.constexpr,
+    PARTS: tl.constexpr, PIVOTS: tl.constexpr, TURNS: tl.constexpr, MOST_TURNS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): the last token that top_k and top_p leave, by the key of its logit and its id."""
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * vocab
-    lists += row * 2 * vocab
-    largest = tl.load(best + row).to(tl.float64)
-    temperature, share, wanted = tl.load(temperatures + row), tl.load(top_p + row), tl.load(top_k + row)
-    least = tl.maximum(tl.log(tl.load(min_p + row)), LEAST_SCALED)
-    last_key, last_token = tl.full((), -2147483648, tl.int32), vocab
-    finite = tl.abs(largest) < float("inf")
-    if finite & (wanted < vocab):
-        lowest = _key(tl.full((), float("-inf"), tl.float32))
-        last_key, last_token = _last_kept(
-            logits, lists, vocab, largest, temperature, least, last_key, last_token, lowest, wanted, True,
-            BITS, MOST_TURNS, BLOCK,
+    """Program (row): the last token that the filter leaves, from what TURNS turns listed."""
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    logits, largest, temperature, least, goal, cut = row_of(
+        logits, best, temperatures, min_p, goals, row, vocab, LEAST_SCALED, ONES
+    )
+    if not cut:
+        return
+    last = tl.load(last_orders + row)
+    before = cell_of(cells, TURNS - 1, row, rows, PARTS, PIVOTS)
+    parts = tl.cdiv(vocab, length)
+    low, high, above, target = narrowed_by_all(before, parts, goal, False, ONES, PARTS, PIVOTS)
+    part = tl.arange(0, PARTS)
+    counts = tl.load(before + PARTS * (PIVOTS + 2) + part, mask=part < parts, other=0).to(tl.int32)
+    ends, all_listed = tl.cumsum(counts, 0), tl.sum(counts, 0)
+    source = lists + ((TURNS - 1) % 2 * rows + row) * vocab
+    listed = lists + (TURNS % 2 * rows + row) * vocab
+    count = tl.zeros((), tl.int32)
+    for start in range(0, all_listed, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        passed = ends[:, None] <= place[None, :]  # parts whose lists end before this place of all together
+        at = tl.sum(passed.to(tl.int32), 0) * length + place - tl.sum(tl.where(passed, counts[:, None], 0), 0)
+        token = tl.load(source + at, mask=place < all_listed, other=0)
+        count = list_inside(listed, count, logits, token, place < all_listed, low, high, last)
+    turn = tl.full((), TURNS, tl.int32)
+    while (low + 1 < high) & (turn < MOST_TURNS):
+        tl.debug_barrier()  # the list is there for all threads
+        source = lists + (turn % 2 * rows + row) * vocab
+        listed = lists + ((turn + 1) % 2 * rows + row) * vocab
+        pivots = pivots_of(low, low, high, turn, PIVOTS)
+        sums, least_key, most_key = sums_above(
+            logits, source, 0, count, pivots, last, largest, temperature, least, True, ONES, BITS, NONE,
+            PIVOTS, BLOCK,
         )  # fmt: skip
-    if finite & (share < 1):
-        lowest = _key((largest + (least - 1) * temperature).to(tl.float32))
-        last_key, last_token = _last_kept(
-            logits, lists, vocab, largest, temperature, least, last_key, last_token, lowest, share, False,
-            BITS, MOST_TURNS, BLOCK,
-        )  # fmt: skip
-    tl.store(last_keys + row, last_key)
-    tl.store(last_tokens + row, last_token)
+        low, high, above = narrowed(pivots, sums, high, above, target, least_key, most_key)
+        inside = 0
+        for start in range(0, count, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            token = tl.load(source + place, mask=place < count, other=0)
+            inside = list_inside(listed, inside, logits, token, place < count, low, high, last)
+        count = inside
+        turn += 1
+    tl.debug_barrier()
+    # What is left has one value; the list is in the order of the token ids.
+    one = weight_of(value_of(high), largest, temperature, least, ONES, BITS).to(tl.int64)
+    more = tl.minimum(tl.cdiv(target - above, tl.maximum(one, 1)), count.to(tl.int64))
+    token = tl.load(lists + (turn % 2 * rows + row) * vocab + tl.maximum(more - 1, 0))
+    tl.store(last_orders + row, order_of(high, token))
 
 
 @triton.jit(do_not_specialize=["vocab"])
 def keep_kernel(
-    kept, logits, best, temperatures, min_p, last_keys, last_tokens, vocab, BLOCK: tl.constexpr
+    kept, logits, best, temperatures, min_p, last_orders, vocab, TINY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Program (row, part): whether each token of the part stays."""
-    row = tl.program_id(0)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    """Program (part, row): whether each token of the part stays."""
+    row = tl.program_id(1)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = token < vocab
     first = row.to(tl.int64) * vocab
     value = tl.load(logits + first + token, mask=there, other=float("-inf"))
-    scaled = (value.to(tl.float64) - tl.load(best + row).to(tl.float64)) / tl.load(temperatures + row)
-    key, last_key, last_token = _key(value), tl.load(last_keys + row), tl.load(last_tokens + row)
-    stays = (key > last_key) | ((key == last_key) & (token <= last_token))
-    stays = stays & (scaled >= tl.log(tl.load(min_p + row))) & (value > float("-inf"))
+    stays = (order_of(key_of(value), token) >= tl.load(last_orders + row)) & (value > float("-inf"))
+    temperature, share = tl.load(temperatures + row), tl.load(min_p + row)
+    if (share > 0) | (temperature < TINY):
+        scaled = (value.to(tl.float64) - tl.load(best + row).to(tl.float64)) / temperature
+        stays = stays & (scaled >= tl.log(share)) & (scaled > float("-inf"))
     tl.store(kept + first + token, stays.to(tl.uint8), mask=there)
 
 
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The kernels that find the last token that one filter leaves."""
+
+    begin: Launch
+    narrow: Launch
+    last_kept: Launch
+
+    @classmethod
+    def make(cls, ones: bool) -> "_Search":
+        common = {
+            "LEAST_SCALED": LEAST_SCALED, "BITS": WEIGHT_BITS, "NONE": _NONE, "ONES": ones,
+            "PARTS": _MOST_PARTS, "PIVOTS": _PIVOTS,
+        }  # fmt: skip
+        several = {**common, "BLOCK": _SUM_BLOCK}
+        one = {**common, "BLOCK": _FEW_BLOCK, "TURNS": _TURNS, "MOST_TURNS": _MOST_TURNS}
+        return cls(
+            Launch(begin_kernel, several, {"num_warps": _WARPS}),
+            Launch(narrow_kernel, {**several, "LIST_BLOCK": _LIST_BLOCK}, {"num_warps": _WARPS}),
+            Launch(last_kept_kernel, one, {"num_warps": _FEW_WARPS}),
+        )
+
+
+@lru_cache(maxsize=64)
+def _launches(device: torch.device, alignments: tuple[int | None, ...]) -> tuple[_Search, _Search, Launch]:
+    """top_k's, top_p's and the last kernel, for inputs of this form: all that Triton specialises on."""
+    keep = Launch(keep_kernel, {"TINY": _TINY, "BLOCK": _KEEP_BLOCK}, {"num_warps": 4})
+    return _Search.make(True), _Search.make(False), keep
+
+
+def _find_last(
+    search: _Search,
+    last_orders: Tensor,
+    logits: Tensor,
+    best: Tensor,
+    temperatures: Tensor,
+    min_p: Tensor,
+    goals: Tensor,
+) -> None:
+    """Bring last_orders, the last of what is kept so far, down to what `goals` leaves of that."""
+    rows, vocab = logits.shape
+    parts = max(_LEAST_PARTS, min(_MOST_PARTS, _PROGRAMS // rows))
+    length = triton.cdiv(vocab, parts * _LIST_BLOCK) * _LIST_BLOCK
+    words = _MOST_PARTS * (_PIVOTS + 3) + _PIVOTS + 3
+    cells = torch.empty((_TURNS, rows, words), dtype=torch.int64, device=logits.device)
+    lists = torch.empty((2, rows, vocab), dtype=torch.int32, device=logits.device)
+    grid, row = (triton.cdiv(vocab, length), rows), (logits, best, temperatures, min_p, goals)
+    search.begin(grid, cells, *row, last_orders, vocab, length)
+    for turn in range(1, _TURNS):
+        search.narrow(grid, cells, lists, *row, last_orders, vocab, length, turn)
+    search.last_kept((rows,), last_orders, cells, lists, *row, vocab, length)
+
+
 def nucleus(
-    logits: Tensor, best: Tensor, temperatures: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor
+    logits: Tensor,
+    best: Tensor,
+    temperatures: Tensor,
+    top_k: Tensor | None,
+    min_p: Tensor,
+    top_p: Tensor | None,
 ) -> Tensor:
     """Semantics: bool [rows, vocab], what top_k, then min_p, then top_p leave. With a row's tokens in order,
     scaled = (logits - best) / temperature in float64 and weight = round(2^40 * exp(scaled)):
@@ -193,27 +261,27 @@ def nucleus(
     logits        float32 [rows, vocab], contiguous
     best          float32 [rows], the largest of each row; where it is not finite, any tokens come out
     temperatures  float64 [rows], above 0
-    top_k         int64 [rows], at least 1; vocab or more: off
+    top_k         int64 [rows], at least 1; vocab or more: off. None: off in all rows, which saves launches
     min_p         float64 [rows], 0: off
-    top_p         float64 [rows], above 0; 1 or more: off
+    top_p         float64 [rows], above 0; 1 or more: off. None: as top_k's
 
     Takes 8 bytes a logit of scratch memory. Raises KernelArgumentError.
     """
     check_nucleus(logits, best, temperatures, top_k, min_p, top_p)
     rows, vocab = logits.shape
-    device = logits.device
-    lists = torch.empty((rows, 2, vocab), dtype=torch.int32, device=device)
-    last_keys, last_tokens = torch.empty((2, rows), dtype=torch.int32, device=device)
-    kept = torch.empty((rows, vocab), dtype=torch.bool, device=device)
+    kept = torch.empty((rows, vocab), dtype=torch.bool, device=logits.device)
     if logits.numel() == 0:
         return kept
-    last_kept_kernel[(rows,)](
-        last_keys, last_tokens, lists, logits, best, temperatures, top_k, min_p, top_p, vocab,
-        LEAST_SCALED=LEAST_SCALED, BITS=WEIGHT_BITS, MOST_TURNS=_MOST_TURNS,
-        BLOCK=_BLOCK, num_warps=_WARPS,
-    )  # fmt: skip
-    keep_kernel[(rows, triton.cdiv(vocab, _KEEP_BLOCK))](
-        kept.view(torch.uint8), logits, best, temperatures, min_p, last_keys, last_tokens, vocab,
-        BLOCK=_KEEP_BLOCK, num_warps=4,
+    given = (logits, best, temperatures, top_k, min_p, top_p)
+    alignments = tuple(None if each is None else each.data_ptr() % 16 for each in given)
+    by_count, by_weight, keep = _launches(logits.device, alignments)
+    last_orders = torch.full((rows,), _NONE, dtype=torch.int64, device=logits.device)
+    if top_k is not None:
+        _find_last(by_count, last_orders, logits, best, temperatures, min_p, top_k)
+    if top_p is not None:
+        _find_last(by_weight, last_orders, logits, best, temperatures, min_p, top_p)
+    keep(
+        (triton.cdiv(vocab, _KEEP_BLOCK), rows), kept.view(torch.uint8), logits, best, temperatures, min_p,
+        last_orders, vocab,
     )  # fmt: skip
     return kept

@@ -1,7 +1,7 @@
 """Block sizes of the kernels, by the form of the step and the layer's sizes.
 
-Measured on one H100 80GB HBM3 (triton 3.6, bfloat16, CUDA graphs) with the layers of Llama-3.1-8B; every
-figure is us of one layer's shrink and expand. (tokens, adapters) names a point.
+Measured on one H100 80GB HBM3, or an H200 where it says so (triton 3.6, bfloat16, CUDA graphs), with the
+layers of Llama-3.1-8B; every figure is us of one layer's shrink and expand. (tokens, adapters) names a point.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
 # Above this many inputs (down_proj) K gets more programs.
 _WIDE = 8192
+_SOME_ENTRIES = 8
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
 _MANY_ENTRIES = 32
 # Rank tile -> 64-row tiles from which on expand walks over those.
@@ -61,11 +62,20 @@ def shrink_config(
     plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
 ) -> ShrinkConfig:
     """For a layer of `slices` slices over `width` inputs. final: h must hold the sum, not the splits."""
-    if plan.tiles:
+    if plan.tiles and not _small_entries_pay(plan, slices, width):
         return _shrink_tiles(plan, slices, width, element_size)
     if plan.rows_per_item == 1:
         return _shrink_single(plan, width, final)
-    return _shrink_shared(plan, slices, width, element_size)
+    return _shrink_shared(plan, slices, width, element_size, final)
+
+
+def _small_entries_pay(plan: LaunchPlan, slices: int, width: int) -> bool:
+    """Whether shrink takes entries of 16 rows where there are 64-row tiles: too few to fill the card."""
+    if plan.tiles >= _MANY_TILES or plan.block_rank > 32:
+        return False
+    # H200 at (512, 8). Rank 32: qkv 14.8 (tiles: 19.5), o 10.4 (11.9), gate_up 31.9 (34.1), down 17.4 (17.2).
+    # Rank 16: o 8.5 (10.9), down 15.1 (16.2). qkv and gate_up at rank 16 were not measured.
+    return width <= _WIDE if plan.block_rank == 32 else slices == 1
 
 
 def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
@@ -73,7 +83,8 @@ def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
         # qkv, rank 64: 54.4 at (64, 64), 6.9 at (1, 1); 1024 inputs a program 57.6 and 7.8.
         block_k, num_warps = 256, 2
     elif plan.block_rank == 32:
-        block_k, num_warps = 1024, 8
+        # down, H200: 13.5 at (32, 32), 3.7 at (1, 1); 1024 inputs a program, as for the others, 15.2 and 4.0.
+        block_k, num_warps = (512, 4) if width > _WIDE else (1024, 8)
     elif width > _WIDE:
         # down: 16.6 at (64, 64) and 4.7 at (8, 8); 2048 inputs a program 18 and 4.9.
         block_k, num_warps = 1024, 4
@@ -88,22 +99,35 @@ def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
     return ShrinkConfig(1, plan.block_rank, block_k, split, final or split > 4, num_warps, 2)
 
 
-def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
-    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
-    if plan.items >= _MANY_ENTRIES:
+def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int, final: bool) -> ShrinkConfig:
+    block_rank, finishes = max(plan.block_rank, ROWS_PER_ITEM), True
+    if plan.tiles and width <= _WIDE:
+        # (512, 8), H200. Rank 32: qkv 14.8, gate_up 31.9; 512 inputs a step 19.9 and 31.9. o, rank 16: 8.5
+        # where expand adds up the splits, 9.9 where shrink does.
+        block_k, split, stages = (512 if slices == 1 else 256), 4, 3
+        finishes = final or slices > 1
+    elif plan.tiles:
+        # down, H200, rank 16: 14.4 at (512, 1), 15.1 at (512, 8); 4 splits 15.9 and 16.0.
+        block_k, split, stages = 512, 8, 3
+    elif plan.items >= _MANY_ENTRIES:
         # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
         block_k, split, stages = {1: 512, 2: 256}.get(slices, 128), 4, 3
+        # down, H200, rank 16: 18.4 where expand adds up the splits, 19.7 where shrink does.
+        finishes = final or width <= _WIDE or block_rank > 16
+    elif slices == 1 and block_rank == 32:
+        # H200: o 5.9 at (128, 8), 5.4 at (64, 8), down 9.5 and 8.3; as rank 16 7.7, 6.3, 11.4 and 9.6.
+        block_k, split, stages = 256, 16 if width > _WIDE else 8, 4
     elif width > _WIDE:
         # down: 5.7 at (64, 1), 6.8 at (64, 8); 8 splits 6.5 and 7.7.
         block_k, split, stages = 512, 16, 3
     elif slices > 2:
-        # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7.
-        block_k, split, stages = 512, 4, 3
+        # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7. Rank 32 (H200): 5.8 and 8.6; 6.9 and 7.9.
+        block_k, split, stages = 512, 8 if block_rank == 32 and plan.items >= _SOME_ENTRIES else 4, 3
     else:
         # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6.
         block_k, split, stages = 512, 8, 2
     block_k = _fitting(block_k, ROWS_PER_ITEM + block_rank, element_size, stages)
-    return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), True, 4, stages)
+    return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), finishes, 4, stages)
 
 
 def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
@@ -132,6 +156,9 @@ def _fit(split: int, width: int, block_k: int) -> int:
 @lru_cache(maxsize=1024)
 def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
     if plan.rows_per_item == 1:
+        if plan.block_rank == 32:
+            # H200: qkv 4.7 at (8, 8), 21.0 at (64, 64), o 3.5 and 10.7; 512 columns 5.5, 23.1, 4.3 and 11.5.
+            return ExpandConfig(1, 32, 256, 1)
         # 256 columns a warp. Rank 64: 32 ranks at once 53.8 at (64, 64), 64 at once 9.8 at (8, 8) (qkv).
         most_ranks = 32 if plan.items >= _MANY_ENTRIES else 64
         return ExpandConfig(1, min(plan.block_rank, most_ranks), 512, 2)

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
+    parser.add_argument("--other", type=Path, help="a Python file with another nucleus() (nucleus)")
     parser.add_argument(
         "--candidates", action="store_true", help="other block sizes too (lora_fp8, moe_gemm)"
     )
@@ -75,7 +76,7 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.op == "host_cost":
         return host_cost.run()
     if args.op == "nucleus":
-        return nucleus.run()
+        return nucleus.run(args.other)
     if args.op == "paged_decode":
         return paged_decode.run()
     if args.op == "scale_outputs":

@@ -12,7 +12,7 @@ from kernels.launch_plan import PARTS
 from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
-from kernels.nucleus import keep_kernel, last_kept_kernel
+from kernels.nucleus import begin_kernel, keep_kernel, last_kept_kernel, narrow_kernel
 from kernels.paged_decode import merge_kernel, paged_decode_kernel
 from kernels.scale_outputs import scale_outputs_kernel
 from kernels.slot_block import UNIT
@@ -62,9 +62,21 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     draw = {"RANGE": 26.1, "BLOCK": 1024, "BLOCKS": 4}
     yield "draw", draw_kernel, {**draw, "HAS_KEPT": False}, 4
     yield "draw, filtered", draw_kernel, {**draw, "HAS_KEPT": True}, 4
-    narrowing = {"LEAST_SCALED": -28.4, "BITS": 40, "MOST_TURNS": 40, "BLOCK": 2048}
-    yield "last kept", last_kept_kernel, narrowing, 16
-    yield "keep", keep_kernel, {"BLOCK": 2048}, 4
+    for ones in (True, False):
+        what = "tokens" if ones else "weights"
+        search = {
+            "LEAST_SCALED": -28.4,
+            "BITS": 40,
+            "NONE": -(1 << 63),
+            "ONES": ones,
+            "PARTS": 64,
+            "PIVOTS": 16,
+        }
+        yield f"begin by {what}", begin_kernel, {**search, "BLOCK": 128}, 4
+        yield f"narrow by {what}", narrow_kernel, {**search, "BLOCK": 128, "LIST_BLOCK": 1024}, 4
+        one = {**search, "TURNS": 3, "MOST_TURNS": 24, "BLOCK": 1024}
+        yield f"last kept by {what}", last_kept_kernel, one, 16
+    yield "keep", keep_kernel, {"TINY": 1e-200, "BLOCK": 1024}, 4
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     decode = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "PAGE": 16, "BLOCK_KV": 64, "SPLITS": 1, "WINDOW": 0,

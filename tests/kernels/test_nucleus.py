@@ -53,13 +53,41 @@ MIX = [
 
 
 @pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "ties"])
-@pytest.mark.parametrize("vocab", [1, 7, 1000, 9001])
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 2500])  # the last in three parts
 def test_keeps_what_the_reference_keeps(vocab: int, rounded: bool) -> None:
-    random = torch.Generator().manual_seed(vocab)
-    logits = torch.randn(len(MIX), vocab, generator=random) * 4
+    logits = torch.randn(len(MIX), vocab, generator=torch.Generator().manual_seed(vocab)) * 4
     kept_of(logits.round() if rounded else logits, MIX)
-    kept_of((logits * 1e30).round(), MIX)
-    kept_of(logits * 1e-38, MIX)
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-38])
+def test_keeps_what_the_reference_keeps_of_any_values(scale: float) -> None:
+    logits = torch.randn(len(MIX), 400, generator=torch.Generator().manual_seed(5)) * 4 * scale
+    kept_of(logits.round() if scale > 1 else logits, MIX)
+
+
+def test_values_that_lie_closer_and_closer_take_more_turns() -> None:
+    logits = -(2.0 ** -torch.linspace(0, 120, 900))
+    logits = logits[torch.randperm(900, generator=torch.Generator().manual_seed(2))]
+    settings = [(1, 3, 0, 1), (1, 450, 0, 1), (1, 800, 0, 0.4), (1, OFF, 0, 0.7), (1e-20, OFF, 0, 0.3)]
+    kept_of(logits.expand(5, -1).contiguous(), settings)
+
+
+def test_a_temperature_finer_than_the_logits_loses_no_weight() -> None:
+    """Where the next logits below the largest have the last weights that are not 0."""
+    ulp = 2.0**-20  # of float32 at 11
+    logits = 11 - ulp * torch.arange(12.0)
+    settings = [(ulp * 0.25, OFF, 0, 1 - 1e-15), (ulp * 0.25, OFF, 0, 0.9999), (ulp * 3, OFF, 0.01, 0.99)]
+    kept_of(logits.expand(3, -1).contiguous(), settings)
+
+
+@pytest.mark.parametrize("off", ["top_k", "top_p"])
+def test_a_filter_that_no_row_has_can_be_left_out(off: str) -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)) * 3
+    settings = [(1, OFF if off == "top_k" else 40, 0.001, 1 if off == "top_p" else 0.8)]
+    given = {"logits": logits, "best": logits.amax(-1), **columns(4, settings)}
+    there = {name: value.to(DEVICE) for name, value in given.items()}
+    for keep, inputs in ((reference, given), (nucleus, there)):
+        assert torch.equal(keep(**{**inputs, off: None}), keep(**inputs))
 
 
 def test_of_equals_the_lowest_ids_stay_exactly() -> None:
@@ -99,10 +127,32 @@ def test_a_row_without_a_finite_maximum_disturbs_no_other() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "ties"])
-def test_a_large_vocabulary(rounded: bool) -> None:
-    logits = torch.randn(64, 128_256, generator=torch.Generator().manual_seed(1)) * 2.5
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 128_256), (64, 128_256), (300, 32_000)])
+def test_a_large_vocabulary(rows: int, vocab: int, rounded: bool) -> None:
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 2.5
     logits = logits.round() if rounded else logits
     assert torch.equal(kept_of(logits, MIX), kept_of(logits, MIX))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_graph_replays_with_other_logits_and_filters() -> None:
+    def inputs(seed: int, settings: list[tuple[float, float, float, float]]) -> dict[str, Tensor]:
+        logits = torch.randn(12, 128_256, generator=torch.Generator().manual_seed(seed)) * 3
+        return {"logits": logits, "best": logits.amax(-1), **columns(12, settings)}
+
+    held = {name: value.cuda() for name, value in inputs(0, [(1.0, OFF, 0.0, 1.0)]).items()}
+    nucleus(**held)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = nucleus(**held)
+    for seed in (1, 2):
+        given = inputs(seed, MIX[seed:])
+        for name, value in given.items():
+            held[name].copy_(value)
+        graph.replay()
+        assert torch.equal(kept.cpu(), reference(**given))
 
 
 @pytest.mark.parametrize("keep", [reference, nucleus], ids=["reference", "triton"])

@@ -91,6 +91,26 @@ def test_real_shapes_against_float64(layer: str, dtype: torch.dtype) -> None:
         assert not punica.token_mapping_meta.finished_splits.any()
 
 
+@pytest.mark.parametrize("rank", [8, 16, 32])
+@pytest.mark.parametrize("layer", ["qkv", "o", "gate_up", "down"])
+def test_block_sizes_of_low_ranks(layer: str, rank: int) -> None:
+    """Row by row, few entries, many, few 64-row tiles, many: each has its own."""
+    torch.manual_seed(0)
+    width, widths = {**LAYERS, "o": (4096, [4096])}[layer]
+    stack = make_stack([[rank] * 40] * len(widths), width, widths, 32, torch.bfloat16).to("cuda")
+    punica = PunicaWrapperGPU(40, 4096, "cuda")
+    for slot in range(40):
+        punica.set_slot_rank(slot, rank)
+    for adapters, count in ((1, 1), (40, 1), (1, 64), (8, 16), (40, 6), (8, 64), (2, 2048)):
+        runs = [(slot, count) for slot in range(adapters)]
+        x = torch.randn(adapters * count, width, device="cuda").to(torch.bfloat16)
+        y = torch.randn(len(x), stack.column_starts[-1] + widths[-1], device="cuda").to(torch.bfloat16)
+        step(punica, runs)
+        got = y.clone()
+        add(punica, stack, got, x)
+        assert error(got, expected(stack, y, x, runs)) < TOLERANCE[torch.bfloat16], (adapters, count)
+
+
 @pytest.mark.parametrize("parts", [False, True], ids=["whole", "parts"])
 @pytest.mark.parametrize("rows_per_item", [1, 16])
 def test_a_captured_graph_replays_other_adapters_ranks_and_counts(rows_per_item: int, parts: bool) -> None:

@@ -7,6 +7,7 @@ from kernels.errors import KernelArgumentError
 from kernels.launch_plan import PARTS, LaunchPlan
 from kernels.meta import LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.tuning import shrink_config
 from kernels.work_list import Run
 from tests.kernels.stack import DEVICE, DTYPES, Stack, make_stack, row_slots
 
@@ -68,12 +69,24 @@ def test_equals_the_row_by_row_answer_for_mixed_ranks(runs: list[Run], dtype: to
     check_linear(stack, runs, punica)
 
 
-def test_prefill_tiles_of_all_slices() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "in_features", "form"),
+    [
+        ([[3, 16], [16, 1], [0, 9]], 130, "tiles"),
+        ([[3, 16]], 1100, "items, splits added by expand"),
+        ([[32, 20], [17, 0]], 300, "items"),
+    ],
+    ids=["three slices", "one slice", "rank 32"],
+)
+def test_prefill_over_tiles_or_items(ranks: list[list[int]], in_features: int, form: str) -> None:
     torch.manual_seed(0)
-    stack = make_stack([[3, 16], [16, 1], [0, 9]], 130, [40, 8, 9], max_rank=16)
+    stack = make_stack(ranks, in_features, [40, 8, 9][: len(ranks)], max_rank=32)
     punica, runs = make_wrapper(stack), [(1, 300), (-1, 20), (0, 230)]
     step(punica, runs)
-    assert punica.token_mapping_meta.plan.tiles == 9
+    plan = punica.token_mapping_meta.plan
+    config = shrink_config(plan, len(ranks), in_features, 4)
+    assert plan.tiles == 9
+    assert (config.fused, config.final) == (form == "tiles", form in ("tiles", "items"))
     check_linear(stack, runs, punica)
 
 
