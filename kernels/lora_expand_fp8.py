@@ -9,6 +9,7 @@ from kernels.block_launch import (
     BlockWork,
     check_arena,
     column_tiles,
+    columns_side_by_side,
     slices_of,
     strides_of,
     widths_and_starts,
@@ -118,9 +119,7 @@ def _launch(
         "MAX_RANK": lora_b[0].shape[1], "SCALED": True, "K_SCALED": k_scaled, "GROUP_N": group[0],
         "GROUP_K": group[1] or 1, "W8A8": is_fp8(h), "SPLIT": h.shape[0] if h.dim() == 4 else 1,
         "BLOCK_RANK": min(block_rank, group[1]) if k_scaled else block_rank, "BLOCK_N": config.block_n,
-        # A rank for all threads of a single row: the sum over ranks stays within a thread. In tiles the 8
-        # columns of y that a thread loads at once decide.
-        "VECTOR": max(1, min(16, config.block_n // (32 * config.num_warps))) if config.rows == 1 else 8,
+        "VECTOR": columns_side_by_side(config.rows == 1, config.block_n, config.num_warps),
         "ADD_INPUTS": add_inputs, "ROUTED": False, "EARLY": True, "PDL": pdl,
     }  # fmt: skip
     return Launch(

@@ -74,6 +74,27 @@ def test_forms(config: PairConfig | OnceConfig, size: int, dtype: torch.dtype) -
     torch.testing.assert_close(got.cpu(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("size", [0, 4], ids=["unaligned", "4 pairs"])
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_fp8_weights_count_as_the_numbers_that_they_are(
+    config: PairConfig | OnceConfig, fp8: torch.dtype, size: int
+) -> None:
+    """With NaN in every byte that must not be read."""
+    torch.manual_seed(0)
+    stack = make_expert_stack(ranks_up_to(20), 75, [40, 21], 20).to("cpu", fp8)
+    there, choices = stack.to(DEVICE), random_choices(ROWS, TOPK, EXPERTS)
+    x, y = torch.randn(ROWS, 75).half(), torch.randn(ROWS * TOPK, stack.columns).half()
+    got = y.to(DEVICE, copy=True)
+    fused_moe_lora(
+        got, x.to(DEVICE), there.lora_a, there.lora_b, there.ranks, there.scales, there.column_starts,
+        blocks_of(size, choices, meta_of()), config=config,
+    )  # fmt: skip
+    wanted = reference(stack, y, x, choices)
+    assert not wanted.isnan().any()
+    torch.testing.assert_close(got.cpu(), wanted, rtol=4e-3, atol=4e-3)
+
+
 @pytest.mark.parametrize("add_inputs", [True, False], ids=["", "overwrite"])
 @pytest.mark.parametrize("size", [0, 16], ids=["unaligned", "16 pairs"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
