@@ -89,9 +89,8 @@ def fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, 
         yield f"expand {name}", block_expand_kernel, expand, 4, types
     gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
     yield f"embedding {fp8}", embedding_kernel, gather, 2, {"a": f"*{fp8}"}
+    of_adapters = block_shrink_kernel, block_expand_kernel, fused_moe_lora_once_kernel
     for name, kernel, constants, warps in moe_cases():
-        if (
-            name.startswith("expert ") and kernel is not moe_gemm_kernel
-        ) or kernel is fused_moe_lora_once_kernel:
+        if kernel in of_adapters:
             types = {"a": f"*{fp8}"} | {f"b{s}": f"*{fp8}" for s in range(3)}
             yield f"{name} {fp8}", kernel, constants, warps, types
