@@ -28,7 +28,7 @@ ARGUMENTS = {
 }  # fmt: skip
 COUNTS = ("num_places", "known", "num_pairs", "num_entries")
 ALIGN = {
-    "TOPK": 8, "MAX_LORAS": 8, "SLOTS": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "CHUNK": 64, "HAS_LORA": True,
+    "TOPK": 8, "MAX_LORAS": 8, "SLOTS": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "GROUP": 512, "HAS_LORA": True,
     "HAS_MAP": True,
 }  # fmt: skip
 COMMON = {"SLICES": 2, "MAX_LORAS": 8, "NUM_EXPERTS": 128, "MAX_RANK": 16, "TOPK": 8, "HAS_MAP": False}
@@ -56,7 +56,7 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     """(name, kernel, constants, warps)."""
     yield "count", count_kernel, ALIGN, 8
     for counted in (False, True):
-        shape = {"WHOLE": 1024, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
+        shape = {"CHUNK": 64, "STEP": 64, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
         yield "align", align_kernel, {**ALIGN, **shape}, 8
     for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS)):
         shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is BLOCKS else 1}
