@@ -26,9 +26,9 @@ CONFIGS = {
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def ranks_up_to(highest: int) -> Tensor:
+def ranks_up_to(highest: int, slices: int = 2) -> Tensor:
     """All ranks occur; slot 1 has no rows, slot 3 nothing in the second slice."""
-    ranks = torch.arange(2 * 4 * EXPERTS, dtype=torch.int32).view(2, 4, EXPERTS) * 7 % (highest + 1)
+    ranks = torch.arange(slices * 4 * EXPERTS, dtype=torch.int32).view(slices, 4, EXPERTS) * 7 % (highest + 1)
     ranks[1, 3] = 0
     return ranks
 
@@ -101,7 +101,7 @@ def test_fp8_weights_count_as_the_numbers_that_they_are(
 def test_second_product(config: PairConfig | OnceConfig, size: int, add_inputs: bool) -> None:
     """x by pair, routed weights, rank above one tile where the form serves it."""
     torch.manual_seed(0)
-    stack = make_expert_stack(ranks_up_to(40), 33, [30, 50], 40)
+    stack = make_expert_stack(ranks_up_to(40, slices=3), 33, [30, 50, 7], 40)
     there, choices = stack.to(DEVICE), random_choices(ROWS, TOPK, EXPERTS)
     x, y = torch.randn(ROWS * TOPK, 33), torch.randn(ROWS * TOPK, stack.columns)
     weights, got = torch.rand(ROWS, TOPK), y.to(DEVICE, copy=True)
