@@ -19,7 +19,6 @@ ALIGNED = 16
 _SHARING = 3
 _SHARING_OF_FEW = 6
 _FEW_PAIRS = 512
-_MULTIPROCESSORS = 132
 # Inputs up to which a layer is narrow.
 _NARROW = 2048
 # From here on blocks alone fill the card.
@@ -63,12 +62,6 @@ class OnceConfig:
     num_warps: int
     num_stages: int
     column_stages: int
-
-
-def chunks(programs: int, columns: int, block_n: int) -> int:
-    """Of the form of one launch, for so many blocks times slices: near twice as many programs as the card has
-    multiprocessors, since every chunk repeats the shrink."""
-    return max(1, min(-(-columns // block_n), 2 * _MULTIPROCESSORS // programs))
 
 
 def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:

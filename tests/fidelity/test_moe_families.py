@@ -12,6 +12,7 @@ import torch
 from adapter_store import DiskStore, ModelSpec
 from tests.fidelity.conftest import NUM_TOKENS, Expected
 from tests.fidelity.moe_families import KINDS, make_moe_family
+from tests.support.compilations import compilations
 from tests.support.engines import greedy, make_driver
 from tests.support.moe_models import ATTENTION
 
@@ -52,12 +53,14 @@ def test_family_with_experts_equals_peft(
         **device,
     )
     with closing(driver.engine):
-        answers = driver.run(
-            *(
-                greedy(s.name, s.prompt, digest=digests[s.name], max_new_tokens=NUM_TOKENS, logprobs=0)
-                for s in streams
+        with compilations() as compiled:
+            answers = driver.run(
+                *(
+                    greedy(s.name, s.prompt, digest=digests[s.name], max_new_tokens=NUM_TOKENS, logprobs=0)
+                    for s in streams
+                )
             )
-        )
+        assert not compiled, "once it is ready"
         assert driver.metric("preemptions_total") > 0
     for stream, tokens in zip(streams, answers, strict=True):
         assert tokens == expected[stream.name].tokens, stream.name
