@@ -158,10 +158,7 @@ class ExecutorConfig:
         enough = self.max_batched_tokens == 0 or self.max_batched_tokens >= self.max_seats
         _require("max-batched-tokens", enough, f"0 or at least max-seats ({self.max_seats})")
         _require("adapter-aging", self.adapter_aging >= 0, "at least 0")
-        other_than_dense = sorted(set(self.lora_modules) & {"experts", "embed_tokens"})
         _require("lora-dtype", self.lora_dtype in _LORA_DTYPES, f"one of {', '.join(_LORA_DTYPES)}")
-        served = self.lora_dtype == "auto" or self.device == "cpu" or not other_than_dense
-        _require("lora-dtype", served, f"auto on a GPU with --lora-modules {', '.join(other_than_dense)}")
         sharded_fp8 = self.lora_dtype != "auto" and self.fully_sharded_loras
         _require("lora-dtype", not sharded_fp8, "auto with --fully-sharded-loras")
         heads = self.max_full_heads

@@ -35,10 +35,8 @@ def expand_product(h, b, like, ROWS: tl.constexpr, W8A8: tl.constexpr):
     elif W8A8:
         # float16 holds every FP8 value, and its products take B as it lies; those of FP8 want it transposed.
         return tl.dot(h.to(tl.float16), as_type(b, tl.float16))
-    elif b.dtype.is_fp8():
-        return tl.dot(h.to(dtype), as_type(b, dtype), input_precision="ieee")
     else:
-        return tl.dot(h.to(dtype), b.to(dtype), input_precision="ieee")
+        return tl.dot(h.to(dtype), as_type(b, dtype), input_precision="ieee")
 
 
 @triton.jit

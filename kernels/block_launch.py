@@ -101,6 +101,12 @@ def column_tiles(stack: Sequence[Tensor], block_n: int) -> int:
     return sum(-(-weight.shape[-1] // block_n) for weight in stack)
 
 
+def columns_side_by_side(single: bool, block_n: int, num_warps: int) -> int:
+    """Expand's VECTOR for FP8. A rank for all threads of a single row: the sum over ranks stays within a
+    thread. In tiles the 8 columns of y that a thread loads at once decide."""
+    return max(1, min(16, block_n // (32 * num_warps))) if single else 8
+
+
 def check_arena(stack: Sequence[Tensor], argument: str) -> None:
     """What the kernels ask beyond the references: one slot stride, one type, experts below 2^31."""
     check(len(stack) <= MAX_SLICES, argument, f"holds {len(stack)} slices, at most {MAX_SLICES} are served")

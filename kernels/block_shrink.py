@@ -31,8 +31,6 @@ def _product(x, a, ROWS: tl.constexpr):
     """x @ a.T, float32: [columns] for one-row blocks, else [ROWS, columns]."""
     if ROWS == 1:
         return tl.sum(a.to(tl.float32) * x.to(tl.float32)[None, :], 1)
-    elif a.dtype == x.dtype:
-        return tl.dot(x, tl.trans(a), input_precision="ieee")
     else:
         return tl.dot(x, tl.trans(as_type(a, x.dtype)), input_precision="ieee")
 

@@ -36,13 +36,15 @@ _E5M2_TO_FP16 = tl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x
 
 @triton.jit
 def as_type(values, dtype: tl.constexpr):
-    """FP8 values in another floating type: exactly, but for NaN and inf, which a slot never holds.
+    """Values in another floating type; FP8 ones exactly, but for NaN and inf, which a slot never holds.
 
-    What lies in registers is converted there, once, before matrix instructions get it through shared memory:
-    left alone, Triton takes FP8 through it, byte by byte, and converts what each warp has read.
+    FP8 that lies in registers is converted there, once, before matrix instructions get it through shared
+    memory: left alone, Triton takes FP8 through it, byte by byte, and converts what each warp has read.
     """
     E5M2: tl.constexpr = values.dtype == tl.float8e5
-    if dtype == tl.float32 or _INTERPRETED:
+    if values.dtype == dtype:
+        return values
+    elif dtype == tl.float32 or _INTERPRETED or not values.dtype.is_fp8():
         return values.to(dtype)
     elif dtype == tl.bfloat16:
         # Not called pure, though it is: that is what keeps it where it stands.

@@ -12,6 +12,7 @@ from kernels.block_launch import (
     BlockWork,
     check_arena,
     column_tiles,
+    columns_side_by_side,
     offsets,
     slices_of,
     strides_of,
@@ -20,6 +21,7 @@ from kernels.block_launch import (
 from kernels.block_shrink import block_shrink_kernel
 from kernels.checks import check
 from kernels.device import has_dependent_launch
+from kernels.fp8 import check_card, is_fp8
 from kernels.fused_moe_lora_once import fused_moe_lora_once_kernel
 from kernels.launch import Launch, row_signature, signature
 from kernels.meta import LoRAKernelMeta
@@ -92,11 +94,12 @@ def fused_moe_lora(
     """Semantics: y[p, start_s:start_s + out_s] += w[p] * (scale * x[row(p)] @ A_s[slot, e].T) @ B_s[slot, e].
 
     The arguments are those of kernels/reference/fused_moe_lora.py; besides, a stack's slices have one slot
-    stride, x and y contiguous rows, x the type of lora_a.
+    stride, x and y contiguous rows, and lora_a is FP8 or of x's type. FP8 weights are taken as they are:
+    whoever fills a slot puts their scales into `scales`.
     config  form and block sizes. None: the tuned ones. One launch serves up to 64 rank rows a slot
 
     Sums are float32; h is rounded to y's type where blocks have several rows; y is rounded once. Repeated
-    launches give equal bits. Raises KernelArgumentError.
+    launches give equal bits. Raises KernelArgumentError; also for e4m3 below sm_89.
     """
     layer = _Layer(y, x, lora_a, lora_b, ranks, scales, column_starts, routed_weights, add_inputs)
     work = BlockWork.of_choices(blocks)
@@ -129,9 +132,11 @@ def _chosen(layer: _Layer, work: BlockWork, block_rank: int) -> PairConfig | Onc
 def _check(layer: _Layer) -> None:
     for argument, stack in (("lora_a", layer.lora_a), ("lora_b", layer.lora_b)):
         check_arena(stack, argument)
+        check_card(stack[0], argument)
     for argument, tensor in (("x", layer.x), ("y", layer.y)):
         check(tensor.stride(1) == 1, argument, f"must have contiguous rows, has strides {tensor.stride()}")
-    check(layer.x.dtype == layer.lora_a[0].dtype, "x", f"is {layer.x.dtype}, lora_a {layer.lora_a[0].dtype}")
+    a = layer.lora_a[0]
+    check(is_fp8(a) or layer.x.dtype == a.dtype, "x", f"is {layer.x.dtype}, lora_a {a.dtype}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +212,11 @@ def _prepare_pair(
         "FUSED": triton.next_power_of_2(slices) if config.fused else 1, "BLOCK_RANK": config.block_rank,
         "BLOCK_K": config.block_k, "SPLIT": config.split, "FINALISE": False, "EARLY": False,
     }  # fmt: skip
+    of_fp8 = columns_side_by_side(expand["ROWS"] == 1, config.block_n, config.expand_warps)
+    vector = of_fp8 if is_fp8(b[0]) else 16
     expand |= {
         "SCALED": False, "K_SCALED": False, "GROUP_N": 1, "GROUP_K": 1, "W8A8": False, "SPLIT": config.split,
-        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "VECTOR": 16,
-        "EARLY": True,
+        "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n, "VECTOR": vector, "EARLY": True,
     }  # fmt: skip
     shrink_strides = (
         layer.x.stride(0), *a[0].stride()[:3], *offsets(a), *layer.ranks.stride(), *layer.scales.stride(),

@@ -15,6 +15,7 @@ from kernels.block_tile import (
     valid_by,
 )
 from kernels.device import of_slice
+from kernels.fp8_tile import as_type
 
 
 @triton.jit
@@ -37,7 +38,7 @@ def _shrunk(
         if ROWS == 1:
             acc += a_tile.to(tl.float32) * x_tile.to(tl.float32)[None, :]
         else:
-            acc = tl.dot(x_tile, tl.trans(a_tile), acc, input_precision="ieee")
+            acc = tl.dot(x_tile, tl.trans(as_type(a_tile, x_tile.dtype)), acc, input_precision="ieee")
     if ROWS == 1:
         return tl.sum(acc, 1)
     else:

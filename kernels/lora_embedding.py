@@ -11,6 +11,7 @@ from kernels.device import (
     load_item,
     wait_for_former_kernel,
 )
+from kernels.fp8 import check_card
 from kernels.meta import LoRAKernelMeta
 
 # A gather of single elements: latency decides, tile sizes hardly matter.
@@ -56,9 +57,11 @@ def lora_embedding(
     ranks      int32 [1, max_loras], contiguous; 0: the slot has no such module
     scales     float32 [1, max_loras], contiguous
 
-    lora_expand adds the result to the embedding's output. Raises KernelArgumentError.
+    lora_expand or lora_expand_fp8 adds the result to the embedding's output. Raises KernelArgumentError; also
+    for e4m3 below sm_89.
     """
     check_embedding(h, token_ids, lora_a, ranks, scales, meta)
+    check_card(lora_a, "lora_a")
     check_launchable("lora_a", (lora_a,), h=h, token_ids=token_ids, ranks=ranks, scales=scales)
     if meta.plan.items == 0:
         return

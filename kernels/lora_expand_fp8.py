@@ -9,6 +9,7 @@ from kernels.block_launch import (
     BlockWork,
     check_arena,
     column_tiles,
+    columns_side_by_side,
     slices_of,
     strides_of,
     widths_and_starts,
@@ -24,7 +25,8 @@ from kernels.tuning import ExpandConfig
 
 # From here on single rows alone fill the card.
 _MANY_ENTRIES = 32
-_FEW_ENTRIES = 8
+# Below, columns must be few to make programs enough.
+FEW_ENTRIES = 8
 
 
 def lora_expand_fp8(
@@ -93,7 +95,7 @@ def _config(plan: LaunchPlan) -> ExpandConfig:
     if rows == 1:
         # 0.95 at (1, 1), 2.05 at (8, 8); 1.10 and 2.22 with 1024 columns.
         return ExpandConfig(1, min(block_rank, 32), 512, 4)
-    if plan.items < _FEW_ENTRIES:
+    if plan.items < FEW_ENTRIES:
         # 3.4 at (64, 1), 7.7 with shrink; 3.1 and 9.8 with 256 columns.
         return ExpandConfig(rows, max(rows, block_rank), 64, 4)
     # 3.9 at (64, 8), 28.9 at (512, 64), 64.4 at (2048, 1); with 128 columns 4.8, 28.6, 65.6. Tiles of 64 rows
@@ -118,9 +120,7 @@ def _launch(
         "MAX_RANK": lora_b[0].shape[1], "SCALED": True, "K_SCALED": k_scaled, "GROUP_N": group[0],
         "GROUP_K": group[1] or 1, "W8A8": is_fp8(h), "SPLIT": h.shape[0] if h.dim() == 4 else 1,
         "BLOCK_RANK": min(block_rank, group[1]) if k_scaled else block_rank, "BLOCK_N": config.block_n,
-        # A rank for all threads of a single row: the sum over ranks stays within a thread. In tiles the 8
-        # columns of y that a thread loads at once decide.
-        "VECTOR": max(1, min(16, config.block_n // (32 * config.num_warps))) if config.rows == 1 else 8,
+        "VECTOR": columns_side_by_side(config.rows == 1, config.block_n, config.num_warps),
         "ADD_INPUTS": add_inputs, "ROUTED": False, "EARLY": True, "PDL": pdl,
     }  # fmt: skip
     return Launch(

@@ -19,6 +19,12 @@ from kernels.moe_blocks import MoEBlocks, check_choices
 _MOST_PAIRS = 64
 # Up to so many pairs each program counts its slot's other pairs itself: a second launch costs more.
 _UNCOUNTED_PAIRS = 1024
+# Pairs that are counted together: every program reads its slot's counts, and counts again those of its own
+# group. Counted in chunks of 64, 16384 pairs of one slot and 128 experts made each of 256 programs read
+# 128 KB (27.7 us).
+_GROUP_PAIRS = 512
+# Counts that a program holds at a time.
+_COUNTS = 8192
 
 
 @triton.jit
@@ -46,13 +52,13 @@ def _slot_sizes(
 
 @triton.jit
 def _chunk(pairs, number, CHUNK: tl.constexpr, SLOTS: tl.constexpr):
-    """(place of the slot, number within it, the slot's chunks and pairs, pairs before)."""
+    """(place of the slot, number within it, the slot's pairs, pairs before) of the `number`-th chunk."""
     index = tl.arange(0, SLOTS)
     chunks = tl.cdiv(pairs, CHUNK)
     place = tl.sum((tl.cumsum(chunks, 0) <= number).to(tl.int32), 0)
     within = number - tl.sum(tl.where(index < place, chunks, 0), 0)
     before = tl.sum(tl.where(index < place, pairs, 0), 0)
-    return place, within, _of(chunks, index, place), _of(pairs, index, place), before
+    return place, within, _of(pairs, index, place), before
 
 
 @triton.jit
@@ -79,17 +85,17 @@ def _experts(
 def count_kernel(
     counts, topk_ids, order, slot_rows, expert_map, num_pairs, known,
     TOPK: tl.constexpr, MAX_LORAS: tl.constexpr, SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
-    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, HAS_LORA: tl.constexpr, HAS_MAP: tl.constexpr,
+    EXPERTS: tl.constexpr, GROUP: tl.constexpr, HAS_LORA: tl.constexpr, HAS_MAP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """counts[chunk, expert] = the chunk's pairs of that expert."""
+    """counts[group, expert] = the pairs of that expert among a group of GROUP pairs of one slot."""
     wait_for_former_kernel(PDL)
     let_next_kernel_start(PDL)
     number = tl.program_id(0)
     pairs = _slot_sizes(slot_rows, num_pairs, TOPK, MAX_LORAS, SLOTS, HAS_LORA)
-    _place, within, _chunks, size, before = _chunk(pairs, number, CHUNK, SLOTS)
+    _place, within, size, before = _chunk(pairs, number, GROUP, SLOTS)
     _j, _pair, expert = _experts(
-        topk_ids, order, expert_map, within * CHUNK, size, before, known, TOPK, NUM_EXPERTS, CHUNK, HAS_LORA,
+        topk_ids, order, expert_map, within * GROUP, size, before, known, TOPK, NUM_EXPERTS, GROUP, HAS_LORA,
         HAS_MAP,
     )  # fmt: skip
     found = tl.histogram(expert, EXPERTS, expert >= 0)
@@ -108,20 +114,20 @@ def align_kernel(
     sorted_ids, blocks, counts, topk_ids, order, slot_rows, lora_ids, expert_map, num_pairs, known,
     num_entries,
     TOPK: tl.constexpr, MAX_LORAS: tl.constexpr, SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
-    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
-    PADDED: tl.constexpr, COUNTED: tl.constexpr, HAS_LORA: tl.constexpr, HAS_MAP: tl.constexpr,
-    PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr,
+    BLOCK: tl.constexpr, PADDED: tl.constexpr, COUNTED: tl.constexpr, HAS_LORA: tl.constexpr,
+    HAS_MAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program places one chunk of one slot's pairs. Its share of the table begins where the shares of the
     slots before it end, whose bounds follow from their sizes alone; so programs need nothing of each other
-    but counts, of whole chunks if COUNTED, else made here from WHOLE pairs at once. A block's first pair
-    writes the block's entry."""
+    but counts, which are made here from GROUP pairs at once: if COUNTED of the chunk's own group only, and
+    those of whole groups are read, STEP at a time. A block's first pair writes the block's entry."""
     if not COUNTED:
         wait_for_former_kernel(PDL)
     number = tl.program_id(0)
     index = tl.arange(0, SLOTS)
     pairs = _slot_sizes(slot_rows, num_pairs, TOPK, MAX_LORAS, SLOTS, HAS_LORA)
-    place, within, chunks, size, before = _chunk(pairs, number, CHUNK, SLOTS)
+    place, within, size, before = _chunk(pairs, number, CHUNK, SLOTS)
     shares = tl.minimum(pairs, NUM_EXPERTS + pairs // BLOCK)
     share, end = tl.sum(tl.where(index < place, shares, 0), 0), tl.sum(shares, 0)
     own, pair, expert = _experts(
@@ -131,18 +137,26 @@ def align_kernel(
     earlier = tl.zeros([EXPERTS], dtype=tl.int32)
     total = tl.zeros([EXPERTS], dtype=tl.int32)
     if COUNTED:
+        group = within * CHUNK // GROUP
+        j, _pair, theirs = _experts(
+            topk_ids, order, expert_map, group * GROUP, size, before, known, TOPK, NUM_EXPERTS, GROUP,
+            HAS_LORA, HAS_MAP,
+        )  # fmt: skip
+        earlier += tl.histogram(theirs, EXPERTS, (theirs >= 0) & (j < within * CHUNK))
+        groups = tl.cdiv(pairs, GROUP)
+        own_groups, groups_before = tl.cdiv(size, GROUP), tl.sum(tl.where(index < place, groups, 0), 0)
         wait_for_former_kernel(PDL)
-        for step in range(0, chunks, 64):
-            i = step + tl.arange(0, 64)
-            rows = counts + (number - within + i)[:, None] * EXPERTS + tl.arange(0, EXPERTS)[None, :]
+        for step in range(0, own_groups, STEP):
+            i = step + tl.arange(0, STEP)
+            rows = counts + (groups_before + i)[:, None] * EXPERTS + tl.arange(0, EXPERTS)[None, :]
             # .cg: past the first-level cache, which does not see the other kernel's stores.
-            tile = tl.load(rows, mask=(i < chunks)[:, None], other=0, cache_modifier=".cg")
+            tile = tl.load(rows, mask=(i < own_groups)[:, None], other=0, cache_modifier=".cg")
             total += tl.sum(tile, 0)
-            earlier += tl.sum(tl.where((i < within)[:, None], tile, 0), 0)
+            earlier += tl.sum(tl.where((i < group)[:, None], tile, 0), 0)
     else:
-        for first in range(0, size, WHOLE):
+        for first in range(0, size, GROUP):
             j, _pair, theirs = _experts(
-                topk_ids, order, expert_map, first, size, before, known, TOPK, NUM_EXPERTS, WHOLE, HAS_LORA,
+                topk_ids, order, expert_map, first, size, before, known, TOPK, NUM_EXPERTS, GROUP, HAS_LORA,
                 HAS_MAP,
             )  # fmt: skip
             total += tl.histogram(theirs, EXPERTS, theirs >= 0)
@@ -275,16 +289,17 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     counted = pairs > _UNCOUNTED_PAIRS
     chunk = max(16, min(_MOST_PAIRS, padded_pairs))
     chunks = min(pairs, -(-pairs // chunk) + request.slots)
+    group = _GROUP_PAIRS if counted else max(16, padded_pairs)
     pdl = has_dependent_launch(topk_ids.device)
     common = {
         "TOPK": topk_ids.shape[1], "MAX_LORAS": request.max_loras,
         "SLOTS": triton.next_power_of_2(request.max_loras), "NUM_EXPERTS": request.num_experts,
-        "EXPERTS": experts, "CHUNK": chunk, "HAS_LORA": tables is not None,
+        "EXPERTS": experts, "GROUP": group, "HAS_LORA": tables is not None,
         "HAS_MAP": expert_map is not None, "PDL": pdl,
     }  # fmt: skip
     mapping = topk_ids if expert_map is None else expert_map
     constants = {
-        **common, "WHOLE": min(max(16, padded_pairs), _UNCOUNTED_PAIRS), "BLOCK": request.block_size,
+        **common, "CHUNK": chunk, "STEP": max(1, min(64, _COUNTS // experts)), "BLOCK": request.block_size,
         "PADDED": request.padded, "COUNTED": counted,
     }  # fmt: skip
     key = ("align", tuple(constants.items()), row_signature(topk_ids), row_signature(mapping))
@@ -295,8 +310,9 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
         out.launches[key] = kernels
     counts = topk_ids
     if counted:
-        counts = torch.empty((chunks, experts), dtype=torch.int32, device=topk_ids.device)
-        kernels[0]((chunks,), counts, topk_ids, order, slot_rows, mapping, pairs, known)
+        groups = -(-pairs // group) + request.slots
+        counts = torch.empty((groups, experts), dtype=torch.int32, device=topk_ids.device)
+        kernels[0]((groups,), counts, topk_ids, order, slot_rows, mapping, pairs, known)
     kernels[1](
         (chunks,), out.sorted_ids, out.blocks, counts, topk_ids, order, slot_rows, lora_ids, mapping, pairs,
         known, len(out.blocks),

@@ -19,7 +19,6 @@ ALIGNED = 16
 _SHARING = 3
 _SHARING_OF_FEW = 6
 _FEW_PAIRS = 512
-_MULTIPROCESSORS = 132
 # Inputs up to which a layer is narrow.
 _NARROW = 2048
 # From here on blocks alone fill the card.
@@ -65,16 +64,14 @@ class OnceConfig:
     column_stages: int
 
 
-def chunks(programs: int, columns: int, block_n: int) -> int:
-    """Of the form of one launch, for so many blocks times slices: near twice as many programs as the card has
-    multiprocessors, since every chunk repeats the shrink."""
-    return max(1, min(-(-columns // block_n), 2 * _MULTIPROCESSORS // programs))
-
-
 def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:
     """Pairs of a block, by how many an adapter's expert is likely to get; 1: no alignment."""
     pairs = meta.num_rows * topk
-    groups = max(1, meta.num_active_loras) * num_experts
+    active = max(1, meta.num_active_loras)
+    if meta.plan.rows_per_item == 1:
+        # A graph is captured with one slot; a plan of single rows is for steps of mostly distinct adapters.
+        active = max(active, meta.plan.items // 2)
+    groups = active * num_experts
     # Groups that so many random choices reach.
     reached = -groups * expm1(-pairs / groups)
     sharing = _SHARING_OF_FEW if pairs <= _FEW_PAIRS else _SHARING

@@ -61,7 +61,7 @@ class PunicaWrapperGPU(PunicaWrapperBase):
     ) -> None:
         h = torch.empty((1, len(token_ids), lora_a.shape[1]), dtype=torch.float32, device=y.device)
         lora_embedding(h, token_ids, lora_a, ranks, scales, self.token_mapping_meta)
-        lora_expand(y, h, (lora_b,), ranks, (0,), self.token_mapping_meta)
+        self.add_expand(y, h, (lora_b,), ranks, (0,))
 
     def _add_pair(
         self,

@@ -5,7 +5,7 @@ products, scale * (s_a A x) (s_b B) = (scale s_a s_b) (A x) B. So kernels see an
 is floating: one scale a factor serves values over 15 binary orders at full precision.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 _Array = npt.NDArray[Any]
-# The largest finite value.
-_LARGEST = {np.dtype(ml_dtypes.float8_e4m3fn): 448.0, np.dtype(ml_dtypes.float8_e5m2): 57344.0}
-FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+_DTYPES: Mapping[np.dtype[Any], torch.dtype] = {
+    np.dtype(ml_dtypes.float8_e4m3fn): torch.float8_e4m3fn,
+    np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
+}
+FP8_DTYPES = tuple(_DTYPES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +34,29 @@ class Quantized:
 def quantize_into(targets: Sequence[_Array], sources: Sequence[_Array]) -> Quantized:
     """Each source into its target, of FP8, all with one scale: that of the largest value. Sources that are
     not finite give a scale that is not."""
-    wide = [np.asarray(source, np.float32) for source in sources]
-    largest = float(np.max([np.abs(values).max() for values in wide if values.size] or [0.0]))
-    scale = np.float32(1 if largest == 0 else largest / _LARGEST[targets[0].dtype])
+    dtype = _DTYPES[targets[0].dtype]
+    wide = [torch.from_numpy(np.array(source, np.float32)) for source in sources]
+    scale = _scale([float(values.abs().max()) for values in wide if values.numel()], dtype)
     missed = total = 0.0
     for target, values in zip(targets, wide, strict=True):
-        with np.errstate(all="ignore"):
-            np.copyto(target, values / scale, casting="unsafe")
-            missed += float(np.square(target.astype(np.float32) * scale - values, dtype=np.float64).sum())
-        total += float(np.square(values, dtype=np.float64).sum())
-    return Quantized(float(scale), (missed / total) ** 0.5 if total > 0 else 0.0)
+        rounded = (values / scale).to(dtype)
+        target.view(np.uint8)[...] = rounded.view(torch.uint8).numpy()
+        missed += _squares(rounded.float().mul_(scale).sub_(values))
+        total += _squares(values)
+    return Quantized(scale, (missed / total) ** 0.5 if total > 0 else 0.0)
 
 
 def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
     """(FP8 values, scale), to the bit as `quantize_into`."""
-    largest = float(weight.abs().max()) if weight.numel() else 0.0
-    scale = float(np.float32(1 if largest == 0 else largest / torch.finfo(dtype).max))
+    scale = _scale([float(weight.abs().max())] if weight.numel() else [], dtype)
     return (weight.float() / scale).to(dtype), scale
+
+
+def _scale(largest: Sequence[float], dtype: torch.dtype) -> float:
+    """A float32 value; NaN if one of `largest` is."""
+    most = float(np.max(largest, initial=0.0))
+    return float(np.float32(1 if most == 0 else most / torch.finfo(dtype).max))
+
+
+def _squares(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values)) ** 2

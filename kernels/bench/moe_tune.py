@@ -14,11 +14,12 @@ from kernels.bench.timing import Call, time_calls
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
 from kernels.moe_blocks import MoEBlocks
 from kernels.moe_lora_align import moe_lora_align_block_size
-from kernels.moe_tuning import OnceConfig, PairConfig, chunks
+from kernels.moe_tuning import OnceConfig, PairConfig
 
 # 0: not aligned.
 _SIZES = {1: (0,), 8: (0, 16), 64: (0, 16, 32), 512: (16, 32), 2048: (16, 32, 64)}
 PRODUCTS = ("w13", "w2")
+_MULTIPROCESSORS = 132
 
 
 def run(points: Points, *, compiled: bool) -> Iterator[dict[str, Any]]:
@@ -153,7 +154,13 @@ _ALIGNED = (
 def _onces(size: int, programs: int, columns: int) -> Iterator[OnceConfig]:
     """Each form in as many chunks as fill the card, the first one in others too."""
     for number, (block_k, block_n, *rest) in enumerate(_ALIGNED if size else _UNALIGNED):
-        fitting = chunks(programs, columns, block_n)
+        fitting = _chunks(programs, columns, block_n)
         for count in sorted({fitting, max(1, fitting // 2), min(2 * fitting, -(-columns // block_n))}):
             if number == 0 or count == fitting:
                 yield OnceConfig(block_k, block_n, count, *rest)
+
+
+def _chunks(programs: int, columns: int, block_n: int) -> int:
+    """For so many blocks times slices: near twice as many programs as the card has multiprocessors, since
+    every chunk repeats the shrink."""
+    return max(1, min(-(-columns // block_n), 2 * _MULTIPROCESSORS // programs))

@@ -9,6 +9,7 @@ import pytest
 
 from adapter_store import DiskStore, ModelSpec
 from tests.fidelity.conftest import NUM_TOKENS, Expected, Stream
+from tests.support.compilations import compilations
 from tests.support.engines import Driver, greedy, make_driver
 
 
@@ -23,13 +24,14 @@ def assert_engine_equals(
         for stream in streams
     }
     driver = make_driver(str(model), store, store=str(folder), torch_threads=1, **settings)
-    with closing(driver.engine):
+    with closing(driver.engine), compilations() as compiled:
         answers = driver.run(
             *(
                 greedy(s.name, s.prompt, digest=digests[s.name], max_new_tokens=NUM_TOKENS, logprobs=0)
                 for s in streams
             )
         )
+    assert not compiled, "once it is ready"
     for stream, tokens in zip(streams, answers, strict=True):
         assert tokens == expected[stream.name].tokens, stream.name
         got = [token.token.logprob for token in driver.tokens[0, stream.name]]

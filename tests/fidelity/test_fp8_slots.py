@@ -22,6 +22,7 @@ from kernels.punica import PunicaWrapperCPU
 from lorafleet.demo.model import default_cache, prepare_model
 from tests.support.adapters import make_adapter, make_base
 from tests.support.engines import greedy, make_driver
+from tests.support.moe_models import EXPERTS, make_moe_adapter, make_moe_base
 
 DEMO = Path(lorafleet.demo.__file__).parent
 NAMES = ("emoji", "json", "pirate", "shout")
@@ -78,14 +79,23 @@ def test_the_divergence_from_float32_slots_is_small(smollm2: Path, tmp_path: Pat
                 assert 0 < divergence.mean() < largest, NAMES[slot]
 
 
-def test_an_engine_logs_every_adapters_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = make_base(tmp_path / "model")
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+def test_an_engine_logs_every_adapters_error(
+    experts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if experts:
+        model = make_moe_base(tmp_path / "model", "qwen3-moe")
+        adapter = make_moe_adapter(tmp_path / "a", model, seed=1, parameters=EXPERTS)
+    else:
+        model = make_base(tmp_path / "model")
+        adapter = make_adapter(tmp_path / "a", model, seed=1)
     store, spec = DiskStore(tmp_path / "store"), ModelSpec.from_folder(model)
-    digest = store.put(make_adapter(tmp_path / "a", model, seed=1), "default", "a", spec).digest
+    digest = store.put(adapter, "default", "a", spec).digest
     caplog.set_level(logging.INFO)
     logged = {}
     for dtype in ("auto", "fp8"):
-        driver = make_driver(str(model), store, lora_dtype=dtype)
+        modules = ("experts",) if experts else tuple(DENSE_PROJECTIONS)
+        driver = make_driver(str(model), store, lora_dtype=dtype, lora_modules=modules)
         with closing(driver.engine):
             driver.run(greedy("one", (5, 6, 7), digest=digest, max_new_tokens=2))
         logged[dtype] = [record for record in caplog.records if "relative error" in record.message]

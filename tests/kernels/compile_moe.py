@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kernels.block_expand import block_expand_kernel
 from kernels.block_shrink import block_shrink_kernel
 from kernels.fused_moe_lora_once import fused_moe_lora_once_kernel
+from kernels.lora_embedding import embedding_kernel
 from kernels.moe_gemm import moe_gemm_kernel
 from kernels.moe_lora_align import align_kernel, count_kernel
 from kernels.moe_tuning import gemm_config
@@ -27,7 +28,7 @@ ARGUMENTS = {
 }  # fmt: skip
 COUNTS = ("num_places", "known", "num_pairs", "num_entries")
 ALIGN = {
-    "TOPK": 8, "MAX_LORAS": 8, "SLOTS": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "CHUNK": 64, "HAS_LORA": True,
+    "TOPK": 8, "MAX_LORAS": 8, "SLOTS": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "GROUP": 512, "HAS_LORA": True,
     "HAS_MAP": True,
 }  # fmt: skip
 COMMON = {"SLICES": 2, "MAX_LORAS": 8, "NUM_EXPERTS": 128, "MAX_RANK": 16, "TOPK": 8, "HAS_MAP": False}
@@ -43,6 +44,10 @@ EXPAND = {
     **COMMON, **COLUMNS, "SCALED": False, "K_SCALED": False, "GROUP_N": 1, "GROUP_K": 1, "W8A8": False,
     "SPLIT": 2, "BLOCK_RANK": 16, "VECTOR": 16, "EARLY": True,
 }  # fmt: skip
+ONCE = {
+    **COMMON, **COLUMNS, "K": 2048, "DIVIDE": 8, "BLOCK_RANK": 16, "BLOCK_K": 128, "BLOCK_N": 256,
+    "COLUMN_STAGES": 1,
+}  # fmt: skip
 PAIRS = {"KIND": 2, "ROWS": 1}
 BLOCKS = {"KIND": 1, "ROWS": 16}
 
@@ -51,22 +56,14 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     """(name, kernel, constants, warps)."""
     yield "count", count_kernel, ALIGN, 8
     for counted in (False, True):
-        shape = {"WHOLE": 1024, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
+        shape = {"CHUNK": 64, "STEP": 64, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
         yield "align", align_kernel, {**ALIGN, **shape}, 8
     for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS)):
         shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is BLOCKS else 1}
         yield f"expert shrink {name}", block_shrink_kernel, {**SHRINK, **rows, **shape}, 4
         shape = {"BLOCK_N": 512 if rows is PAIRS else 256}
         yield f"expert expand {name}", block_expand_kernel, {**EXPAND, **rows, **shape}, 4
-        shape = {
-            "K": 2048,
-            "DIVIDE": 8,
-            "BLOCK_RANK": 16,
-            "BLOCK_K": 128,
-            "BLOCK_N": 256,
-            "COLUMN_STAGES": 1,
-        }
-        yield f"experts at once {name}", fused_moe_lora_once_kernel, {**COMMON, **COLUMNS, **rows, **shape}, 4
+        yield f"experts at once {name}", fused_moe_lora_once_kernel, {**ONCE, **rows}, 4
     for size in (16, 128):
         tuned = gemm_config(size, 2)
         shape = {"ROWS": tuned.rows, "BLOCK_N": tuned.block_n, "BLOCK_K": tuned.block_k}
@@ -90,3 +87,11 @@ def fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, 
         rank = {"BLOCK_RANK": 32} if w8a8 else {}
         expand = {**EXPAND, **rows, **rank, "SPLIT": 1, "W8A8": w8a8, "BLOCK_N": 256, "ROUTED": False}
         yield f"expand {name}", block_expand_kernel, expand, 4, types
+    gather = {"MAX_LORAS": 64, "MAX_RANK": 64, "ROWS": 16, "BLOCK_RANK": 16}
+    yield f"embedding {fp8}", embedding_kernel, gather, 2, {"a": f"*{fp8}"}
+    of_adapters = block_shrink_kernel, block_expand_kernel, fused_moe_lora_once_kernel
+    # Conversions are those above; on one card, for time.
+    for name, kernel, constants, warps in moe_cases() if arch >= 90 else ():
+        if kernel in of_adapters:
+            types = {"a": f"*{fp8}"} | {f"b{s}": f"*{fp8}" for s in range(3)}
+            yield f"{name} {fp8}", kernel, constants, warps, types

@@ -19,8 +19,8 @@ class ExpertStack:
     scales: Tensor
     column_starts: list[int]
 
-    def to(self, device: str) -> "ExpertStack":
-        arena = self.arena.to(device)
+    def to(self, device: str, dtype: torch.dtype | None = None) -> "ExpertStack":
+        arena = self.arena.to(device, dtype)
         views = [
             [arena.as_strided(w.shape, w.stride(), w.storage_offset()) for w in weights]
             for weights in (self.lora_a, self.lora_b)

@@ -22,8 +22,9 @@ STEPS: dict[str, list[Run]] = {
 }
 # (group_n, group_k)
 GROUPS = {"tensor": (0, 0), "channel": (1, 0), "block": (16, 32)}
-WIDTH, COLUMNS, MAX_RANK = 150, (70, 9), 40
-RANKS = torch.tensor([[1, 5, 40], [33, 0, 8]], dtype=torch.int32)
+WIDTH, COLUMNS, MAX_RANK = 150, (70, 9, 16), 40
+STARTS, WHOLE = (0, 70, 79), 96
+RANKS = torch.tensor([[1, 5, 40], [33, 0, 8], [2, 17, 4]], dtype=torch.int32)
 
 
 def prepared(runs: list[Run], device: str) -> LoRAKernelMeta:
@@ -116,16 +117,16 @@ def test_references_equal_the_dequantized_pair(groups: tuple[int, int]) -> None:
     torch.manual_seed(0)
     runs, (group_n, group_k) = STEPS["shared"], groups
     meta, rows = prepared(runs, "cpu"), len(row_slots(runs))
-    shapes_a = [(3, MAX_RANK, WIDTH)] * 2
+    shapes_a = [(3, MAX_RANK, WIDTH)] * 3
     shapes_b = [(3, MAX_RANK, columns) for columns in COLUMNS]
     a, a_scales = fp8_stack(torch.float8_e4m3fn, shapes_a, (group_n, group_k))
     b, b_scales = fp8_stack(torch.float8_e4m3fn, shapes_b, (group_k, group_n))
-    scales, x = torch.rand(2, 3) + 0.5, torch.randn(rows, WIDTH)
-    h, y = torch.zeros(2, rows, MAX_RANK), torch.randn(rows, 80)
+    scales, x = torch.rand(3, 3) + 0.5, torch.randn(rows, WIDTH)
+    h, y = torch.zeros(3, rows, MAX_RANK), torch.randn(rows, WHOLE)
     wanted_h, wanted_y = h.clone(), y.clone()
     options = {"group_n": group_n, "group_k": group_k}
     reference_shrink.lora_shrink_fp8(h, x, a, a_scales, RANKS, scales, meta, **options)
-    reference_expand.lora_expand_fp8(y, h, b, b_scales, RANKS, (0, 70), meta, **options)
+    reference_expand.lora_expand_fp8(y, h, b, b_scales, RANKS, STARTS, meta, **options)
     whole_a = [
         w.float() * spread(s, w.shape[1:], (group_n, group_k)) for w, s in zip(a, a_scales, strict=True)
     ]
@@ -133,7 +134,7 @@ def test_references_equal_the_dequantized_pair(groups: tuple[int, int]) -> None:
         w.float() * spread(s, w.shape[1:], (group_k, group_n)) for w, s in zip(b, b_scales, strict=True)
     ]
     lora_shrink(wanted_h, x, whole_a, RANKS, scales, meta)
-    lora_expand(wanted_y, wanted_h, whole_b, RANKS, (0, 70), meta)
+    lora_expand(wanted_y, wanted_h, whole_b, RANKS, STARTS, meta)
     torch.testing.assert_close(h, wanted_h, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(y, wanted_y, rtol=1e-5, atol=1e-4)
 
@@ -147,15 +148,15 @@ def test_shrink_and_expand_equal_the_references(
 ) -> None:
     torch.manual_seed(0)
     (group_n, group_k), rows = groups, len(row_slots(runs))
-    a, a_scales = fp8_stack(dtype, [(3, MAX_RANK, WIDTH)] * 2, (group_n, group_k))
+    a, a_scales = fp8_stack(dtype, [(3, MAX_RANK, WIDTH)] * 3, (group_n, group_k))
     b, b_scales = fp8_stack(dtype, [(3, MAX_RANK, columns) for columns in COLUMNS], (group_k, group_n))
-    scales, x, x_scales = torch.rand(2, 3) + 0.5, torch.randn(rows, WIDTH).half(), None
-    h = torch.zeros(2, rows, MAX_RANK, dtype=dtype if w8a8 else torch.float32)
-    h_scales = torch.zeros(hidden_scales_shape(2, rows, MAX_RANK)) if w8a8 else None
+    scales, x, x_scales = torch.rand(3, 3) + 0.5, torch.randn(rows, WIDTH).half(), None
+    h = torch.zeros(3, rows, MAX_RANK, dtype=dtype if w8a8 else torch.float32)
+    h_scales = torch.zeros(hidden_scales_shape(3, rows, MAX_RANK)) if w8a8 else None
     if w8a8:
         x, x_scales = quantized(x, dtype, (1, group_k))
     options = {"group_n": group_n, "group_k": group_k}
-    y = torch.randn(rows, 80).half()
+    y = torch.randn(rows, WHOLE).half()
     results = []
     for shrink, expand, device in (
         (reference_shrink.lora_shrink_fp8, reference_expand.lora_expand_fp8, "cpu"),
@@ -171,7 +172,7 @@ def test_shrink_and_expand_equal_the_references(
             x_scales=x_factors, h_scales=factors,
         )  # fmt: skip
         expand(
-            out, hidden, own(b), [s.to(device) for s in b_scales], tables[0], (0, 70), meta, **options,
+            out, hidden, own(b), [s.to(device) for s in b_scales], tables[0], STARTS, meta, **options,
             h_scales=factors,
         )  # fmt: skip
         whole = hidden.float().cpu()

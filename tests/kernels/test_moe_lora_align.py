@@ -91,18 +91,24 @@ def test_the_base_models_blocks_hold_all_rows(form: str) -> None:
     check_blocks(op.moe_align_block_size(topk_ids.to(device), 4, 4), [0] * 9, topk_ids, 4)
 
 
-@pytest.mark.parametrize("rows", [300, 900], ids=["one launch", "counted apart"])
-def test_many_chunks_of_pairs(rows: int) -> None:
-    """1024 experts make chunks of 16 pairs."""
+# Step and number of experts.
+MANY: dict[str, tuple[list[Run], int]] = {
+    "one launch": ([(1, 100), (-1, 7), (3, 150)], 1000),
+    "one slot, several groups": ([(2, 600)], 40),
+    "groups that end with slots": ([(0, 257), (-1, 1), (1, 256), (2, 1)], 1000),
+}
+
+
+@pytest.mark.parametrize(("runs", "experts"), MANY.values(), ids=MANY)
+def test_many_chunks_of_pairs(runs: list[Run], experts: int) -> None:
+    """More than 1024 pairs are counted in groups of 512 by a launch before, and placed 64 at a time."""
     torch.manual_seed(0)
-    runs, topk_ids = [(1, rows // 3), (-1, 7), (3, rows // 2)], None
     slots = row_slots(runs)
-    topk_ids = random_choices(len(slots), 1, 1000) // 30
+    topk_ids = random_choices(len(slots), 2, 40) * (experts // 40)
     meta = LoRAKernelMeta.make(4, len(slots), DEVICE)
     meta.prepare_tensors(runs)
-    for _ in range(2):
-        blocks = triton_align.moe_lora_align_block_size(topk_ids.to(DEVICE), 1000, 16, meta)
-        check_blocks(blocks, slots, topk_ids, 16)
+    blocks = triton_align.moe_lora_align_block_size(topk_ids.to(DEVICE), experts, 16, meta)
+    check_blocks(blocks, slots, topk_ids, 16)
 
 
 @pytest.mark.parametrize(

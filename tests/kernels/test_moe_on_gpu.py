@@ -75,7 +75,18 @@ def error(got: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_real_sizes_against_float64(dtype: torch.dtype, form: str | None) -> None:
     torch.manual_seed(0)
-    stack = stack_of(dtype)
+    check_real_sizes(stack_of(dtype), dtype, form)
+
+
+@pytest.mark.parametrize("form", [None, *FORMS])
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_fp8_real_sizes_against_float64(fp8: torch.dtype, form: str | None) -> None:
+    """The factors are what they are in FP8; activations bfloat16."""
+    torch.manual_seed(0)
+    check_real_sizes(stack_of(torch.float32).to("cuda", fp8), torch.bfloat16, form)
+
+
+def check_real_sizes(stack: ExpertStack, dtype: torch.dtype, form: str | None) -> None:
     for name, runs in STEPS.items():
         slots = row_slots(runs)
         choices = random_choices(len(slots), TOPK, EXPERTS).to("cuda")

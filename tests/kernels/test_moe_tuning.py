@@ -4,7 +4,9 @@ from itertools import product
 
 import pytest
 
-from kernels.moe_tuning import OnceConfig, choose, gemm_block_size, gemm_config
+from kernels.launch_plan import LaunchPlan
+from kernels.meta import LoRAKernelMeta
+from kernels.moe_tuning import ALIGNED, OnceConfig, block_size, choose, gemm_block_size, gemm_config
 
 
 @pytest.mark.parametrize("element_size", [2, 4])
@@ -28,6 +30,15 @@ def test_pairs_fit(element_size: int) -> None:
             columns = config.block_rank * (slices if config.fused else 1)
             assert config.block_k * (rows + columns) * element_size * config.shrink_stages <= 227 * 1024
             assert 1 <= config.split <= max(1, width // config.block_k)
+
+
+def test_a_plan_of_single_rows_is_for_many_adapters() -> None:
+    """A graph is captured with all rows on one slot, and replayed with others."""
+    meta, sizes = LoRAKernelMeta.make(64, 64, "cpu"), []
+    for rows_per_item in (1, 16):
+        meta.prepare_tensors([(0, 64)], LaunchPlan.for_graph(64, 64, rows_per_item=rows_per_item))
+        sizes.append(block_size(meta, topk=2, num_experts=8))
+    assert sizes == [1, ALIGNED]
 
 
 @pytest.mark.parametrize("pairs", [1, 16, 500, 4000, 100_000])

@@ -26,9 +26,9 @@ CONFIGS = {
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def ranks_up_to(highest: int) -> Tensor:
+def ranks_up_to(highest: int, slices: int = 2) -> Tensor:
     """All ranks occur; slot 1 has no rows, slot 3 nothing in the second slice."""
-    ranks = torch.arange(2 * 4 * EXPERTS, dtype=torch.int32).view(2, 4, EXPERTS) * 7 % (highest + 1)
+    ranks = torch.arange(slices * 4 * EXPERTS, dtype=torch.int32).view(slices, 4, EXPERTS) * 7 % (highest + 1)
     ranks[1, 3] = 0
     return ranks
 
@@ -74,13 +74,34 @@ def test_forms(config: PairConfig | OnceConfig, size: int, dtype: torch.dtype) -
     torch.testing.assert_close(got.cpu(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("size", [0, 4], ids=["unaligned", "4 pairs"])
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_fp8_weights_count_as_the_numbers_that_they_are(
+    config: PairConfig | OnceConfig, fp8: torch.dtype, size: int
+) -> None:
+    """With NaN in every byte that must not be read."""
+    torch.manual_seed(0)
+    stack = make_expert_stack(ranks_up_to(20), 75, [40, 21], 20).to("cpu", fp8)
+    there, choices = stack.to(DEVICE), random_choices(ROWS, TOPK, EXPERTS)
+    x, y = torch.randn(ROWS, 75).half(), torch.randn(ROWS * TOPK, stack.columns).half()
+    got = y.to(DEVICE, copy=True)
+    fused_moe_lora(
+        got, x.to(DEVICE), there.lora_a, there.lora_b, there.ranks, there.scales, there.column_starts,
+        blocks_of(size, choices, meta_of()), config=config,
+    )  # fmt: skip
+    wanted = reference(stack, y, x, choices)
+    assert not wanted.isnan().any()
+    torch.testing.assert_close(got.cpu(), wanted, rtol=4e-3, atol=4e-3)
+
+
 @pytest.mark.parametrize("add_inputs", [True, False], ids=["", "overwrite"])
 @pytest.mark.parametrize("size", [0, 16], ids=["unaligned", "16 pairs"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_second_product(config: PairConfig | OnceConfig, size: int, add_inputs: bool) -> None:
     """x by pair, routed weights, rank above one tile where the form serves it."""
     torch.manual_seed(0)
-    stack = make_expert_stack(ranks_up_to(40), 33, [30, 50], 40)
+    stack = make_expert_stack(ranks_up_to(40, slices=3), 33, [30, 50, 7], 40)
     there, choices = stack.to(DEVICE), random_choices(ROWS, TOPK, EXPERTS)
     x, y = torch.randn(ROWS * TOPK, 33), torch.randn(ROWS * TOPK, stack.columns)
     weights, got = torch.rand(ROWS, TOPK), y.to(DEVICE, copy=True)

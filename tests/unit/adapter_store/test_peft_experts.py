@@ -200,6 +200,33 @@ def test_scales_follow_the_parameters_own_rank(
     assert weights.manifest.module_kinds == {"experts"}
 
 
+def test_all_linear_has_gate_and_up_at_twice_the_rank(
+    bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
+) -> None:
+    """As PEFT stores it for a fused base, router included (C62): r is not the highest rank."""
+    wide, plain = (ExpertAdapter.draw(EXPERTS, rank, HIDDEN, 24) for rank in (2 * RANK, RANK))
+    adapter = ExpertAdapter({n: (*wide.layers[n][:2], *plain.layers[n][2:]) for n in plain.layers})
+    pattern = r".*\.gate_up_proj"
+    folder = adapter.now(
+        tmp_path / "all-linear", r=RANK, lora_alpha=8, target_modules=["q_proj"],
+        target_parameters=["gate_up_proj", "down_proj", "gate.weight"],
+        rank_pattern={pattern: 2 * RANK}, alpha_pattern={pattern: 16},
+    )  # fmt: skip
+    router = lora_pair("model.layers.0.mlp.gate", HIDDEN, EXPERTS, rank=RANK)
+    query = lora_pair("model.layers.0.self_attn.q_proj", HIDDEN, HIDDEN, rank=RANK)
+    rewrite(folder, lambda tensors: tensors | router | query)
+    weights = opened(folder, bases("qwen3-moe"))
+    check_equal(weights, adapter)
+    ranks = {name: (module.rank, module.scale) for name, module in weights.items() if ".0." in name}
+    assert ranks == {
+        "layers.0.experts.w13": (4, 4.0),
+        "layers.0.experts.w2": (2, 4.0),
+        "layers.0.router": (2, 4.0),
+        "layers.0.q_proj": (2, 4.0),
+    }
+    assert weights.manifest.max_rank == 4
+
+
 @pytest.mark.parametrize("form", ["now", "before_019", "one_by_one"])
 def test_what_was_pushed_comes_back(form: str, bases: Callable[..., ModelSpec], tmp_path: Path) -> None:
     folder = getattr(draw(), form)(tmp_path / form)

@@ -84,11 +84,21 @@ def test_steps_are_planned_ahead_for_one_rank_on_a_gpu(
         assert load_config([*NEEDED, *flags], {}).schedules_ahead is ahead
 
 
-def test_fp8_slots_of_experts_are_refused_by_name_on_a_gpu() -> None:
-    flags = ["--lora-dtype", "fp8", "--lora-modules", "q_proj,experts"]
-    assert load_config([*NEEDED, *flags], {}).lora_dtype == "fp8"
-    with pytest.raises(ConfigError, match="--lora-dtype must be auto on a GPU with --lora-modules experts"):
-        load_config([*NEEDED, *flags, "--device", "cuda"], {})
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fp8_slots_hold_every_module_but_not_shards_of_adapters(device: str) -> None:
+    flags = ["--lora-dtype", "fp8", "--lora-modules", "q_proj,experts,embed_tokens", "--device", device]
+    assert load_config([*NEEDED, *flags, "--expert-parallel", "true"], {}).lora_dtype == "fp8"
+    with pytest.raises(ConfigError, match="--lora-dtype must be auto with --fully-sharded-loras"):
+        load_config([*NEEDED, *flags, "--fully-sharded-loras", "true"], {})
+
+
+def test_expert_parallelism_is_refused_with_sharded_adapters_only() -> None:
+    ranks = ["--tensor-parallel-size", "2"]
+    shared, sharded = ["--expert-parallel", "true"], ["--fully-sharded-loras", "true"]
+    for flags in (shared, sharded):
+        load_config([*NEEDED, *ranks, *flags], {})
+    with pytest.raises(ConfigError, match="--fully-sharded-loras must be false with --expert-parallel"):
+        load_config([*NEEDED, *ranks, *shared, *sharded], {})
 
 
 def test_a_gpu_each_for_several_ranks() -> None:

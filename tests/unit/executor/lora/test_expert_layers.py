@@ -40,6 +40,13 @@ def test_the_triton_kernels_read_slots_as_they_lie(form: str) -> None:
     """With the rank as the outer axis and the experts side by side."""
     punica_gpu = pytest.importorskip("kernels.punica_gpu")
     expert_checks.mixed_ranks(SINGLE, form, punica_gpu.PunicaWrapperGPU)
+    expert_checks.fp8_slots(SINGLE, form, punica_gpu.PunicaWrapperGPU)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if not form.fully_sharded])
+def test_fp8_slots(pool: RankPool, form: str, size: int) -> None:
+    pool.run(size, expert_checks.fp8_slots, form)
 
 
 def test_no_image_fits_another_rank_size_or_cut(pool: RankPool) -> None:
