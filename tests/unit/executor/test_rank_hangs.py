@@ -84,11 +84,12 @@ def test_a_rank_that_does_not_come_up_ends_the_executor(
 class Running:
     """An engine over two ranks in this process, with short timeouts."""
 
-    def __init__(self, model: Path, store: DiskStore, folder: Path) -> None:
+    def __init__(self, model: Path, store: DiskStore, folder: Path, steps_ahead: str) -> None:
         self.lost = threading.Event()
         config = ExecutorConfig(
             model=str(model),
             **(SMALL | {"store": str(folder), "tensor_parallel_size": 2, "torch_threads": 1}),
+            async_scheduling=steps_ahead,
             step_timeout=4.0,
             load_timeout=4.0,
         )
@@ -100,8 +101,10 @@ class Running:
 
 
 @pytest.fixture
-def running(tiny_base: Path, tiny_store: DiskStore, store_folder: Path) -> Iterator[Running]:
-    made = Running(tiny_base, tiny_store, store_folder)
+def running(
+    request: pytest.FixtureRequest, tiny_base: Path, tiny_store: DiskStore, store_folder: Path
+) -> Iterator[Running]:
+    made = Running(tiny_base, tiny_store, store_folder, getattr(request, "param", "false"))
     with closing(made.engine):
         yield made
     assert not children()
@@ -128,3 +131,15 @@ def test_a_rank_that_does_not_copy_is_lost(
     with pytest.raises(RankLost):
         running.step_until(lambda: False)
     assert running.lost.wait(PATIENCE_S)
+
+
+@STOPPED_OR_DEAD
+@pytest.mark.parametrize("running", ["true"], indirect=True, ids=["ahead"])
+def test_a_rank_that_leaves_while_a_step_runs_is_lost(running: Running, blow: signal.Signals) -> None:
+    """With the next step planned already, whose first tokens are still to come from the one under way."""
+    running.engine.add(greedy("a", range(3, 20), max_new_tokens=400))
+    running.step_until(lambda: bool(running.engine.step().tokens))
+    assert running.engine.step().runs
+    os.kill(running.rank.pid, blow)
+    with pytest.raises(RankLost):
+        running.step_until(lambda: False)
