@@ -94,8 +94,8 @@ class ExecutorConfig:
     )
     async_scheduling: str = _setting(
         "auto",
-        "Plan a step while the one before it runs: true, false or auto. auto is true for one rank on a GPU; on "
-        "the CPU nothing runs beside the planning, and over several ranks, where the answers are the same, "
+        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU. "
+        "On the CPU nothing would run beside the planning; over several ranks the answers are the same, but "
         "what it gains has not been measured.",
     )
     num_kv_blocks: int = _setting(

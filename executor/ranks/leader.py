@@ -174,11 +174,9 @@ def start_ranks(config: ExecutorConfig, lost: Callable[[Exception], None]) -> tu
 
 def _check_gpus(config: ExecutorConfig) -> None:
     """Before there is anything to wait for or to end."""
-    found = torch.cuda.device_count() if config.device != "cpu" else config.tensor_parallel_size
-    if found < config.tensor_parallel_size:
-        raise StartError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} needs a GPU for each rank, there are {found}"
-        )
+    size = config.tensor_parallel_size
+    if config.device != "cpu" and (found := torch.cuda.device_count()) < size:
+        raise StartError(f"--tensor-parallel-size {size} needs a GPU for each rank, there are {found}")
 
 
 def kill_ranks() -> None:

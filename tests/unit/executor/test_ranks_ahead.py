@@ -1,4 +1,4 @@
-"""Steps planned ahead over several real ranks: the tokens of steps in turn on one, whatever happens meanwhile."""
+"""Steps planned ahead over several real ranks: the tokens of steps in turn on one, whatever happens."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +16,9 @@ from tests.support.engines import Driver, make_driver
 from tests.support.mixed_dispatches import dispatches
 
 # Two slots for four adapters, and KV blocks for a few of the twelve sequences.
-SCARCE = {"max_loras": 2, "num_kv_blocks": 14, "max_batched_tokens": 16, "max_seats": 12, "adapter_aging": 0.01}
+SCARCE = {
+    "max_loras": 2, "num_kv_blocks": 14, "max_batched_tokens": 16, "max_seats": 12, "adapter_aging": 0.01,
+}  # fmt: skip
 NUMBERS = count()
 
 

@@ -51,9 +51,13 @@ class Spread:
 
 @contextmanager
 def spread(
-    model: Path, store: DiskStore, folder: Path, size: int = 2, refuse: Callable[[str], bool] = lambda digest: False,
+    model: Path,
+    store: DiskStore,
+    folder: Path,
+    size: int = 2,
+    refuse: Callable[[str], bool] = lambda digest: False,
     **settings: Any,
-) -> Iterator[Spread]:  # fmt: skip
+) -> Iterator[Spread]:
     """`refuse`: the adapters that rank 0, and no other, cannot load."""
     given = {"store": str(folder), "tensor_parallel_size": size, "torch_threads": 1} | settings
     config = ExecutorConfig(model=str(model), **(SMALL | given))

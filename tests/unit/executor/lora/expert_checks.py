@@ -219,7 +219,7 @@ def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper | None = None)
         compare(rig, runs)
 
 
-def slots_of_fewer_ranks_than_the_group(group: ParallelGroup, name: str) -> None:
+def slots_lower_than_the_group(group: ParallelGroup, name: str) -> None:
     """One row of A at most on each rank, and on some none (C65)."""
     for max_rank in (1, 3):
         rig = make_rig(group, name, max_rank + 1, max_rank=max_rank)
@@ -294,7 +294,7 @@ def one_pair_for_gate_and_up(group: ParallelGroup, name: str) -> None:
 
 
 EVERY_CHECK = (
-    mixed_ranks, slots_of_fewer_ranks_than_the_group, missing_modules, reused_slot, image_in_arena,
+    mixed_ranks, slots_lower_than_the_group, missing_modules, reused_slot, image_in_arena,
 )  # fmt: skip
 
 

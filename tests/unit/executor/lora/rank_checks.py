@@ -56,7 +56,7 @@ def mixed_ranks(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -
         _compare(rig, runs)
 
 
-def slots_of_fewer_ranks_than_the_group(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -> None:
+def slots_lower_than_the_group(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -> None:
     """One row of A at most on each rank, and on some none (C65)."""
     for max_rank in (1, 3):
         rig = _rig(group, sharding, max_rank + 1, device, max_rank)
@@ -119,7 +119,7 @@ def image_in_arena(group: ParallelGroup, sharding: Sharding, device: str = "cpu"
 
 
 EVERY_CHECK = (
-    mixed_ranks, slots_of_fewer_ranks_than_the_group, missing_parts, reused_slot, image_in_arena,
+    mixed_ranks, slots_lower_than_the_group, missing_parts, reused_slot, image_in_arena,
 )  # fmt: skip
 
 
