@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
     """y = base(x), then each served part's delta is added into its own columns of y, in place."""
 
     base_layer: LinearBase
+    # Whether several ranks exchange something between the layer's input and its output.
+    exchanges: ClassVar[bool] = False
 
     def __init__(self, base_layer: LinearBase, module_names: Sequence[str]) -> None:
         super().__init__(base_layer, module_names)
@@ -62,10 +65,12 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
 
     def fits_fused(self, form: FusedForm) -> bool:
         """Whether the delta may be added after `forward`'s other work, from all of the form's slices."""
-        plain = self.group.size == 1 and self.stacked.lora_a[0].dtype not in FP8_DTYPES
+        if self.exchanges and self.group.size > 1:
+            return False  # the sum over the ranks lies between, or h is not whole yet
         factors = self.output_factors
         if factors is not None and factors.concern(self.punica_wrapper.token_mapping_meta):
             return False  # they come on base and delta, before what follows
+        plain = self.stacked.lora_a[0].dtype not in FP8_DTYPES
         return plain and len(self.served) == len(self.all_parts) == form.slices
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:
