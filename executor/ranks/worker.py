@@ -89,7 +89,7 @@ class Worker:
         for message in _messages(control):
             match message:
                 case RunStep(sequences):
-                    self._step(sequences)
+                    self._forward_pass.run(sequences, self._last_tokens)
                 case CopyIntoSlot():
                     control.send(self._copy(message))
                 case ClearSlot(slot):
@@ -105,9 +105,6 @@ class Worker:
                     lane.send(self._load(message))
                 case ForgetImage(ticket):
                     self._images.pop(ticket, None)
-
-    def _step(self, sequences: tuple[Any, ...]) -> None:
-        self._forward_pass.run(sequences, self._last_tokens)
 
     def _load(self, message: LoadAdapter) -> Answer:
         try:

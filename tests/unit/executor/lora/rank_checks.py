@@ -136,8 +136,9 @@ def collectives(group: ParallelGroup, device: str = "cpu") -> None:
     x = torch.full((2, 3), float(group.rank), device=device)
     assert group.all_gather(x).shape == (group.size, 2, 3)
     assert torch.equal(group.all_gather(x)[:, 1, 2], ranks)
-    own = group.reduce_scatter(ranks[:, None].repeat(1, 2) * 10 + group.rank)
-    assert own.tolist() == [10.0 * group.size * group.rank + sum(range(group.size))] * 2
+    tokens = torch.full((3,), 7 + group.rank, device=device)
+    assert group.broadcast(tokens) is tokens
+    assert tokens.tolist() == [7] * 3
     for dtype in (torch.float32, torch.bfloat16):
         y = torch.full((2,), float(group.rank), dtype=dtype, device=device)
         assert group.all_reduce(y) is y
