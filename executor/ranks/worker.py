@@ -38,8 +38,6 @@ from executor.shard import Shard, build_shard
 from executor.slot_writer import WriterInTurn
 from executor.store import open_source
 
-logger = logging.getLogger(__name__)
-
 
 def run_rank(
     config: ExecutorConfig, rank: int, meeting: Path, control: Connection, lanes: Sequence[Connection]
