@@ -33,8 +33,11 @@ from tests.unit.executor.test_ranks import rank_processes as children
 __all__ = ["start"]  # a fixture
 
 STOPPED_OR_DEAD = pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "dead"])
-TWO = ("--tensor-parallel-size", "2", "--torch-threads", "1", "--metrics-port", "-1")
-QUICK = ("--listen", "127.0.0.1:0", "--start-timeout", "4", "--step-timeout", "4")
+TWO = (
+    "--listen", "127.0.0.1:0", "--tensor-parallel-size", "2", "--torch-threads", "1", "--metrics-port", "-1",
+)  # fmt: skip
+STEPS = ("--step-timeout", "4")
+STARTS = ("--start-timeout", "4")  # not for what has to come up first: a busy machine may need longer
 PATIENCE_S = 90  # far above what the timeouts below allow
 
 
@@ -46,7 +49,7 @@ def goes_down(process: "subprocess.Popen[str]", rank: int) -> str:
 
 
 def test_a_rank_that_stops_in_mid_stream_ends_the_executor(start: Start, tiny_base: Path) -> None:
-    process = start("--model", str(tiny_base), *TWO, *QUICK)
+    process = start("--model", str(tiny_base), *TWO, *STEPS)
     port = log_until(process, r"listening on .*:(\d+)").group(1)
     log_until(process, "ready")
     (rank,) = rank_processes(process.pid)
@@ -64,16 +67,9 @@ def test_a_rank_that_stops_in_mid_stream_ends_the_executor(start: Start, tiny_ba
 
 @STOPPED_OR_DEAD
 def test_a_rank_that_does_not_come_up_ends_the_executor(
-    start: Start,
-    tiny_base: Path,
-    blow: signal.Signals,
+    start: Start, tiny_base: Path, blow: signal.Signals
 ) -> None:
-    process = start(
-        "--model",
-        str(tiny_base),
-        *TWO,
-        *QUICK,
-    )
+    process = start("--model", str(tiny_base), *TWO, *STEPS, *STARTS)
     log_until(process, "loading the model")
     wait_until(lambda: bool(rank_processes(process.pid)), "there is another rank")
     (rank,) = rank_processes(process.pid)
