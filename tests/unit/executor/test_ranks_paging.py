@@ -109,12 +109,16 @@ def test_a_copy_that_fails_on_one_rank_leaves_the_slot_empty_on_all(
 def test_what_rank_0_cannot_load_the_other_forgets(
     tiny_base: Path, tiny_store: DiskStore, store_folder: Path, digests: list[str]
 ) -> None:
+    """And what it said of it is not taken for its answer to the next load on that lane, the only one."""
     refused = {digests[3]}
-    with spread(tiny_base, tiny_store, store_folder, refuse=refused.__contains__) as on_ranks:
+    one_lane = {"loader_threads": 1}
+    with spread(tiny_base, tiny_store, store_folder, refuse=refused.__contains__, **one_lane) as on_ranks:
         adapters = on_ranks.adapters
-        assert adapters.load_image(digests[0]).ticket == 0
+        first = adapters.load_image(digests[0])
+        assert first.ticket == 0
         with pytest.raises(RankTooLarge):
             adapters.load_image(digests[3])
+        assert adapters.load_image(digests[0]).nbytes == first.nbytes
         assert on_ranks.others_have(0) == [True]
         wait_until(lambda: on_ranks.others_have(1) == [False], "the other rank forgets it")
         refused.clear()
