@@ -22,6 +22,7 @@ from executor.sequence import Dispatch
 from executor.shard import build_shard
 from executor.store import open_source
 from tests.support.adapters import load_base, make_adapter
+from tests.support.cluster import wait_until
 from tests.support.engines import SMALL, Driver, greedy, make_driver
 
 PROMPT = range(3, 30)
@@ -178,6 +179,7 @@ def test_a_rank_that_dies_takes_the_engine_down(
         next(child for child in rank_processes() if child.name == "rank-2").kill()
         assert told.wait(30)
         assert [type(error) for error in lost] == [RankLost]
+        wait_until(lambda: not rank_processes(), "the others are ended too")
         with pytest.raises(RankLost):
             for _ in range(50):
                 engine.step()
