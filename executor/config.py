@@ -94,7 +94,9 @@ class ExecutorConfig:
     )
     async_scheduling: str = _setting(
         "auto",
-        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU.",
+        "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU. "
+        "On the CPU nothing would run beside the planning; over several ranks the answers are the same, but "
+        "what it gains has not been measured.",
     )
     num_kv_blocks: int = _setting(
         0, "KV blocks shared by all sequences; 0: 1024 on the CPU, what the memory allows on a GPU."
@@ -173,7 +175,6 @@ class ExecutorConfig:
     @property
     def schedules_ahead(self) -> bool:
         if self.async_scheduling == "auto":
-            # Over several GPUs it has not been tried yet.
             return self.tensor_parallel_size == 1 and self.device.startswith("cuda")
         return self.async_scheduling == "true"
 

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Torch 2.13 renamed both and warns about the old names, which are all that 2.11 has.
+# Torch 2.13 renamed it and warns about the old name, which is all that 2.11 has.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,6 @@ class ParallelGroup:
         out = x.new_empty(self.size * x.numel())
         _all_gather(out, x.contiguous().view(-1), group=self.handle)
         return out.view(self.size, *x.shape)
-
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """x [size, ...] -> [...]: the sum over the ranks of x[rank], each rank its own."""
-        if self.size == 1:
-            return x[0]
-        out = x.new_empty(x[0].numel())
-        _reduce_scatter(out, x.contiguous().view(-1), group=self.handle)
-        return out.view(x.shape[1:])
 
     def share(self, count: int) -> range:
         """This rank's `count / size` of `count` equal things, in order. ValueError if they do not divide."""

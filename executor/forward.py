@@ -26,6 +26,14 @@ class SequenceRows:
     # token_ids it is 0); -1: all ids are known.
     pending: int = -1
 
+    def __reduce__(self) -> tuple[type["SequenceRows"], tuple[object, ...]]:
+        """Every step goes to every other rank. Without this pickle takes twice as long: 290 us instead of 130
+        for 64 sequences of 16 blocks, there and back, on a CPU of 2 cores with Python 3.11."""
+        fields = (
+            self.token_ids, self.start, self.block_ids, self.slot, self.logit_rows, self.pending,
+        )  # fmt: skip
+        return SequenceRows, fields
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:

@@ -49,10 +49,6 @@ class CountingGroup(ParallelGroup):
         self._count("all_gather", (self.size - 1) * x.nbytes)
         return x[None].expand(self.size, *x.shape)
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        self._count("reduce_scatter", (self.size - 1) * x[0].nbytes)
-        return x[0]
-
     def _count(self, kind: str, nbytes: int) -> None:
         self.calls[kind] += 1
         self.sent[kind] += nbytes

@@ -12,6 +12,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
 from executor.errors import RankLost, StartError
@@ -102,11 +104,16 @@ class Ranks:
         self._closing = True
         for connection in (*self._controls, *(each for lane in self.lanes for each in lane)):
             connection.close()
+        # NCCL lets no rank go before all leave; over gloo others may still read what this rank sent last.
+        together = self._config.device != "cpu"
+        if together:
+            disconnect()
         for process in self._processes:
             process.join(END_GRACE_S)
             process.kill()
             process.join(END_GRACE_S)
-        disconnect()
+        if not together:
+            disconnect()
         self._meeting.cleanup()
 
     def _expect(self, control: Connection, kind: type[Message], patience_s: float) -> Message:
@@ -133,6 +140,7 @@ class Ranks:
 
 def start_ranks(config: ExecutorConfig, lost: Callable[[Exception], None]) -> tuple[Ranks, ParallelGroup]:
     """The processes of all other ranks, and the group they form with this one. StartError, RankLost."""
+    _check_gpus(config)
     context = get_context("spawn")
     others = range(1, config.tensor_parallel_size)
     controls = [context.Pipe() for _ in others]
@@ -162,6 +170,13 @@ def start_ranks(config: ExecutorConfig, lost: Callable[[Exception], None]) -> tu
         ranks.close()
         raise
     return ranks, group
+
+
+def _check_gpus(config: ExecutorConfig) -> None:
+    """Before there is anything to wait for or to end."""
+    size = config.tensor_parallel_size
+    if config.device != "cpu" and (found := torch.cuda.device_count()) < size:
+        raise StartError(f"--tensor-parallel-size {size} needs a GPU for each rank, there are {found}")
 
 
 def kill_ranks() -> None:

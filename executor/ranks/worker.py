@@ -38,8 +38,6 @@ from executor.shard import Shard, build_shard
 from executor.slot_writer import WriterInTurn
 from executor.store import open_source
 
-logger = logging.getLogger(__name__)
-
 
 def run_rank(
     config: ExecutorConfig, rank: int, meeting: Path, control: Connection, lanes: Sequence[Connection]
@@ -89,7 +87,7 @@ class Worker:
         for message in _messages(control):
             match message:
                 case RunStep(sequences):
-                    self._step(sequences)
+                    self._forward_pass.run(sequences, self._last_tokens)
                 case CopyIntoSlot():
                     control.send(self._copy(message))
                 case ClearSlot(slot):
@@ -105,9 +103,6 @@ class Worker:
                     lane.send(self._load(message))
                 case ForgetImage(ticket):
                     self._images.pop(ticket, None)
-
-    def _step(self, sequences: tuple[Any, ...]) -> None:
-        self._forward_pass.run(sequences, self._last_tokens)
 
     def _load(self, message: LoadAdapter) -> Answer:
         try:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from executor.distributed import SINGLE, ParallelGroup, connect, disconnect
 
 PATIENCE_S = 120.0
-COLLECTIVE_S = 20.0  # after which a rank gives up on one that has failed before it
 
 
 class RankPool:
@@ -42,15 +41,18 @@ class RankPool:
 
 
 @contextmanager
-def rank_pool(*sizes: int, device: str = "cpu") -> Iterator[RankPool]:
-    """With device "cuda" each rank is on the GPU of its number, which is its current one."""
+def rank_pool(*sizes: int, device: str = "cpu", collective_s: float = 20.0) -> Iterator[RankPool]:
+    """With device "cuda" each rank is on the GPU of its number, which is its current one. `collective_s`:
+    after that a rank gives up on one that has failed before it."""
     world = max(sizes)
     context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pairs = [context.Pipe() for _ in range(world)]
         processes = [
             context.Process(
-                target=_serve, args=(rank, sizes, Path(folder) / "meeting", pair[1], device), daemon=True
+                target=_serve,
+                args=(rank, sizes, Path(folder) / "meeting", pair[1], device, collective_s),
+                daemon=True,
             )
             for rank, pair in enumerate(pairs)
         ]
@@ -66,14 +68,21 @@ def rank_pool(*sizes: int, device: str = "cpu") -> Iterator[RankPool]:
                 process.kill()
 
 
-def _serve(rank: int, sizes: tuple[int, ...], meeting: Path, connection: Connection, device: str) -> None:
+def _serve(
+    rank: int,
+    sizes: tuple[int, ...],
+    meeting: Path,
+    connection: Connection,
+    device: str,
+    collective_s: float,
+) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    connect(rank, max(sizes), meeting, f"cuda:{rank}" if device == "cuda" else device, COLLECTIVE_S)
+    connect(rank, max(sizes), meeting, f"cuda:{rank}" if device == "cuda" else device, collective_s)
     # Every rank takes part in making every group, also in those that it does not belong to.
     handles = {
-        size: dist.new_group(list(range(size)), timeout=timedelta(seconds=COLLECTIVE_S))
+        size: dist.new_group(list(range(size)), timeout=timedelta(seconds=collective_s))
         for size in sizes
         if size > 1
     }

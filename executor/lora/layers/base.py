@@ -191,7 +191,7 @@ class BaseLayerWithLoRA(nn.Module, ABC):
     def slice_lora_a(self, lora_a: Sequence[Tensor | None]) -> list[Tensor | None]:
         """This rank's share of A, one tensor a module: its columns, and its ceil(r / shards) rows."""
         return [
-            None if a is None else _padded(part.cut.of_a(a), part.cut.a_rows(len(a)))
+            None if a is None else padded(part.cut.of_a(a), part.cut.a_rows(len(a)))
             for part, a in zip(self.all_parts, lora_a, strict=True)
         ]
 
@@ -239,7 +239,8 @@ def _listed(factors: Factors) -> list[Tensor | None]:
     return [factors] if isinstance(factors, Tensor) else list(factors)
 
 
-def _padded(a: Tensor, rows: int) -> Tensor:
+def padded(a: Tensor, rows: int) -> Tensor:
+    """A rank's share of A, up to `rows` rows: zeros where too few were dealt."""
     return F.pad(a, (0, 0, 0, rows - len(a)))
 
 

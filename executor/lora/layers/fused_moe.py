@@ -6,7 +6,6 @@ Every class has a twin for fully sharded adapters, in fused_moe_sharded.py.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from executor.layers.fused_moe import FusedMoE
@@ -15,7 +14,7 @@ from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
 from executor.lora.errors import ModuleShapeMismatch, RankTooLarge
-from executor.lora.layers.base import BaseLayerWithLoRA, Factors, LayerPart
+from executor.lora.layers.base import BaseLayerWithLoRA, Factors, LayerPart, padded
 from executor.lora.layout import SlotSlice
 from executor.model_config import ModelConfig
 from kernels.expert_product import align_experts
@@ -160,7 +159,7 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
     def slice_lora_a(self, lora_a: Sequence[Tensor | None]) -> list[Tensor | None]:
         """This rank's share of A [r, experts, in]: rows with its experts' columns side by side."""
         return [
-            None if a is None else _padded(part.cut.of_a(a).flatten(1), part.cut.a_rows(len(a)))
+            None if a is None else padded(part.cut.of_a(a).flatten(1), part.cut.a_rows(len(a)))
             for part, a in zip(self.all_parts, lora_a, strict=True)
         ]
 
@@ -203,7 +202,3 @@ class FusedMoE3DWithLoRA(FusedMoEWithLoRA):
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
         w13, w2 = self.module_names
         return self._into(w13, self.base_layer.gate_up_ranges), self._out_of(w2)
-
-
-def _padded(a: Tensor, rows: int) -> Tensor:
-    return F.pad(a, (0, 0, 0, rows - len(a)))

@@ -9,6 +9,7 @@ from executor.layers.fused_moe import FusedMoE
 from executor.lora.cut import Cut
 from executor.lora.layers.base import LayerPart
 from executor.lora.layers.fused_moe import FusedMoE3DWithLoRA, FusedMoEWithLoRA
+from executor.lora.layers.sharded import gathered
 from kernels.moe_blocks import MoEBlocks
 
 
@@ -45,7 +46,8 @@ class FusedMoEWithShardedLoRA(FusedMoEWithLoRA):
             return
         h = self._shrunk(x, parts, blocks)
         dealt = self.served[parts.start].cut.shards > 1
-        whole = self._gathered(h) if dealt else self.group.all_reduce(h)
+        max_rank = self.stacked.lora_b[0].shape[1]
+        whole = gathered(self.group, h, max_rank) if dealt else self.group.all_reduce(h)
         for number, slice_h in zip(parts, whole, strict=True):
             self._expand(y, slice_h, number, blocks, weights)
 
@@ -81,12 +83,6 @@ class FusedMoEWithShardedLoRA(FusedMoEWithLoRA):
             blocks,
             routed_weights=weights,
         )
-
-    def _gathered(self, h: Tensor) -> Tensor:
-        """Column i of the result is column i // ranks of rank i % ranks, as A's rows were dealt."""
-        gathered = self.group.all_gather(h)  # [ranks, slices, pairs, rows]
-        dealt = gathered.permute(1, 2, 3, 0).flatten(2)
-        return dealt[:, :, : self.stacked.lora_b[0].shape[1]].contiguous()
 
     def _identity(self, rows: int, device: torch.device) -> Tensor:
         """[max_loras, experts, rows, rows]: the half that leaves h as it is, for one half at a time."""

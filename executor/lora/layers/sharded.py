@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from executor.distributed import ParallelGroup
 from executor.lora.cut import Cut
 from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
@@ -14,6 +15,7 @@ class ShardedLinearLayerWithLoRA(BaseLinearLayerWithLoRA):
     """delta[row] = whole_h(scale * A_shard @ x[row]) @ B_shard. Steps without adapters exchange nothing."""
 
     fully_sharded = True
+    exchanges = True
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:
         if self.punica_wrapper.token_mapping_meta.no_lora_flag_cpu:
@@ -37,7 +39,11 @@ class RankShardedLayerWithLoRA(ShardedLinearLayerWithLoRA):
         return replace(super().cut(numbers), shard=self.group.rank, shards=self.group.size)
 
     def whole_h(self, h: Tensor) -> Tensor:
-        """Column i of the result is column i // ranks of rank i % ranks, as A's rows were dealt."""
-        gathered = self.group.all_gather(h)  # [ranks, slices, rows, max_rank / ranks]
-        dealt = gathered.permute(1, 2, 3, 0).flatten(2)
-        return dealt[:, :, : self.stacked.lora_b[0].shape[1]].contiguous()
+        return gathered(self.group, h, self.stacked.lora_b[0].shape[1])
+
+
+def gathered(group: ParallelGroup, h: Tensor, max_rank: int) -> Tensor:
+    """h [slices, rows, ceil(max_rank / ranks)] of every rank -> [slices, rows, max_rank]: column i is column
+    i // ranks of rank i % ranks, as A's rows were dealt."""
+    dealt = group.all_gather(h).permute(1, 2, 3, 0).flatten(2)
+    return dealt[:, :, :max_rank].contiguous()

@@ -1,3 +1,6 @@
+import pickle
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -28,6 +31,12 @@ def test_rows_positions_and_kv_slots(cache: KVCache) -> None:
     assert ctx.attention.kv_slots.tolist() == [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 4, 12, 13]
     assert ctx.logits_rows.tolist() == [0, 2, 5]
     assert ctx.punica is None
+
+
+def test_rows_arrive_at_another_rank_as_they_are() -> None:
+    rows = SequenceRows([10, 11, 12], 3, [5, 2], 4, [0, 2], 6)
+    assert all(getattr(rows, field.name) != field.default for field in fields(rows)), "a default hides a loss"
+    assert pickle.loads(pickle.dumps(rows)) == rows
 
 
 def test_cache_size(cache: KVCache, model: CausalLM) -> None:

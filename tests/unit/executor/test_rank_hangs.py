@@ -33,8 +33,11 @@ from tests.unit.executor.test_ranks import rank_processes as children
 __all__ = ["start"]  # a fixture
 
 STOPPED_OR_DEAD = pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "dead"])
-TWO = ("--tensor-parallel-size", "2", "--torch-threads", "1", "--metrics-port", "-1")
-QUICK = ("--listen", "127.0.0.1:0", "--start-timeout", "4", "--step-timeout", "4")
+TWO = (
+    "--listen", "127.0.0.1:0", "--tensor-parallel-size", "2", "--torch-threads", "1", "--metrics-port", "-1",
+)  # fmt: skip
+STEPS = ("--step-timeout", "4")
+STARTS = ("--start-timeout", "4")  # not for what has to come up first: a busy machine may need longer
 PATIENCE_S = 90  # far above what the timeouts below allow
 
 
@@ -46,7 +49,7 @@ def goes_down(process: "subprocess.Popen[str]", rank: int) -> str:
 
 
 def test_a_rank_that_stops_in_mid_stream_ends_the_executor(start: Start, tiny_base: Path) -> None:
-    process = start("--model", str(tiny_base), *TWO, *QUICK)
+    process = start("--model", str(tiny_base), *TWO, *STEPS)
     port = log_until(process, r"listening on .*:(\d+)").group(1)
     log_until(process, "ready")
     (rank,) = rank_processes(process.pid)
@@ -64,16 +67,9 @@ def test_a_rank_that_stops_in_mid_stream_ends_the_executor(start: Start, tiny_ba
 
 @STOPPED_OR_DEAD
 def test_a_rank_that_does_not_come_up_ends_the_executor(
-    start: Start,
-    tiny_base: Path,
-    blow: signal.Signals,
+    start: Start, tiny_base: Path, blow: signal.Signals
 ) -> None:
-    process = start(
-        "--model",
-        str(tiny_base),
-        *TWO,
-        *QUICK,
-    )
+    process = start("--model", str(tiny_base), *TWO, *STEPS, *STARTS)
     log_until(process, "loading the model")
     wait_until(lambda: bool(rank_processes(process.pid)), "there is another rank")
     (rank,) = rank_processes(process.pid)
@@ -84,11 +80,12 @@ def test_a_rank_that_does_not_come_up_ends_the_executor(
 class Running:
     """An engine over two ranks in this process, with short timeouts."""
 
-    def __init__(self, model: Path, store: DiskStore, folder: Path) -> None:
+    def __init__(self, model: Path, store: DiskStore, folder: Path, steps_ahead: str) -> None:
         self.lost = threading.Event()
         config = ExecutorConfig(
             model=str(model),
             **(SMALL | {"store": str(folder), "tensor_parallel_size": 2, "torch_threads": 1}),
+            async_scheduling=steps_ahead,
             step_timeout=4.0,
             load_timeout=4.0,
         )
@@ -100,8 +97,10 @@ class Running:
 
 
 @pytest.fixture
-def running(tiny_base: Path, tiny_store: DiskStore, store_folder: Path) -> Iterator[Running]:
-    made = Running(tiny_base, tiny_store, store_folder)
+def running(
+    request: pytest.FixtureRequest, tiny_base: Path, tiny_store: DiskStore, store_folder: Path
+) -> Iterator[Running]:
+    made = Running(tiny_base, tiny_store, store_folder, getattr(request, "param", "false"))
     with closing(made.engine):
         yield made
     assert not children()
@@ -128,3 +127,15 @@ def test_a_rank_that_does_not_copy_is_lost(
     with pytest.raises(RankLost):
         running.step_until(lambda: False)
     assert running.lost.wait(PATIENCE_S)
+
+
+@STOPPED_OR_DEAD
+@pytest.mark.parametrize("running", ["true"], indirect=True, ids=["ahead"])
+def test_a_rank_that_leaves_while_a_step_runs_is_lost(running: Running, blow: signal.Signals) -> None:
+    """With the next step planned already, whose first tokens are still to come from the one under way."""
+    running.engine.add(greedy("a", range(3, 20), max_new_tokens=400))
+    running.step_until(lambda: bool(running.engine.step().tokens))
+    assert running.engine.step().runs
+    os.kill(running.rank.pid, blow)
+    with pytest.raises(RankLost):
+        running.step_until(lambda: False)

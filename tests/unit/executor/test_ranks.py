@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from adapter_store import AdapterNotFound, DiskStore, ModelSpec, Weights, WeightsSource
 from executor.build import build_engine
@@ -20,7 +21,8 @@ from executor.ranks.worker import Worker
 from executor.sequence import Dispatch
 from executor.shard import build_shard
 from executor.store import open_source
-from tests.support.adapters import make_adapter
+from tests.support.adapters import load_base, make_adapter
+from tests.support.cluster import wait_until
 from tests.support.engines import SMALL, Driver, greedy, make_driver
 
 PROMPT = range(3, 30)
@@ -68,19 +70,44 @@ def test_tokens_and_logprobs_equal_one_ranks(
     assert many.run(greedy("again", PROMPT[:21], digest=digests[0], max_new_tokens=12)) == [expected[1]]
 
 
+# Deltas take different ways through the ranks: over KV heads that ranks share (C63), beside each other in
+# one layer (C64), before the sum over the ranks (C66). Four ranks do not divide their LoRA ranks (C65).
+ALONE = {
+    "v": (("v_proj",), 1),
+    "qkv": (("q_proj", "k_proj", "v_proj"), 3),
+    "gate and up": (("gate_proj", "up_proj"), 2),
+    "o and down": (("o_proj", "down_proj"), 3),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Dispatch]]:
+    """A store's folder, and what to ask."""
+    folder = tmp_path_factory.mktemp("alone")
+    store, spec, base = DiskStore(folder / "store"), ModelSpec.from_folder(tiny_base), load_base(tiny_base)
+    wanted = [greedy("base", PROMPT, logprobs=0)]
+    for seed, (name, (targets, rank)) in enumerate(ALONE.items()):
+        adapter = make_adapter(folder / name, base, seed=9 + seed, rank=rank, targets=targets)
+        digest = store.put(adapter, "default", f"a{seed}", spec).digest
+        wanted.append(greedy(name, PROMPT, digest=digest, logprobs=0))
+    return folder / "store", wanted
+
+
 @pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
-def test_what_is_added_before_the_sum_over_the_ranks_counts_once(
-    start: Start, tiny_base: Path, sharded: bool, tmp_path: Path
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_way_through_the_ranks_alone(
+    start: Start, alone: tuple[Path, list[Dispatch]], size: int, sharded: bool
 ) -> None:
-    """Adapters on o_proj and down_proj alone, of a rank that four ranks do not divide (C65, C66)."""
-    store = DiskStore(tmp_path / "store")
-    folder = make_adapter(tmp_path / "adapter", tiny_base, seed=9, rank=3, targets=("o_proj", "down_proj"))
-    digest = store.put(folder, "default", "ends", ModelSpec.from_folder(tiny_base)).digest
-    wanted = [greedy("base", PROMPT), greedy("ends", PROMPT, digest=digest)]
-    expected = start(1, store).run(*wanted)
-    assert expected[0] != expected[1], "the adapter is not loud"
-    many = start(4, store, store=str(tmp_path / "store"), fully_sharded_loras=sharded)
+    folder, wanted = alone
+    one = start(1, DiskStore(folder))
+    expected = one.run(*wanted)
+    many = start(size, DiskStore(folder), store=str(folder), fully_sharded_loras=sharded)
     assert many.run(*wanted) == expected
+    base = [token.token.logprob for token in one.tokens[wanted[0].key]]
+    for dispatch in wanted[1:]:
+        truth, got = ([t.token.logprob for t in driver.tokens[dispatch.key]] for driver in (one, many))
+        assert truth != pytest.approx(base, abs=0.01), "an adapter is not loud"
+        assert got == pytest.approx(truth, abs=1e-5)
 
 
 class WithoutOne:
@@ -152,6 +179,7 @@ def test_a_rank_that_dies_takes_the_engine_down(
         next(child for child in rank_processes() if child.name == "rank-2").kill()
         assert told.wait(30)
         assert [type(error) for error in lost] == [RankLost]
+        wait_until(lambda: not rank_processes(), "the others are ended too")
         with pytest.raises(RankLost):
             for _ in range(50):
                 engine.step()
@@ -170,6 +198,13 @@ def test_an_engine_that_is_closed_ends_its_ranks_and_tells_nobody(start: Start) 
 def test_a_size_that_does_not_cut_the_model_starts_nothing(start: Start, size: int) -> None:
     with pytest.raises(UnsupportedModel, match=r"4 query heads, 2 KV heads.*possible are 1, 2, 4"):
         start(size)
+    assert not rank_processes()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 3, reason="there are GPUs enough")
+def test_a_rank_without_a_gpu_starts_nothing(start: Start) -> None:
+    with pytest.raises(StartError, match=r"--tensor-parallel-size 4 needs a GPU for each rank, there are"):
+        start(4, device="cuda")
     assert not rank_processes()
 
 

@@ -145,6 +145,7 @@ def make_rig(
     max_loras: int,
     wrapper: Wrapper | None = None,
     dtype: torch.dtype = torch.float32,
+    max_rank: int = MAX_RANK,
 ) -> Rig:
     """Ranks that seed torch's generator alike have parts of one layer."""
     torch.manual_seed(7)
@@ -160,7 +161,7 @@ def make_rig(
     for mine, every, columns in ((base.w13_bias, whole.w13_bias, rows), (base.w2_bias, whole.w2_bias, None)):
         if mine is not None and every is not None:
             mine.copy_(every[own] if columns is None else every[own][:, columns])
-    config = LoRAConfig(max_loras, MAX_RANK, frozenset({"experts"}), dtype, form.fully_sharded)
+    config = LoRAConfig(max_loras, max_rank, frozenset({"experts"}), dtype, form.fully_sharded)
     chosen = class_for(base, config, form.names)
     sharded = form.fully_sharded and group.size > 1
     assert chosen is (form if sharded else Form(form.interleaved)).layer_class
@@ -217,6 +218,15 @@ def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper | None = None)
     compare(rig, everything, experts=(2, 3))
     for runs in ([(-1, 3)], [(2, 1), (0, 1)], [(5, 2)], [(5, 1), (4, 2), (-1, 1)]):
         compare(rig, runs)
+
+
+def slots_lower_than_the_group(group: ParallelGroup, name: str) -> None:
+    """One row of A at most on each rank, and on some none (C65)."""
+    for max_rank in (1, 3):
+        rig = make_rig(group, name, max_rank + 1, max_rank=max_rank)
+        for slot in range(max_rank):
+            rig.put(slot, rig.draw([slot + 1] * len(rig.form.names)))
+        compare(rig, [*((slot, 2) for slot in range(max_rank)), (-1, 1), (max_rank, 1), (0, 1)])
 
 
 def missing_modules(group: ParallelGroup, name: str) -> None:
@@ -307,7 +317,9 @@ def one_pair_for_gate_and_up(group: ParallelGroup, name: str) -> None:
     compare(rig, [(0, 5), (-1, 2)])
 
 
-EVERY_CHECK = (mixed_ranks, missing_modules, reused_slot, image_in_arena)
+EVERY_CHECK = (
+    mixed_ranks, slots_lower_than_the_group, missing_modules, reused_slot, image_in_arena,
+)  # fmt: skip
 
 
 def layouts(group: ParallelGroup, name: str) -> tuple[str, int]:

@@ -21,10 +21,12 @@ TOLERANCE = 2e-5
 Sharding = tuple[str, bool]  # name of the case, fully sharded
 
 
-def _rig(group: ParallelGroup, sharding: Sharding, max_loras: int, device: str) -> Rig:
+def _rig(
+    group: ParallelGroup, sharding: Sharding, max_loras: int, device: str, max_rank: int = MAX_RANK
+) -> Rig:
     torch.manual_seed(7)
     name, fully_sharded = sharding
-    rig = make_rig(name, max_loras, MAX_RANK, group=group, fully_sharded=fully_sharded, device=device)
+    rig = make_rig(name, max_loras, max_rank, group=group, fully_sharded=fully_sharded, device=device)
     case = CASES[name]
     twin = fully_sharded and group.size > 1 and case.sharded_class is not None
     assert type(rig.layer) is (case.sharded_class if twin else case.layer_class)
@@ -52,6 +54,15 @@ def mixed_ranks(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -
     _compare(rig, [(5, 1), (-1, 2), *((slot, 1) for slot in range(6)), (0, 3), (-1, 1)])
     for runs in ([(-1, 3)], [(2, 1), (0, 1)], [], [(6, 2)], [(6, 1), (4, 2), (-1, 1)]):
         _compare(rig, runs)
+
+
+def slots_lower_than_the_group(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -> None:
+    """One row of A at most on each rank, and on some none (C65)."""
+    for max_rank in (1, 3):
+        rig = _rig(group, sharding, max_rank + 1, device, max_rank)
+        for slot in range(max_rank):
+            rig.put(slot, [slot + 1] * len(rig.layer.module_names))
+        _compare(rig, [*((slot, 2) for slot in range(max_rank)), (-1, 1), (max_rank, 1), (0, 1)])
 
 
 def missing_parts(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -> None:
@@ -107,7 +118,9 @@ def image_in_arena(group: ParallelGroup, sharding: Sharding, device: str = "cpu"
     assert torch.equal(rig.run([(0, 7)], x), rig.base(x))
 
 
-EVERY_CHECK = (mixed_ranks, missing_parts, reused_slot, image_in_arena)
+EVERY_CHECK = (
+    mixed_ranks, slots_lower_than_the_group, missing_parts, reused_slot, image_in_arena,
+)  # fmt: skip
 
 
 def layouts(group: ParallelGroup, sharding: Sharding) -> tuple[str, int]:
@@ -123,8 +136,9 @@ def collectives(group: ParallelGroup, device: str = "cpu") -> None:
     x = torch.full((2, 3), float(group.rank), device=device)
     assert group.all_gather(x).shape == (group.size, 2, 3)
     assert torch.equal(group.all_gather(x)[:, 1, 2], ranks)
-    own = group.reduce_scatter(ranks[:, None].repeat(1, 2) * 10 + group.rank)
-    assert own.tolist() == [10.0 * group.size * group.rank + sum(range(group.size))] * 2
+    tokens = torch.full((3,), 7 + group.rank, device=device)
+    assert group.broadcast(tokens) is tokens
+    assert tokens.tolist() == [7] * 3
     for dtype in (torch.float32, torch.bfloat16):
         y = torch.full((2,), float(group.rank), dtype=dtype, device=device)
         assert group.all_reduce(y) is y
