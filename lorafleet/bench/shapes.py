@@ -109,13 +109,18 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 def write_shapes(name: str, folder: Path) -> None:
     """config.json, model.safetensors, and a tokenizer.json that gives every id a text of its own.
 
-    Raises BenchError for a name that is not in SHAPES, OSError.
+    Raises BenchError for a name that is not in SHAPES, and for a folder that holds something else: it may be
+    a model. OSError.
     """
     config = SHAPES.get(name)
     if config is None:
         raise BenchError(f"shapes {name!r} are none of {', '.join(SHAPES)}")
+    text = json.dumps(config, indent=1) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    written = folder / "config.json"
+    if any(folder.iterdir()) and not (written.is_file() and written.read_text() == text):
+        raise BenchError(f"{folder} holds something else already; name a new folder")
+    written.write_text(text)
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"])))
     _write_hole(folder / "model.safetensors", _tensors(config))
 

@@ -30,6 +30,8 @@ def _cause(message: str) -> str:
 
 def _advice(error: LoraFleetError) -> str:
     match error:
+        case Unavailable(reason="NO_EXECUTOR"):
+            return "; `lorafleet top --once` tells why of each"
         case Unavailable() | QueueFull() if error.retry_after:
             return f"; try again in {error.retry_after:g} s"
         case AdapterNotFound():

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from executor.config import load_config as load_executor
 from lorafleet import Client
 from lorafleet.cli import parser
+from scheduler.config import load as load_scheduler
 from tests.support.adapters import make_adapter, make_base
 from tests.support.fleet import running_fleet
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
@@ -34,12 +36,20 @@ def test_every_file_has_its_line() -> None:
     assert listed == existing
 
 
-@pytest.mark.parametrize("readme", ["README.md", "deploy/README.md"])
+@pytest.mark.parametrize("readme", ["README.md", "deploy/README.md", "lorafleet/bench/README.md"])
 def test_commands_parse(readme: str) -> None:
     lines = re.findall(r"^ +(?:LORAFLEET_TOKEN=\S+ )?lorafleet (.*)$", (ROOT / readme).read_text(), re.M)
     assert lines
     for line in lines:
         parser().parse_args(shlex.split(line))
+
+
+def test_services_take_their_flags() -> None:
+    text = README + (ROOT / "lorafleet/bench/README.md").read_text()
+    lines = re.findall(r"^ +python -m (scheduler|executor) (.*)$", text, re.M)
+    assert {service for service, _ in lines} == {"scheduler", "executor"}
+    for service, flags in lines:
+        (load_scheduler if service == "scheduler" else load_executor)(shlex.split(flags), {})
 
 
 def test_targets_exist() -> None:

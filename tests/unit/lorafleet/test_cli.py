@@ -133,6 +133,11 @@ CASES = [
     ),
     (errors.Unavailable(Code.UNAVAILABLE, "draining", reason="DRAINING"), "error: draining", 1),
     (
+        errors.Unavailable(Code.UNAVAILABLE, "none is ready", reason="NO_EXECUTOR", retry_after=1),
+        "error: none is ready; `lorafleet top --once` tells why",
+        1,
+    ),
+    (
         errors.QueueFull(Code.RESOURCE_EXHAUSTED, "full", retry_after=2.5),
         "error: full; try again in 2.5 s",
         1,

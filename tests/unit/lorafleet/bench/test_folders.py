@@ -34,6 +34,15 @@ def test_a_folder_of_shapes_is_a_model_to_store_and_scheduler(name: str, tmp_pat
     assert checkpoint.st_blocks * 512 < max(1 << 20, checkpoint.st_size // 1000), "the checkpoint is a hole"
 
 
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    write_shapes("tiny", tmp_path)
+    write_shapes("tiny", tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    with pytest.raises(BenchError, match="holds something else"):
+        write_shapes("tiny-moe", tmp_path)
+    assert (tmp_path / "config.json").read_text() == before
+
+
 def test_unknown_shapes_and_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"gpt-2.*llama-3\.1-8b"):
         write_shapes("gpt-2", tmp_path)
