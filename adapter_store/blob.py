@@ -1,12 +1,12 @@
 """One version's content as a folder: immutable, shared by every name that pushed it."""
 
-import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
 from adapter_store.errors import DataLoss
+from adapter_store.hashing import file_hash
 from adapter_store.manifest import Manifest
 from adapter_store.packed import Weights
 from adapter_store.packing import Packing
@@ -32,7 +32,7 @@ class Blob:
         """Packs `adapter` beside its source files. The caller syncs the folder."""
         with self.packed.open("wb") as packed:
             manifest = Packing(adapter).write(packed)
-        hashes = {file.name: _sha256(file) for file in sorted(self.source.iterdir())}
+        hashes = {file.name: file_hash(file) for file in sorted(self.source.iterdir())}
         self._write_sealed(_SOURCE_HASHES, json.dumps(hashes))
         self._write_sealed(_MANIFEST, manifest.to_json())
         return manifest
@@ -74,7 +74,7 @@ class Blob:
                 raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
         for name, expected in self._source_hashes().items():
             try:
-                found = _sha256(self.source / name)
+                found = file_hash(self.source / name)
             except FileNotFoundError as error:
                 raise DataLoss(f"{name} of {digest} is gone: push the adapter again") from error
             if found != expected:
@@ -103,8 +103,3 @@ class Blob:
             return unseal(name, (self.folder / name).read_bytes())
         except FileNotFoundError as error:
             raise DataLoss(f"{name} of stored content {self.folder.name} is gone") from error
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Work on all cores: for functions that spend their time where the interpreter is let go (numpy, hashlib)."""
+"""Work on all cores: for functions that spend their time where the interpreter is let go (numpy, hashes)."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,5 +16,20 @@ def num_threads() -> int:
 
 def on_all_cores(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
     """`work` of each item, in the order of the items. Raises what one of them raised."""
-    with ThreadPoolExecutor(num_threads(), "all-cores") as pool:
-        return list(pool.map(work, items))
+    numbers, results = iter(range(len(items))), dict[int, _Result]()
+
+    def share() -> None:
+        """A thread takes what comes next: a task for each item would cost as much as a small one."""
+        try:
+            for number in numbers:
+                results[number] = work(items[number])
+        except BaseException:
+            for _ in numbers:
+                pass  # nobody begins another one
+            raise
+
+    threads = min(num_threads(), len(items))
+    with ThreadPoolExecutor(max(threads, 1), "all-cores") as pool:
+        for done in [pool.submit(share) for _ in range(threads)]:
+            done.result()
+    return [results[number] for number in range(len(items))]

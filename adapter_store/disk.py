@@ -6,7 +6,7 @@
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
     users/<hex>                     which names have that content (user_files.py)
     leases/<holder>                 what schedulers still use (lease.py)
-    format-2                        what it is, and how it is kept (store_folder.py)
+    format-3                        what it is, and how it is kept (store_folder.py)
     tmp/                            work in progress, and what crashes left
 
 A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the

@@ -1,11 +1,12 @@
 """The format of a store, which the store itself states: what another format holds is never guessed at.
 
-Format 1 kept records without seals and no lines for listings. Format 2 has both.
+Format 1 kept records without seals and no lines for listings; format 2 had both, and sha256 of all data.
+Format 3 has BLAKE3 of the data (hashing.py), so the same adapter has another digest there.
 """
 
 from adapter_store.errors import NoStore, OtherFormat
 
-FORMAT = 2
+FORMAT = 3
 
 
 def no_store(where: str) -> NoStore:

@@ -26,7 +26,7 @@ FORMAT = "lorafleet.packed.1"
 
 
 def content_digest(
-    tensors: Iterable[tuple[str, str, tuple[int, ...], str]],  # (name, dtype, shape, sha256 of the data)
+    tensors: Iterable[tuple[str, str, tuple[int, ...], str]],  # (name, dtype, shape, bulk_hash of the data)
     modules: Iterable[ModuleInfo],
     chat_template: str | None,
 ) -> str:
@@ -79,8 +79,8 @@ class Weights(Mapping[str, LoRAModule]):
     ) -> None:
         """Raises DataLoss when the file does not hold what `manifest` and its digest say.
 
-        `hashes`: waits for the sha256 of each tensor's data in the order of the file, in hex, while all else
-        is checked. None takes the data on trust: for a file that this process has verified before.
+        `hashes`: waits for the bulk_hash of each tensor's data in the order of the file, while all else is
+        checked. None takes the data on trust: for a file that this process has verified before.
         """
         self.manifest = manifest
         self._file: TensorFile | None = file

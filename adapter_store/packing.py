@@ -1,6 +1,5 @@
 """The way into the packed form (packed.py says what that is)."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 
 from adapter_store.cores import on_all_cores
-from adapter_store.hashing import ParallelHashes
+from adapter_store.hashing import ParallelHashes, bulk_hash
 from adapter_store.manifest import Manifest
 from adapter_store.memory import memory
 from adapter_store.packed import content_digest, packed_header
@@ -52,7 +51,7 @@ class Packing:
         """Hashes everything, without writing it. `keep`: what is transposed for that, half of the packed
         file, stays in memory for `pieces`."""
         room = self._room() if keep else {}
-        hashes = on_all_cores(lambda part: _sha256(self._data(part, room)), self._parts)
+        hashes = on_all_cores(lambda part: bulk_hash(self._data(part, room)), self._parts)
         self._kept = room
         return self._manifest(hashes)
 
@@ -108,10 +107,6 @@ class Packing:
             warnings=adapter.warnings,
             full_heads=adapter.full_heads,
         )
-
-
-def _sha256(data: memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _parts(adapter: PeftAdapter) -> list[_Part]:

@@ -1,6 +1,6 @@
 """Reads a PEFT folder and checks all of it against the base model. What comes out can be served as it is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.base_copy import check_base_copy
+from adapter_store.cores import on_all_cores
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.full_heads import check_full_heads, named_heads
 from adapter_store.manifest import FullHead, ModuleInfo
@@ -82,10 +83,8 @@ def read_adapter(
     plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
     modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
-    for tensor in [*heads.values(), *(tensor for half in halves.values() for tensor in half.tensors)]:
-        _check_finite(file, tensor)
-    for name in sorted(experts.tensors):
-        _check_finite(file, file.header.tensors[name])
+    trained = [*heads.values(), *(tensor for half in halves.values() for tensor in half.tensors)]
+    _check_finite(file, [*trained, *(file.header.tensors[name] for name in sorted(experts.tensors))])
     for module, copy in copies:
         check_base_copy(file, copy, module, spec)
     check_token_ids(folder, spec)
@@ -217,13 +216,22 @@ def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: Mo
         raise InvalidAdapter(f"tensor {tensor.name!r}: layer {layer} is not in layers_to_transform")
 
 
-def _check_finite(file: TensorFile, tensor: TensorInfo) -> None:
+def _check_finite(file: TensorFile, tensors: Sequence[TensorInfo]) -> None:
+    for tensor, finite in zip(
+        tensors, on_all_cores(lambda each: _is_finite(file, each), tensors), strict=True
+    ):
+        if not finite:
+            raise InvalidAdapter(f"tensor {tensor.name!r} holds NaN or infinity")
+
+
+def _is_finite(file: TensorFile, tensor: TensorInfo) -> bool:
     """By the bits: numpy's isfinite is twenty times slower on bfloat16."""
     bits = file.array(tensor.name).reshape(-1).view(f"u{NUMPY_DTYPES[tensor.dtype].itemsize}")
     exponent = bits.dtype.type(_EXPONENTS[tensor.dtype])
     for start in range(0, bits.size, _CHUNK):
         if (bits[start : start + _CHUNK] & exponent).max() == exponent:
-            raise InvalidAdapter(f"tensor {tensor.name!r} holds NaN or infinity")
+            return False
+    return True
 
 
 def _check_tied_pair(adapter: PeftAdapter) -> None:

@@ -4,12 +4,11 @@ A PEFT file is a header, then tensors; each is one of the packed tensors as it i
 transposed (a B), or something that was checked and left out (a copy of the base's own weight), which the
 recipe holds itself:
 
-    sha256 of the rest | length of the head (8 bytes, little) | head (JSON) | header of the file | left out
+    hash of the rest | length of the head (8 bytes, little) | head (JSON) | header of the file | left out
 
 The packed tensors have their own hashes, in the version's digest.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.errors import DataLoss
+from adapter_store.hashing import bulk_hash
 from adapter_store.packed import LoRAModule, Weights
 from adapter_store.peft import WEIGHTS_FILE, PeftAdapter
 
@@ -56,10 +56,7 @@ def recipe_pieces(adapter: PeftAdapter) -> list[memoryview]:
     head = json.dumps({"header_bytes": len(header), "parts": parts}).encode()
     left_out = [file.raw(each.name) for each in tensors if each.name not in packed]
     pieces = [memoryview(len(head).to_bytes(8, "little") + head), header, *left_out]
-    found = hashlib.sha256()
-    for piece in pieces:
-        found.update(piece)
-    return [memoryview(found.digest()), *pieces]
+    return [memoryview(bytes.fromhex(bulk_hash(*pieces))), *pieces]
 
 
 def rebuild(recipe: memoryview, weights: Weights, target: BinaryIO | None = None) -> None:
@@ -69,7 +66,7 @@ def rebuild(recipe: memoryview, weights: Weights, target: BinaryIO | None = None
     """
     body = recipe[_HASH_BYTES:]
     try:
-        if hashlib.sha256(body).digest() != recipe[:_HASH_BYTES]:
+        if bulk_hash(body) != recipe[:_HASH_BYTES].hex():
             raise ValueError("it does not match its hash")
         start = 8 + int.from_bytes(body[:8], "little")
         head = _Head(**json.loads(bytes(body[8:start])))

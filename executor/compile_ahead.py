@@ -107,7 +107,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lorafleet-compile-") as folder:
         shapes = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
         (Path(folder) / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 1}))
-        one_layer = replace(config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS)
+        heads = min(1, config.max_full_heads)  # each of these processes has its own, as large as the base's
+        one_layer = replace(
+            config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS, max_full_heads=heads
+        )
         compile_part(one_layer, int(sys.argv[1]), int(sys.argv[2]))
 
 

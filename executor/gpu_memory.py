@@ -65,5 +65,15 @@ def blocks_that_fit(use: MemoryUse, utilization: float, block_bytes: int, least:
     return blocks
 
 
+def log_captured(device: torch.device, capture: Callable[[], None]) -> None:
+    """Runs `capture`, and says what its graphs took of the memory that is kept free for them."""
+    free = torch.cuda.mem_get_info(device)[0]
+    capture()
+    torch.cuda.synchronize(device)
+    taken = free - torch.cuda.mem_get_info(device)[0]
+    level = logging.WARNING if taken > _RESERVE else logging.INFO
+    logger.log(level, "captured steps take %s GiB of the %s that are kept free", _gib(taken), _gib(_RESERVE))
+
+
 def _gib(count: int) -> str:
     return f"{count / (1 << 30):.2f}"

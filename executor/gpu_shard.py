@@ -5,7 +5,8 @@ Needs triton; attention of prompts is FlashInfer's where that serves the model, 
 
 import logging
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from executor.errors import StartError
 from executor.flashinfer_attention import FlashInfer, serves
 from executor.forward import SequenceRows
 from executor.forward_pass import ForwardPass
-from executor.gpu_memory import blocks_that_fit, measure
+from executor.gpu_memory import blocks_that_fit, log_captured, measure
 from executor.graph_plans import GraphSizes, LoRAPlans
 from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
@@ -133,15 +134,15 @@ class _Builder:
             blocks = self._least_of_all_ranks(blocks)
         kv_cache = self._cache(blocks)
         forward_pass = self._pass(kv_cache, self._sizes())
-        forward_pass.warm_up()
+        log_captured(self._device, forward_pass.warm_up)
         return kv_cache, forward_pass
 
     def compile(self, part: int, parts: int) -> None:
         kv_cache = self._cache(self._config.num_kv_blocks)
-        forward_pass = self._pass(kv_cache, self._sizes())
+        eager = self._pass(kv_cache, _NO_GRAPHS)
         for sequences in islice(self._warm_up_steps(kv_cache), part, None, parts):
-            forward_pass.run(sequences)
-        forward_pass.rehearse(part, parts)
+            eager.run(sequences)
+        self._pass(kv_cache, self._sizes()).rehearse(part, parts)
         torch.cuda.synchronize(self._device)
 
     def _sizes(self) -> GraphSizes:
@@ -156,9 +157,6 @@ class _Builder:
         )
 
     def _pass(self, kv_cache: KVCache, sizes: GraphSizes) -> GraphedForwardPass:
-        dora, full_heads = self.slots.dora, self.slots.full_heads
-        uncaptured: list[Set[int]] = [dora.slots] if dora else []
-        uncaptured += [full_heads.tables.keys()] if full_heads else []
         return GraphedForwardPass(
             self.model,
             kv_cache,
@@ -169,8 +167,8 @@ class _Builder:
             sizes,
             LoRAPlans(self._config.max_loras, self._config.max_lora_rank),
             GraphMemory(self._device),
-            head_has_lora="lm_head" in self._config.lora_modules or full_heads is not None,
-            uncaptured=uncaptured,
+            head_has_lora="lm_head" in self._config.lora_modules or self.slots.full_heads is not None,
+            marks=self.slots.marks,
         )
 
     def _run_largest(self, forward_pass: ForwardPass, kv_cache: KVCache) -> None:
@@ -179,11 +177,11 @@ class _Builder:
 
     def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[list[SequenceRows]]:
         yield from warm_up_steps(self._limits, kv_cache, self.punica)
-        if (dora := self.slots.dora) is not None:
-            # Once more as if all slots had factors, which are 1: their layers run in other forms.
-            dora.slots.update(range(self._limits.max_loras))
-            yield from warm_up_steps(self._limits, kv_cache, self.punica)
-            dora.slots.clear()
+        if self.slots.marks:
+            with ExitStack() as stack:
+                for marks in self.slots.marks:
+                    stack.enter_context(marks.as_if_all())
+                yield from warm_up_steps(self._limits, kv_cache, self.punica)
 
     def _least_of_all_ranks(self, blocks: int) -> int:
         counts = self._group.all_gather(torch.tensor([blocks], device=self._device))

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,6 +19,7 @@ from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
 from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, rehearsal_runs, step_runs
 from executor.layers.followers import Followers
+from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
 from executor.torch_attention import PlannedStep, StepPlanner
@@ -36,11 +38,13 @@ _NO_RUNS = np.zeros((0, 2), dtype=np.int32)
 @dataclass(frozen=True, slots=True)
 class _Key:
     """A captured step: `decode`: one row a sequence, attention inside; else any rows, attention between the
-    pieces. `plan` is the family: None runs no LoRA kernel."""
+    pieces. `plan` is the family: None runs no LoRA kernel. `marked`: another one beside each with LoRA, which
+    also does what adapters need that are more than low-rank pairs, for slots that the device has marked."""
 
     rows: int
     decode: bool
     plan: LaunchPlan | None
+    marked: bool = False
 
 
 class GraphedForwardPass:
@@ -59,15 +63,16 @@ class GraphedForwardPass:
         memory: GraphMemory,
         *,
         head_has_lora: bool,
-        uncaptured: Sequence[Set[int]] = (),
+        marks: Sequence[SlotMarks] = (),
     ) -> None:
-        """`head_has_lora`: adapters may change the head. `uncaptured`: slots whose adapters need
-        what no captured step does, as DoRA's factors, kept up to date: steps with one run layer by layer."""
+        """`head_has_lora`: adapters may change the head. `marks`: of slots whose adapters are more than
+        low-rank pairs (DoRA's factors, tables of their own): steps with one have graphs of their own, so that
+        all other steps cost what they cost without."""
         self._model, self._kv_cache, self._punica = model, kv_cache, punica
         self._attention, self._followers = attention, followers
         self._limits, self._sizes, self._plans = limits, sizes, plans
         self._head_has_lora = head_has_lora
-        self._uncaptured = tuple(uncaptured)
+        self._marks = tuple(marks)
         self._memory = memory
         self._graphs: dict[_Key, Captured] = {}
         self._between: PlannedStep | None = None  # what attention the pieces of this step run
@@ -83,12 +88,22 @@ class GraphedForwardPass:
         started = time.monotonic()
         try:
             with without_collection():
-                for key in self._keys():
+                # The largest first: smaller ones find room in the memory that those leave.
+                for key in sorted(self._keys(), key=lambda key: key.rows, reverse=True):
                     self._capture(key)
         except BaseException:
             self.close()
             raise
-        logger.info("%d steps captured in %.1f s", len(self._graphs), time.monotonic() - started)
+        with_lora = [key for key in self._graphs if key.plan is not None]
+        marked = sum(key.marked for key in with_lora)
+        logger.info(
+            "%d steps captured in %.1f s: %d without adapters, %d with, %d for DoRA and tables of their own",
+            len(self._graphs),
+            time.monotonic() - started,
+            len(self._graphs) - len(with_lora),
+            len(with_lora) - marked,
+            marked,
+        )
 
     def close(self) -> None:
         # NCCL does not part from ranks while a graph has collectives with them.
@@ -109,16 +124,9 @@ class GraphedForwardPass:
         rows = sum(len(sequence.token_ids) for sequence in sequences)
         decode = rows == len(sequences)
         size = self._sizes.fitting(rows, decode)
-        if size and not self._needs_layers(sequences):
+        if size:
             return self._replay(sequences, last_tokens, size, decode)
         return self._eager(sequences, last_tokens)
-
-    def _needs_layers(self, sequences: Sequence[SequenceRows]) -> bool:
-        present = [slots for slots in self._uncaptured if slots]
-        if not present:
-            return False
-        step = {sequence.slot for sequence in sequences}
-        return any(not slots.isdisjoint(step) for slots in present)
 
     def _replay(
         self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool
@@ -129,7 +137,8 @@ class GraphedForwardPass:
         if not decode:
             self._between = self._plan_attention(self._few_rows, shape, size, "rows")
         self._describe_lora(sequences, runs, plan)
-        captured = self._graphs[_Key(size, decode, plan)]
+        marked = any(marks.among(sequence.slot for sequence in sequences) for marks in self._marks)
+        captured = self._graphs[_Key(size, decode, plan, marked)]
         captured.replay()
         rows = None if decode and shape.logits_rows == shape.rows else self._few_rows.logits_rows
         return self._logits(captured.out, shape, rows)
@@ -170,12 +179,22 @@ class GraphedForwardPass:
         return buffers.token_ids[:rows], context
 
     def _keys(self) -> Iterator[_Key]:
-        for rows in self._sizes.decode:
-            for plan in (None, *self._plans.of_decode(rows)):
-                yield _Key(rows, True, plan)
-        for rows in self._sizes.mixed:
-            for plan in (None, *self._plans.of_mixed(rows)):
-                yield _Key(rows, False, plan)
+        for decode, sizes in ((True, self._sizes.decode), (False, self._sizes.mixed)):
+            for rows in sizes:
+                plans = self._plans.of_decode(rows) if decode else self._plans.of_mixed(rows)
+                yield _Key(rows, decode, None)
+                for plan in plans:
+                    yield _Key(rows, decode, plan)
+                    if self._marks:
+                        yield _Key(rows, decode, plan, marked=True)
+
+    @contextmanager
+    def _in_form(self, key: _Key) -> Iterator[None]:
+        """The layers run as they must be captured for this key."""
+        with ExitStack() as stack:
+            for marks in self._marks if key.marked else ():
+                stack.enter_context(marks.as_if_all())
+            yield
 
     def _rehearse(self, key: _Key) -> DecodeStep:
         buffers, rows = self._few_rows, key.rows
@@ -183,7 +202,8 @@ class GraphedForwardPass:
         step = DecodeStep.of(buffers, rows)
         mapping = LoRAMapping(rehearsal_runs(key.plan, rows), _NO_RUNS)
         self._punica.update_metadata(mapping, key.plan)
-        self._model(*self._inputs(buffers, rows, step))
+        with self._in_form(key):
+            self._model(*self._inputs(buffers, rows, step))
         return step
 
     def _capture(self, key: _Key) -> None:
@@ -191,7 +211,8 @@ class GraphedForwardPass:
 
         def run(capture: Capture) -> Tensor:
             attention = step if key.decode else _Between(capture, step.kv_slots, self._attend_between)
-            hidden: Tensor = self._model(*self._inputs(buffers, rows, attention))
+            with self._in_form(key):
+                hidden: Tensor = self._model(*self._inputs(buffers, rows, attention))
             return hidden
 
         self._graphs[key] = self._memory.capture(run)

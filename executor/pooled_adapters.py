@@ -89,11 +89,10 @@ class PooledAdapters:
         image.region.copied = self._writer.load(slot, image.image, extra)
 
     def clear(self, slot: int) -> None:
-        self._writer.clear(slot)
-        if self._dora:
-            self._dora.clear(slot)
+        extra = self._dora.clear(slot) if self._dora else []
         if self._full_heads:
-            self._full_heads.clear(slot)
+            extra += self._full_heads.clear(slot)
+        self._writer.clear(slot, extra)
 
     def load_seconds(self) -> list[float]:
         return self._writer.load_seconds()

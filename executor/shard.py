@@ -15,6 +15,7 @@ from executor.lora.config import LoRAConfig
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads
 from executor.lora.replace import attach_lora
+from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM, load_model
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
@@ -31,6 +32,12 @@ class Slots:
     arena: SlotArena
     dora: DoRAFactors | None = None
     full_heads: FullHeads | None = None
+
+    @property
+    def marks(self) -> tuple[SlotMarks, ...]:
+        """Of slots whose adapters are more than low-rank pairs in what a step does before the head."""
+        dora = (self.dora.marks,) if self.dora else ()
+        return (*dora, self.full_heads.tables) if self.full_heads else dora
 
 
 @dataclass(frozen=True, slots=True)

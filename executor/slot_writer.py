@@ -21,7 +21,9 @@ class SlotWriter(Protocol):
         sources may be reused after the event (None: at once). ValueError, with the slot unchanged, for a
         foreign image or a slot out of range."""
 
-    def clear(self, slot: int) -> None: ...
+    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None:
+        """The next step that reads this slot finds nothing there, and the `extra` copies made."""
+
     def load_seconds(self) -> list[float]:
         """What each load took that has ended since the last call."""
 
@@ -40,8 +42,7 @@ class WriterInTurn:
     def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> None:
         started = time.perf_counter()
         self._arena.load(slot, image)
-        for target, source in extra:
-            target.copy_(source)
+        _make(extra)
         self._punica.set_slot_rank(slot, image.max_rank)
         self._seconds.append(time.perf_counter() - started)
 
@@ -49,8 +50,9 @@ class WriterInTurn:
         seconds, self._seconds = self._seconds, []
         return seconds
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None:
         self._arena.clear(slot)
+        _make(extra)
 
     def before_step(self, slots: Collection[int]) -> None:
         pass
@@ -66,8 +68,8 @@ class SideStreamWriter:
     slots of rank 64 a quarter of a stripe. Scattering it costs a hundredth of the copy's time.
 
     A slot is written after the last launched step that reads it; a step runs after the writes into its slots.
-    Both are waits on the device. What `extra` copies write may have been another slot's: they wait for every
-    launched step.
+    Both are waits on the device. What a load's `extra` copies write may have been another slot's: they wait
+    for every launched step.
     """
 
     def __init__(self, arena: SlotArena, punica: PunicaWrapperBase) -> None:
@@ -91,17 +93,17 @@ class SideStreamWriter:
             block.copy_(image.block, non_blocking=True)
             for reader in self._read.values() if extra else ():
                 self.stream.wait_event(reader)
-            for target, source in extra:
-                target.copy_(source, non_blocking=True)
+            _make(extra)
             copied: torch.cuda.Event = self.stream.record_event()
             self._arena.enter(slot, block)
             self._loads.append((begin, self._mark()))
         self._punica.set_slot_rank(slot, image.max_rank)
         return copied
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None:
         with self._writing(slot):
             self._arena.clear(slot)
+            _make(extra)
 
     def load_seconds(self) -> list[float]:
         seconds = []
@@ -132,6 +134,12 @@ class SideStreamWriter:
         with torch.cuda.stream(self.stream):
             yield
         self._written[slot] = self.stream.record_event()
+
+
+def _make(copies: Sequence[Copy]) -> None:
+    """On the current stream."""
+    for target, source in copies:
+        target.copy_(source, non_blocking=True)
 
 
 def make_writer(arena: SlotArena, punica: PunicaWrapperBase) -> SlotWriter:

@@ -16,6 +16,7 @@ from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
 from kernels.reference.moe_lora_align import moe_lora_align_block_size
+from kernels.reference.scale_outputs import scale_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,13 @@ class PunicaWrapperBase(ABC):
         self._add_pair(y, x, (lora_a,), (lora_b,), ranks, scales, (0,), self.prompt_mapping_meta)
 
     @abstractmethod
+    def scale_outputs(
+        self, y: Tensor, factors: Tensor, marks: Tensor, bias: Tensor | None, meta: LoRAKernelMeta
+    ) -> None:
+        """y[row] = factors[slot] * (y[row] - bias) + bias where marks[slot] >= 0, for the rows of `meta`: one
+        of this wrapper's two."""
+
+    @abstractmethod
     def _add_pair(
         self,
         y: Tensor,
@@ -205,6 +213,11 @@ class PunicaWrapperCPU(PunicaWrapperBase):
         h = _hidden(lora_a, x)
         lora_shrink(h, x, lora_a, ranks, scales, meta)
         lora_expand(y, h, lora_b, ranks, column_starts, meta)
+
+    def scale_outputs(
+        self, y: Tensor, factors: Tensor, marks: Tensor, bias: Tensor | None, meta: LoRAKernelMeta
+    ) -> None:
+        scale_outputs(y, factors, marks, bias, meta)
 
     def add_lora_embedding(
         self, y: Tensor, token_ids: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, scales: Tensor

@@ -19,6 +19,7 @@ from kernels.lora_shrink_fp8 import lora_shrink_fp8
 from kernels.meta import LoRAKernelMeta
 from kernels.moe_blocks import MoEBlocks
 from kernels.punica import PunicaWrapperBase
+from kernels.scale_outputs import scale_outputs
 from kernels.side_stream import SideStream
 
 
@@ -78,6 +79,11 @@ class PunicaWrapperGPU(PunicaWrapperBase):
             return
         a_scales, b_scales = self._ones(lora_a), self._ones(lora_b)
         add_pair_fp8(y, x, lora_a, a_scales, lora_b, b_scales, ranks, scales, column_starts, meta)
+
+    def scale_outputs(
+        self, y: Tensor, factors: Tensor, marks: Tensor, bias: Tensor | None, meta: LoRAKernelMeta
+    ) -> None:
+        scale_outputs(y, factors, marks, bias, meta)
 
     def _ones(self, stack: Sequence[Tensor]) -> list[Tensor]:
         """Whoever fills FP8 slots puts the scales of their weights into `scales`: here they are 1."""

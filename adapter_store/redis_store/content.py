@@ -7,7 +7,6 @@ from typing import BinaryIO
 
 from adapter_store.arriving import ArrivingWeights
 from adapter_store.errors import AdapterNotFound, DataLoss
-from adapter_store.hashing import ParallelHashes
 from adapter_store.manifest import Manifest
 from adapter_store.memory import memory
 from adapter_store.packed import Weights
@@ -64,10 +63,9 @@ class Content:
     def _weights(self, manifest: Manifest, index: Index) -> Weights:
         file = index.file(_PACKED)
         content = memory(file.num_bytes)
-        with ParallelHashes() as hashes:
-            weights = ArrivingWeights(content, manifest, hashes)
-            self._reader.read(index, file, content, weights.arrived)
-            return weights.finish()
+        weights = ArrivingWeights(content, manifest)
+        self._reader.read(index, file, content, weights.arrived)
+        return weights.finish()
 
     def _restore(self, manifest: Manifest, index: Index, folder: Path | None) -> None:
         recipe = self._fetched(index, _RECIPE)

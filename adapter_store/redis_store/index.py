@@ -33,7 +33,7 @@ class Claim:
 class StoredFile:
     name: str
     num_bytes: int
-    chunks: tuple[str, ...]  # hex sha256 of each
+    chunks: tuple[str, ...]  # bulk_hash of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from adapter_store.errors import DataLoss, UploadLost
+from adapter_store.formats import FORMAT
 from adapter_store.manifest import Manifest, VersionState
 from adapter_store.record import NameRecord
 from adapter_store.redis_store import scripts
@@ -174,7 +175,7 @@ class Metadata:
         arguments += [f"{ref.name}@".encode(), f"{ref.tenant}/{ref.name}".encode(), kind.encode()]
         arguments += [claim, manifest, index, self._keys.channel.encode()]
         keys += [self._keys.pending, self._keys.lines(ref.tenant), self._keys.graves]
-        keys += [self._keys.changed, self._keys.first_change]
+        keys += [self._keys.changed, self._keys.first_change, self._keys.format]
         listed = _listing_changes(ref, old.record, new)
         command: Command = (
             "EVAL",
@@ -184,6 +185,7 @@ class Metadata:
             *arguments,
             OPERATION_SECONDS,
             _REMEMBERED_CHANGES,
+            FORMAT,
             *listed,
         )
         provided = None if publication is None else self._chunks_stay(publication.index.claim, operation)
@@ -253,7 +255,7 @@ def _read_if_whole(key: str, raw: bytes | None) -> NameRecord | None:
 
 
 def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord) -> list[str | int]:
-    """COMMIT's arguments from the 12th on."""
+    """COMMIT's arguments from the 13th on."""
     before, after = set(lines_of(ref.name, old)), set(lines_of(ref.name, new))
     buried, burying = _graves(ref, old), _graves(ref, new)
     gone = [member for member in buried if member not in burying]

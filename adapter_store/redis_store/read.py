@@ -1,10 +1,10 @@
 """From chunks to files in memory. What the version's digest does not cover, its chunks' hashes do."""
 
-import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.hashing import bulk_hash
 from adapter_store.manifest import Manifest
 from adapter_store.redis_store.index import Index, StoredFile
 from adapter_store.redis_store.keys import Keys
@@ -45,18 +45,21 @@ class Reader:
         index: Index,
         file: StoredFile,
         target: memoryview,
-        arrived: Callable[[int], None] = lambda _: None,
+        arrived: Callable[[int, int], None] = lambda begin, end: None,
     ) -> None:
-        """A stored file into `target`; `arrived` is told how many bytes of it are there. Raises DataLoss."""
+        """A stored file into `target`; `arrived` is told which bytes of it are there now, by several threads.
+
+        Raises DataLoss.
+        """
         size = index.chunk_bytes
         pieces = [target[start : start + size] for start in range(0, len(target), size)]
         keys = [self._keys.chunk(index.digest, index.upload, number) for number in index.numbers(file)]
 
         def check(number: int) -> None:
             expected = file.chunks[number]
-            if expected != UNHASHED and hashlib.sha256(pieces[number]).hexdigest() != expected:
+            if expected != UNHASHED and bulk_hash(pieces[number]) != expected:
                 raise _loss(index, file, "no longer matches its hash")
-            arrived(number * size + len(pieces[number]))
+            arrived(number * size, number * size + len(pieces[number]))
 
         try:
             read_chunks(self._primary, keys, pieces, check)

@@ -5,13 +5,14 @@ They are small, so a server that is full runs them, too: a delete is what it nee
 
 # Replaces one record, and what follows from it, once for each operation.
 #   KEYS  1 record  2 names  3 changes  4 operation  5 blob  6 users  7 pending  8 lines  9 graves
-#         10 changed  11 first_change
+#         10 changed  11 first_change  12 format
 #   ARGV  1 the record as the caller read it ("": none)   2 the new one ("": remove)
 #         3 member of names   4 member of users   5 "add" | "remove" | "keep": the version of blob and users
 #         6 claim of the upload to publish ("": the content is stored), or that must be stored to keep it
 #         7 manifest   8 index
 #         9 channel   10 seconds for which the operation is remembered   11 most members of changed
-#         12 to 15 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
+#         12 the format
+#         13 to 16 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
 #         in this order, a grave to add as its score and its member
 #   Returns "done" | "stale": the record is another one by now, or these are not the data any more where the
 #   upload was seen whole, which left '0' under the operation | "lost": upload or content is gone.
@@ -51,16 +52,18 @@ else
   redis.call('SET', KEYS[1], ARGV[2])
   redis.call('ZADD', KEYS[2], 0, ARGV[3])
 end
-local at = 16
-for _ = 1, ARGV[12] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[13] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[14] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[15] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
--- A counter that was flushed goes on from the clock: nobody takes it for one that he has seen.
+local at = 17
+for _ = 1, ARGV[13] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[14] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[15] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[16] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
+-- A counter that was flushed goes on from the clock: nobody takes it for one that he has seen. And the store
+-- says again of which format it is.
 if redis.call('EXISTS', KEYS[3]) == 0 then
   local now = redis.call('TIME')
   redis.call('SET', KEYS[3], now[1] .. string.format('%06d', now[2]))
   redis.call('SET', KEYS[11], redis.call('GET', KEYS[3]))
+  redis.call('SET', KEYS[12], ARGV[12], 'NX')
 end
 local changes = redis.call('INCR', KEYS[3])
 redis.call('ZADD', KEYS[10], changes, ARGV[4])

@@ -1,7 +1,9 @@
 """Chunks to and from the primary, many under way at a time: it never waits for us, nor we for it."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +14,7 @@ from adapter_store.redis_store.channel import Channel
 from adapter_store.redis_store.primary import NotNow, Primary
 
 _UNDER_WAY = 4  # chunks asked for, or sent and not yet acknowledged: what may be held in memory
+_LANES = 2  # connections that chunks are read on: one thread cannot do as much as the server can
 _JOINED_BYTES = 8 << 10
 
 
@@ -73,10 +76,38 @@ class ChunkWriter:
 def read_chunks(
     primary: Primary, keys: Sequence[str], targets: Sequence[memoryview], arrived: Callable[[int], None]
 ) -> None:
-    """Each chunk into its target; `arrived` is told the number of each once it is there, in order.
+    """Each chunk into its target. `arrived` is told the number of each once it is there: in any order, and by
+    several threads, each of which may work on what it has while it is still in a core's cache.
 
-    Raises StoreUnavailable; LookupError when there is none of that length.
+    Raises StoreUnavailable; LookupError when there is none of that length; what `arrived` raises.
     """
+    stopped = threading.Event()
+
+    def read(numbers: Sequence[int]) -> None:
+        _read_in_order(primary, keys, targets, numbers, arrived, stopped)
+
+    if len(keys) < _UNDER_WAY:
+        read(range(len(keys)))
+        return
+    with ThreadPoolExecutor(_LANES, "chunks") as pool:
+        lanes = [pool.submit(read, range(first, len(keys), _LANES)) for first in range(_LANES)]
+        try:
+            wait(lanes, return_when=FIRST_EXCEPTION)
+        finally:
+            stopped.set()  # of those that go on without the one that failed
+    for lane in lanes:
+        lane.result()
+
+
+def _read_in_order(
+    primary: Primary,
+    keys: Sequence[str],
+    targets: Sequence[memoryview],
+    numbers: Sequence[int],
+    arrived: Callable[[int], None],
+    stopped: threading.Event,
+) -> None:
+    """The chunks of these `numbers`, on one connection."""
     done = 0
 
     def attempt(pool: redis.ConnectionPool) -> None:
@@ -84,20 +115,21 @@ def read_chunks(
         before = sent = done
         try:
             with Channel(pool) as channel:
-                while done < len(keys):
-                    while sent < min(len(keys), done + _UNDER_WAY):
-                        name = keys[sent].encode()
+                while done < len(numbers) and not stopped.is_set():
+                    while sent < min(len(numbers), done + _UNDER_WAY // _LANES):
+                        name = keys[numbers[sent]].encode()
                         channel.send(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name))
                         sent += 1
-                    if not channel.bulk_into(targets[done]):
-                        raise LookupError(keys[done])
+                    number = numbers[done]
+                    if not channel.bulk_into(targets[number]):
+                        raise LookupError(keys[number])
                     done += 1
-                    arrived(done - 1)
+                    arrived(number)
         except (NotNow, RedisError, OSError):
             if done == before:
                 raise  # otherwise it goes on from here
 
-    while done < len(keys):
+    while done < len(numbers) and not stopped.is_set():
         primary.use(attempt)
 
 

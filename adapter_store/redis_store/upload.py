@@ -1,11 +1,11 @@
 """From pieces to chunks that expire. Making them stay and publishing them is the metadata's part."""
 
-import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter_store.hashing import bulk_hash
 from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
@@ -41,7 +41,7 @@ class Uploader:
                 hashes, num_bytes = list[str](), 0
                 for chunk in _chunks(file.pieces()):
                     writer.write(self._keys.chunk(digest, upload, number), chunk)
-                    hashes.append(UNHASHED if file.in_digest else _sha256(chunk))
+                    hashes.append(UNHASHED if file.in_digest else bulk_hash(*chunk))
                     number, num_bytes = number + 1, num_bytes + sum(map(len, chunk))
                 stored.append(StoredFile(name, num_bytes, tuple(hashes)))
             writer.finish()
@@ -62,13 +62,6 @@ def _chunks(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
             room -= len(piece)
     if chunk:
         yield chunk
-
-
-def _sha256(chunk: Iterable[memoryview]) -> str:
-    found = hashlib.sha256()
-    for piece in chunk:
-        found.update(piece)
-    return found.hexdigest()
 
 
 def _read(path: Path) -> Iterator[memoryview]:

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 import triton
 
-from executor.bench import host_step, page_in, sampling, traffic
+from executor.bench import host_step, marked_steps, page_in, sampling, traffic
 
-PARTS = {"page_in": page_in.run, "sampling": sampling.run, "host_step": host_step.run, "traffic": traffic.run}
+PARTS = {
+    "page_in": page_in.run, "sampling": sampling.run, "host_step": host_step.run, "traffic": traffic.run,
+    "marked_steps": marked_steps.run,
+}  # fmt: skip
 
 
 def main() -> None:

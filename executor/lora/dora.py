@@ -23,6 +23,7 @@ from executor.lora.layers import (
     VocabParallelEmbeddingWithLoRA,
 )
 from executor.lora.output_factors import OutputFactors
+from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 
 _CHUNK_ROWS = 1024  # of the base's weight: bounds the memory of W + s B A
@@ -32,7 +33,7 @@ class DoRAFactors:
     """The factors of a model's slots on one rank, beside their arena, with 1 where there is none. As the
     arena, not synchronised. An adapter's are one row over all layers, so that one copy brings them.
 
-    `slots`: those whose adapters have any.
+    `marks`: the slots whose adapters have any.
     """
 
     def __init__(self, model: CausalLM, max_loras: int, cache_folder: Path | None = None) -> None:
@@ -49,11 +50,10 @@ class DoRAFactors:
         ]
         self._ends = list(accumulate(map(_outputs, self._layers), initial=0))
         device = model.lm_head.weight.device
-        self._table = torch.ones(max_loras + 1, self._ends[-1], device=device)
-        self.slots: set[int] = set()
-        self._written: set[int] = set()  # whose rows are not 1
+        self._table = torch.empty(max_loras, self._ends[-1], device=device)
+        self.marks = SlotMarks(max_loras, 1, device)
         for layer, (start, end) in zip(self._layers, pairwise(self._ends), strict=True):
-            layer.output_factors = OutputFactors(self._table[:, start:end], self.slots)
+            layer.output_factors = OutputFactors(self._table[:, start:end], self.marks)
         weights = (self._base_rows(layer, slice(None)) for layer in self._layers)
         self._cache = None if cache_folder is None else FactorCache(cache_folder, weights)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -66,18 +66,13 @@ class DoRAFactors:
     def enter(self, slot: int, factors: Tensor | None) -> list[Copy]:
         """They are the slot's from now on, and nothing of the former ones is: with the copies returned, which
         must be made before a step reads the slot. None: the adapter has none."""
-        self.slots.discard(slot)
-        if factors is not None:
-            self.slots.add(slot)
-            self._written.add(slot)
-            return [(self._table[slot], factors)]
-        if slot not in self._written:
-            return []
-        self._written.discard(slot)
-        return [(self._table[slot], self._table[-1])]
+        if factors is None:
+            return self.clear(slot)
+        return [(self._table[slot], factors), *self.marks.put(slot, 0)]
 
-    def clear(self, slot: int) -> None:
-        self.slots.discard(slot)
+    def clear(self, slot: int) -> list[Copy]:
+        """As `enter` without factors."""
+        return self.marks.put(slot, -1)
 
     @torch.inference_mode()
     def of(self, digest: str, weights: Weights) -> Tensor | None:

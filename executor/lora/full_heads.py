@@ -1,7 +1,8 @@
 """Fully trained lm_head and embed_tokens (PEFT's modules_to_save): whole matrices instead of low-rank pairs.
 
 Each is as large as the base's own, so they have a pool of their own, beside the slots. The base's layer runs
-for all rows; those of a slot with a matrix of its own are then computed anew from that.
+for all rows; those of a slot with a matrix of its own are then computed anew from that. Embedding is part of
+captured steps, so the device knows whose rows they are; the head comes after them, and the host chooses.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,17 +15,17 @@ from adapter_store import Weights
 from executor.layers import ParallelLMHead
 from executor.lora.arena import Copy
 from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch
+from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
-
-_Matrices = Mapping[int, Tensor]  # by slot, [vocab, hidden]
 
 
 class FullHeads:
     """`number` places of one matrix each. As the arena, not synchronised.
 
-    `tables` and `heads`: embed_tokens and lm_head of the slots that have one.
+    `tables`: the slots with an embed_tokens of their own, and the number of its place. `heads`: the lm_head
+    of the slots that have one.
     """
 
     def __init__(self, model: CausalLM, number: int, punica: PunicaWrapperBase) -> None:
@@ -34,10 +35,10 @@ class FullHeads:
         self._places = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         self._free = list(range(number))
         self._held: dict[int, list[int]] = {}
-        self.tables: dict[int, Tensor] = {}
+        self.tables = SlotMarks(punica.max_loras, number, weight.device)
         self.heads: dict[int, Tensor] = {}
         embedding, logits = model.model.embed_tokens, model.logits_processor
-        tables = EmbeddingWithTables(embedding, self.tables, punica.token_mapping_meta)
+        tables = EmbeddingWithTables(embedding, self._places, self.tables, punica.token_mapping_meta)
         heads = LogitsWithHeads(logits, self.heads, punica.prompt_mapping_meta)
         model.set_submodule("model.embed_tokens", tables)
         model.set_submodule("logits_processor", heads)
@@ -63,21 +64,25 @@ class FullHeads:
     def enter(self, slot: int, matrices: Mapping[str, Tensor]) -> list[Copy]:
         """They are the slot's from now on, and nothing of the former ones is: with the copies returned, which
         must be made before a step reads the slot. Raises RuntimeError where no place is free."""
-        self.clear(slot)
-        if len(matrices) > len(self._free):
-            raise RuntimeError(f"slot {slot} needs {len(matrices)} full heads, {len(self._free)} are free")
-        copies = []
+        free = len(self._free) + len(self._held.get(slot, ()))
+        if len(matrices) > free:
+            raise RuntimeError(f"slot {slot} needs {len(matrices)} full heads, {free} are free")
+        copies = self.clear(slot)
         for name, matrix in matrices.items():
             number = self._free.pop()
             self._held.setdefault(slot, []).append(number)
-            (self.heads if name == "lm_head" else self.tables)[slot] = self._places[number]
             copies.append((self._places[number], matrix))
+            if name == "lm_head":
+                self.heads[slot] = self._places[number]
+            else:
+                copies += self.tables.put(slot, number)
         return copies
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int) -> list[Copy]:
+        """As `enter` without matrices."""
         self._free += self._held.pop(slot, [])
-        self.tables.pop(slot, None)
         self.heads.pop(slot, None)
+        return self.tables.put(slot, -1)
 
 
 def check_full_heads(weights: Weights, places: FullHeads | None) -> None:
@@ -94,23 +99,31 @@ def check_full_heads(weights: Weights, places: FullHeads | None) -> None:
 class EmbeddingWithTables(nn.Module):
     """y[row] = table of the row's slot [token], where the slot has one."""
 
-    def __init__(self, base_layer: nn.Module, tables: _Matrices, meta: LoRAKernelMeta) -> None:
+    def __init__(
+        self, base_layer: nn.Module, places: Tensor, tables: SlotMarks, meta: LoRAKernelMeta
+    ) -> None:
+        """`tables`: which of `places` [number, vocab, hidden] is a slot's."""
         super().__init__()
         self.base_layer = base_layer
-        self._tables, self._meta = tables, meta
+        self._places, self._tables, self._meta = places, tables, meta
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids [rows], the step's -> [rows, hidden]."""
         y: Tensor = self.base_layer(token_ids)
-        for rows, table in _rows_with(self._tables, self._meta):
-            y[rows] = F.embedding(token_ids[rows], table)
-        return y
+        if not self._tables.concern(self._meta):
+            return y
+        # Slot -1 finds the last entry, which marks nothing.
+        numbers = self._tables.on_device[self._meta.token_lora_mapping[: len(token_ids)]]
+        vocab = self._places.shape[1]
+        own = F.embedding(numbers.clamp(min=0) * vocab + token_ids, self._places.flatten(0, 1))
+        return torch.where((numbers >= 0)[:, None], own, y)
 
 
 class LogitsWithHeads(nn.Module):
     """logits[row] = head of the row's slot @ hidden[row], where the slot has one: a product a head."""
 
-    def __init__(self, base_layer: nn.Module, heads: _Matrices, meta: LoRAKernelMeta) -> None:
+    def __init__(self, base_layer: nn.Module, heads: Mapping[int, Tensor], meta: LoRAKernelMeta) -> None:
+        """`heads` [vocab, hidden], by slot."""
         super().__init__()
         self.base_layer = base_layer
         self._heads, self._meta = heads, meta
@@ -118,20 +131,15 @@ class LogitsWithHeads(nn.Module):
     def forward(self, lm_head: ParallelLMHead, hidden: Tensor) -> Tensor:
         """hidden [n, hidden], the step's rows that reach the head -> logits float32 [n, vocab]."""
         logits: Tensor = self.base_layer(lm_head, hidden)
-        for rows, head in _rows_with(self._heads, self._meta):
+        for rows, head in self._own_heads():
             logits[rows] = F.linear(hidden[rows], head).float()
         return logits
 
-
-def _rows_with(matrices: _Matrices, meta: LoRAKernelMeta) -> Iterator[tuple[slice | Tensor, Tensor]]:
-    """The step's rows of each slot that has a matrix, on the device: no copy, and no wait for one."""
-    if not matrices:
-        return
-    for group in meta.groups:
-        if group.slot in matrices:
-            places = slice(group.start, group.start + group.count)
-            listed = isinstance(group.rows, Tensor)
-            yield (
-                meta.token_indices_sorted_by_lora_ids[places] if listed else group.rows,
-                matrices[group.slot],
-            )
+    def _own_heads(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """The step's rows of each slot that has a head, on the device: no copy, and no wait for one."""
+        for group in self._meta.groups if self._heads else ():
+            if group.slot in self._heads:
+                places = slice(group.start, group.start + group.count)
+                listed = isinstance(group.rows, Tensor)
+                rows = self._meta.token_indices_sorted_by_lora_ids[places] if listed else group.rows
+                yield rows, self._heads[group.slot]

@@ -22,11 +22,13 @@ def followed_by(
 ) -> Tensor:
     """plain(layer(x)), in the fastest way measured for a step like this one.
 
-    The base product reads x and nothing else, so shrink may run beside it; `form` adds what expand would.
+    The base product reads x and nothing else, so shrink may run beside it; `form` adds what expand would,
+    but in a step with DoRA's factors: they come on base and delta, before what follows.
     """
     punica = cast(PunicaWrapperGPU, layer.punica_wrapper)
-    meta, stacked = punica.token_mapping_meta, layer.stacked
-    way = best_form(meta.plan, form.name)
+    meta, stacked, factors = punica.token_mapping_meta, layer.stacked, layer.output_factors
+    scaled = factors is not None and factors.marks.concern(meta)
+    way = "pair" if scaled else best_form(meta.plan, form.name)
     if way == "pair":
         beside = punica.side_stream if beside_pays(meta.plan) else None
         return plain(layer(x) if beside is None else _pair_beside(layer, x, beside))

@@ -19,6 +19,7 @@ from kernels.bench import (
     moe_tune,
     nucleus,
     paged_decode,
+    scale_outputs,
     tune,
 )
 from kernels.bench.moe_inputs import SHAPES, TOKENS, selected
@@ -27,7 +28,7 @@ from kernels.bench.table import table
 
 OPS = (
     "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
-    "moe_gemm", "nucleus", "paged_decode",
+    "moe_gemm", "nucleus", "paged_decode", "scale_outputs",
 )  # fmt: skip
 
 
@@ -78,6 +79,8 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return nucleus.run(args.other)
     if args.op == "paged_decode":
         return paged_decode.run()
+    if args.op == "scale_outputs":
+        return scale_outputs.run()
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
     if args.op == "lora_fp8":

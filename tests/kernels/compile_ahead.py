@@ -14,6 +14,7 @@ from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
 from kernels.nucleus import begin_kernel, keep_kernel, last_kept_kernel, narrow_kernel
 from kernels.paged_decode import merge_kernel, paged_decode_kernel
+from kernels.scale_outputs import scale_outputs_kernel
 from kernels.slot_block import UNIT
 from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
@@ -28,7 +29,7 @@ POINTERS = {
     "kv_indptr": "*i32", "last_page_len": "*i32", "scale_log2": "fp32", "kept": "*u8", "stripe": "*i32",
     "block": "*i32", "pieces": "*i32", "tables": "*i32", "shrink_ranks": "*i32", "slot": "i32",
     "slices": "i32", "max_loras": "i32", "cells": "*i64", "lists": "*i32", "last_orders": "*i64",
-    "min_p": "*fp64", **ARGUMENTS,
+    "min_p": "*fp64", "factors": "*fp32", "marks": "*i32", **ARGUMENTS,
 }  # fmt: skip
 # Bytes that one program can have.
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -72,6 +73,9 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield "paged decode", paged_decode_kernel, decode, 4
     yield "paged decode, tokens shared", paged_decode_kernel, {**decode, "SPLITS": 8, "WINDOW": 64}, 4
     yield "paged decode's merge", merge_kernel, {"HEAD_DIM": 128, "SPLITS": 8}, 2
+    scaled = {"WIDTH": 28672, "BLOCK_N": 1024}
+    yield "scale outputs", scale_outputs_kernel, {**scaled, "HAS_BIAS": False}, 4
+    yield "scale outputs, bias shared", scale_outputs_kernel, {**scaled, "HAS_BIAS": True}, 4
     yield from follower_cases()
     yield from moe_cases()
 

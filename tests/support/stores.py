@@ -71,7 +71,7 @@ class DiskMedium:
 
     def leftovers(self) -> list[str]:
         files = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
-        return sorted(set(files) - {"lock", "changes", "format-2"})
+        return sorted(set(files) - {"lock", "changes", "format-3"})
 
     def _blob(self, digest: str) -> Path:
         return self.root / "blobs" / digest.removeprefix("sha256:")

@@ -176,8 +176,9 @@ class BaseLayerWithLoRA(nn.Module, ABC):
 
     def scale_outputs(self, y: Tensor, meta: LoRAKernelMeta, bias: Tensor | None = None) -> None:
         """DoRA's last part, on the sum of base and delta; `bias` is in it, and stays as it is."""
-        if self.output_factors is not None:
-            self.output_factors.apply(y, meta, bias)
+        factors = self.output_factors
+        if factors is not None and factors.marks.concern(meta):
+            self.punica_wrapper.scale_outputs(y, factors.table, factors.marks.on_device, bias, meta)
 
     def reset_lora(self, index: int) -> None:
         """Empty slot `index` for this layer: rank 0 hides its weights. ValueError when it is out of range."""

@@ -61,11 +61,9 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
         return followed_by(self, x, follower.plain, follower.fused)
 
     def fits_fused(self, form: FusedForm) -> bool:
-        """Whether the delta may be added after `forward`'s other work, from all of the form's slices."""
+        """Whether the delta may be added after `forward`'s other work, from all of the form's slices; in
+        steps without DoRA's factors, which come on base and delta."""
         plain = self.group.size == 1 and self.stacked.lora_a[0].dtype not in FP8_DTYPES
-        factors = self.output_factors
-        if factors is not None and factors.concern(self.punica_wrapper.token_mapping_meta):
-            return False  # they come on base and delta, before what follows
         return plain and len(self.served) == len(self.all_parts) == form.slices
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:

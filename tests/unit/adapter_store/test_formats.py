@@ -28,22 +28,40 @@ def test_a_mistyped_store_is_not_made_by_who_only_reads(medium: Medium) -> None:
     assert open_store(url_of(medium), create=False).tenants() == []
 
 
-def test_a_store_from_before_formats_were_stated(
+def test_the_second_format_is_refused_by_name_stated_or_not(
     medium: Medium, adapters: list[Path], spec: ModelSpec
 ) -> None:
-    version = medium.open().put(adapters[0], "acme", "x", spec)
-    _forget_format(medium)
-    assert open_store(url_of(medium), create=False).resolve(LATEST) == version
-    assert medium.open().resolve(LATEST) == version
+    """Its digests are over sha256 of the data. It did not always say that it was one."""
+    medium.open().put(adapters[0], "acme", "x", spec)
+    for stated in (True, False):
+        _say_format(medium, 2 if stated else None)
+        for create in (True, False):
+            with pytest.raises(OtherFormat, match="format 2, not 3: push its adapters into a new store"):
+                open_store(url_of(medium), create=create)
 
 
-def test_a_damaged_record_is_no_other_format(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
+def test_a_damaged_record_does_not_make_it_the_first(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec
+) -> None:
+    medium = DiskMedium(tmp_path / "store")
     store = medium.open()
     for name in ("x", "y"):
         store.put(adapters[0], "acme", name, spec)
     medium.change_record("acme", "y", lambda record: b"{")
-    _forget_format(medium)
-    assert medium.open().resolve(LATEST).name == "x"
+    _say_format(medium, None)
+    with pytest.raises(OtherFormat, match="format 2, not 3"):
+        medium.open()
+
+
+def test_what_is_pushed_after_a_flush_is_of_this_format(
+    redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec
+) -> None:
+    store = redis_medium.open()
+    store.put(adapters[0], "acme", "x", spec)
+    with redis_medium.server.client() as client:
+        client.delete(*redis_medium.all_keys())
+    version = store.put(adapters[0], "acme", "x", spec)
+    assert open_store(url_of(redis_medium), create=False).resolve(LATEST) == version
 
 
 def test_a_folder_of_the_first_format_is_refused_by_name(tmp_path: Path) -> None:
@@ -51,7 +69,7 @@ def test_a_folder_of_the_first_format_is_refused_by_name(tmp_path: Path) -> None
     names.mkdir(parents=True)
     (names / "x.json").write_text('{"versions": {}, "aliases": {}}')
     for create in (True, False):
-        with pytest.raises(OtherFormat, match="format 1, not 2: push its adapters into a new store"):
+        with pytest.raises(OtherFormat, match="format 1, not 3: push its adapters into a new store"):
             DiskStore(tmp_path / "store", create=create)
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["names"]
 
@@ -61,7 +79,7 @@ def test_a_namespace_of_the_first_format_is_refused_by_name(
 ) -> None:
     with redis_server.client() as client:
         client.set(redis_medium.keys.changes, 7)
-    with pytest.raises(OtherFormat, match="format 1, not 2: push its adapters into a new store"):
+    with pytest.raises(OtherFormat, match="format 1, not 3: push its adapters into a new store"):
         redis_medium.open()
     assert redis_medium.all_keys() == [redis_medium.keys.changes]
 
@@ -71,21 +89,27 @@ def test_a_newer_format_is_refused(kind: str, tmp_path: Path, request: pytest.Fi
     medium: Medium = DiskMedium(tmp_path / "store")
     if kind == "disk":
         medium.open()
-        (tmp_path / "store" / "format-3").touch()
+        (tmp_path / "store" / "format-4").touch()
     else:
         redis: RedisMedium = request.getfixturevalue("redis_medium")
         redis.open()
         with redis.server.client() as client:
-            client.set(redis.keys.format, 3)
+            client.set(redis.keys.format, 4)
         medium = redis
-    with pytest.raises(OtherFormat, match="format 3, not 2: a newer LoraFleet"):
+    with pytest.raises(OtherFormat, match="format 4, not 3: a newer LoraFleet"):
         medium.open()
 
 
-def _forget_format(medium: Medium) -> None:
+def _say_format(medium: Medium, number: int | None) -> None:
+    """None: it does not say, as none did at first."""
     if isinstance(medium, DiskMedium):
-        (medium.root / "format-2").unlink()
+        for marker in medium.root.glob("format-*"):
+            marker.unlink()
+        if number is not None:
+            (medium.root / f"format-{number}").touch()
         return
     assert isinstance(medium, RedisMedium)
     with medium.server.client() as client:
         client.delete(medium.keys.format)
+        if number is not None:
+            client.set(medium.keys.format, number)

@@ -1,7 +1,7 @@
 """Captured and eager steps against the plain forward pass, on the CPU (tests/support/gpu_steps.py)."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
+from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM, load_model
 from executor.warm_up import StepLimits
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
@@ -40,19 +41,27 @@ def cache_of(model: CausalLM) -> KVCache:
     return KVCache(tuple(layers), BLOCKS, BLOCK)
 
 
-class Pair:
-    """The plain forward pass and the captured one, over models and slots of the same values."""
+Attach = Callable[[CausalLM, PunicaWrapperBase], tuple[SlotMarks, ...]]
 
-    def __init__(self, folder: str, modules: frozenset[str]) -> None:
+
+class Pair:
+    """The plain forward pass and the captured one, over models and slots of the same values. `attach` puts
+    more onto each of the two models than low-rank pairs."""
+
+    def __init__(
+        self, folder: str, modules: frozenset[str], attach: Attach = lambda model, punica: ()
+    ) -> None:
         plain_punica, punica = (PunicaWrapperCPU(MAX_LORAS, MAX_ROWS) for _ in range(2))
         plain, plain_arena = _served(folder, modules, plain_punica)
         model, arena = _served(folder, modules, punica)
         self.arenas: tuple[SlotArena, SlotArena] = (plain_arena, arena)
+        attach(plain, plain_punica)
+        marks = attach(model, punica)
         self.plain = EagerForwardPass(plain, cache_of(plain), plain_punica)
         self.graphed = GraphedForwardPass(
             model, cache_of(model), punica, BufferAttention(), SkippingFollowers(), LIMITS,
             GraphSizes((1, 2, 8, 24), (16, 48)), LoRAPlans(MAX_LORAS, 16), RerunMemory(),
-            head_has_lora="lm_head" in modules,
+            head_has_lora="lm_head" in modules or bool(marks), marks=marks,
         )  # fmt: skip
 
     def load(self, slot: int, rank: int, seed: int) -> None:

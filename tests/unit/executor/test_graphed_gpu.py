@@ -69,10 +69,10 @@ class Plain:
         values = {name.replace("base_layer.", ""): p for name, p in shard.model.named_parameters()}
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
-        punica = PunicaWrapperCPU(SLOTS, 700)
-        self.arena = attach_lora(model, LoRAConfig(SLOTS, 16, modules, dtype), punica).arena
+        self.punica = PunicaWrapperCPU(SLOTS, 700)
+        self.arena = attach_lora(model, LoRAConfig(SLOTS, 16, modules, dtype), self.punica).arena
         cache = KVCache.allocate(BLOCKS, BLOCK, model.config, dtype, "cpu")
-        self.forward_pass = EagerForwardPass(model, cache, punica)
+        self.forward_pass = EagerForwardPass(model, cache, self.punica)
 
 
 class Served:

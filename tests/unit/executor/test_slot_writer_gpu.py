@@ -142,6 +142,20 @@ def test_what_comes_with_an_image_may_have_been_another_slots(world: World) -> N
     assert not before.any() and bool(after.all())
 
 
+def test_what_comes_with_a_clearing_is_written_after_the_slots_step(world: World) -> None:
+    mark, none = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
+    world.writer.load(0, world.image(0, 4))
+    read = []
+    with no_waiting():
+        for sleep in (LONG, 0):
+            world.writer.before_step((0,))
+            torch.cuda._sleep(sleep)
+            read.append(mark.clone())
+            world.writer.after_step((0,))
+            world.writer.clear(0, [(mark, none)])
+    assert [int(value) for value in read] == [1, 0]
+
+
 def test_a_foreign_image_changes_nothing(world: World) -> None:
     image = world.image(0, 4)
     world.writer.load(0, image)

@@ -3,13 +3,20 @@ captured."""
 
 import itertools
 
+import pytest
 import torch
 
 from executor.attention import KVCache, LayerCache
 from executor.forward import check
 from executor.graph_plans import MOST_MIXED_ROWS, step_runs
 from executor.warm_up import StepLimits, warm_up_steps
-from kernels.follower_tuning import add_rms_norm_config, best_form, rope_config, silu_mul_config
+from kernels.follower_tuning import (
+    add_rms_norm_config,
+    beside_pays,
+    best_form,
+    rope_config,
+    silu_mul_config,
+)
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
@@ -19,19 +26,22 @@ LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_lor
 CACHE = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
 
 
-def forms(plan: LaunchPlan) -> set[tuple[object, ...]]:
-    """What is compiled for a step of this plan, for the layers of Llama-3.1-8B."""
+def forms(plan: LaunchPlan, scaled: bool) -> set[tuple[object, ...]]:
+    """What is compiled for a step of this plan, for the layers of Llama-3.1-8B; `scaled`: by DoRA's factors,
+    which come between a pair and what follows."""
     if not plan.items:
         return set()
     found: set[tuple[object, ...]] = set()
     followers = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
     for name, (slices, width) in followers.items():
         follower = "add_rms_norm" if name == "down" else name
-        way = best_form(plan, follower)  # type: ignore[arg-type]
-        shrink = shrink_config(plan, slices, width, 2, final=way == "beside")
+        way = "pair" if scaled else best_form(plan, follower)  # type: ignore[arg-type]
+        beside = way == "beside" or (way == "pair" and beside_pays(plan))
+        shrink = shrink_config(plan, slices, width, 2, final=beside)
         found.add((name, "shrink", shrink, plan.parts))
         if way == "pair":
-            found.add((name, "expand", expand_config(plan, 2), plan.parts, shrink.final or shrink.split))
+            splits = 1 if shrink.final else shrink.split
+            found.add((name, "expand", expand_config(plan, 2), plan.parts, splits))
             continue
         configs = {
             "rope": lambda: rope_config(plan, 128),
@@ -42,14 +52,15 @@ def forms(plan: LaunchPlan) -> set[tuple[object, ...]]:
     return found
 
 
-def test_every_form_of_an_eager_step_has_run() -> None:
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+def test_every_form_of_an_eager_step_has_run(scaled: bool) -> None:
     punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
     meta, warm = punica.token_mapping_meta, set()
     for step in warm_up_steps(LIMITS, CACHE, punica):
         assert sum(len(sequence.token_ids) for sequence in step) <= LIMITS.max_rows
         assert len(step) <= LIMITS.warm_up_sequences
         punica.update_metadata(LoRAMapping(step_runs(step), ()))
-        warm |= forms(meta.plan)
+        warm |= forms(meta.plan, scaled)
     assert (meta.slot_ranks == 16).all()  # as before
     for ranks in ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32):
         for slot, rank in enumerate(ranks):
@@ -61,7 +72,7 @@ def test_every_form_of_an_eager_step_has_run() -> None:
                 continue
             step = [(slot, rows) for slot in range(adapters)] + [(-1, max(0, MOST_MIXED_ROWS + 1 - total))]
             punica.update_metadata(LoRAMapping(tuple(step), ()))
-            missing = forms(meta.plan) - warm
+            missing = forms(meta.plan, scaled) - warm
             assert not missing, (ranks[:2], adapters, rows, meta.plan, missing)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adapter_store import AdapterNotFound, ModelSpec, Ref
+from adapter_store import AdapterNotFound, DataLoss, ModelSpec, Ref
 from adapter_store.memory import memory
 from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
@@ -95,6 +95,26 @@ def test_big_adapters_come_back_while_small_reads_go_on(
     with pytest.raises(AdapterNotFound):
         store.open(big.digest)
     assert redis_medium.digests() == {small.digest}
+
+
+def test_chunks_that_are_gone_or_wrong_on_any_connection(
+    redis_medium: RedisMedium, spec: ModelSpec, tmp_path: Path
+) -> None:
+    """A file is read on several: what fails on one ends the others, and the next read is right."""
+    store = redis_medium.open()
+    version = store.put(big_adapter(tmp_path / "big", 20), "acme", "big", spec)
+    claim = redis_medium.index(version.digest).claim
+    keys = [redis_medium.keys.chunk(claim.digest, claim.upload, number) for number in (0, 3, 8)]
+    with redis_medium.server.client() as client:
+        for key in keys:
+            whole = client.get(key)
+            for value in (None, whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+                client.delete(key) if value is None else client.set(key, value)
+                with pytest.raises(DataLoss):
+                    store.open(version.digest)
+            client.set(key, whole)
+            with store.open(version.digest) as weights:
+                assert weights.manifest == version.manifest
 
 
 def test_uploads_of_before_had_chunks_of_another_size() -> None:

@@ -14,6 +14,7 @@ from executor.layers.triton_followers import TritonFollowers
 from executor.lora import fused_delta
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
+from executor.lora.dora import DoRAFactors
 from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLinearLayerWithLoRA
 from executor.lora.replace import attach_lora
@@ -123,6 +124,23 @@ def test_a_layer_and_its_follower_give_the_same_in_every_way(
     punica.update_metadata(LoRAMapping(runs, ()))
     monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: way)
     check_followed(model)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_factors_come_on_base_and_delta_before_what_follows(
+    served: tuple[CausalLM, SlotArena, PunicaWrapperGPU], monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """A step with some takes the plain pair, where others like it take the fused form."""
+    model, _, punica = served
+    dora, side = DoRAFactors(model, 4), InTurn()
+    for target, source in dora.enter(3, torch.rand(dora.nbytes // 4) + 0.5):
+        target.copy_(source)
+    punica.update_metadata(LoRAMapping(((0, 2), (-1, 1), (3, 2)), ()))
+    monkeypatch.setitem(punica.__dict__, "side_stream", side)
+    monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: "fused")
+    monkeypatch.setattr(fused_delta, "beside_pays", lambda plan: beside)
+    check_followed(model)
+    assert side.used == (4 if beside else 0)
 
 
 @pytest.mark.parametrize("way", ["pair", "beside"])

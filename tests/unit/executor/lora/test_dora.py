@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from adapter_store import LoRAModule, Weights
+from executor.lora.arena import Copy
 from executor.lora.config import LoRAConfig
 from executor.lora.dora import DoRAFactors, output_factors
 from executor.lora.errors import DoRANotServed, NonFiniteWeights
@@ -16,7 +17,8 @@ from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
 from kernels.meta import LoRAMapping
-from kernels.punica import PunicaWrapperCPU
+from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
+from kernels.punica_gpu import PunicaWrapperGPU
 from tests.support.adapters import make_base
 
 RANK, SLOTS = 3, 2
@@ -61,10 +63,13 @@ def test_who_sees_to_no_magnitudes_refuses_them(model: CausalLM) -> None:
         build_slot_image({Q: module(Q, 64, 64, seed=1, dora=True)}, arena.layout)
 
 
-def test_rows_of_each_slot_and_what_is_left_of_them(model: CausalLM) -> None:
+@pytest.mark.parametrize("kernels", [PunicaWrapperCPU, PunicaWrapperGPU], ids=["reference", "interpreted"])
+def test_rows_of_each_slot_and_what_is_left_of_them(
+    model: CausalLM, kernels: type[PunicaWrapperBase]
+) -> None:
     plain = {Q: module(Q, 64, 64, seed=1, dora=False)}
     dora = {Q: module(Q, 64, 64, seed=2, dora=True), DOWN: module(DOWN, 96, 64, seed=3, dora=True)}
-    punica = PunicaWrapperCPU(SLOTS, 8)
+    punica = kernels(SLOTS, 8, "cpu")
     arena = attach_lora(model, LoRAConfig(SLOTS, RANK), punica).arena
     factors = DoRAFactors(model, SLOTS)
     layer = model.model.layers[0].self_attn.qkv_proj
@@ -77,7 +82,10 @@ def test_rows_of_each_slot_and_what_is_left_of_them(model: CausalLM) -> None:
 
     def load(slot: int, adapter: Mapping[str, LoRAModule]) -> None:
         arena.load(slot, build_slot_image(adapter, arena.layout, with_dora=True))
-        for target, source in factors.enter(slot, factors.of("", cast(Weights, adapter))):
+        make(factors.enter(slot, factors.of("", cast(Weights, adapter))))
+
+    def make(copies: list[Copy]) -> None:
+        for target, source in copies:
             target.copy_(source)
 
     def expected(adapter: Mapping[str, LoRAModule]) -> torch.Tensor:
@@ -94,11 +102,16 @@ def test_rows_of_each_slot_and_what_is_left_of_them(model: CausalLM) -> None:
     mixed = run((0, 2), (-1, 1), (1, 2), (0, 1))
     for rows, truth in (([0, 1, 5], expected(dora)), ([2], base), ([3, 4], expected(plain))):
         torch.testing.assert_close(mixed[rows], truth[rows], rtol=1e-5, atol=1e-5)
-    load(0, plain)  # nothing of the factors stays
-    torch.testing.assert_close(run((0, 6)), expected(plain), rtol=1e-5, atol=1e-5)
+    load(0, plain)  # nothing of the factors stays, also in a step of others with factors
+    load(1, dora)
+    with factors.marks.as_if_all():
+        alone = run((0, 6))
+    for rows, got in ((range(6), alone), ([0, 1, 4], run((0, 2), (1, 2), (0, 1), (-1, 1))[[0, 1, 4]])):
+        torch.testing.assert_close(got, expected(plain)[rows], rtol=1e-5, atol=1e-5)
+    load(0, dora)
     arena.clear(0)
-    factors.clear(0)
-    assert torch.equal(run((0, 6)), base)
+    make(factors.clear(0))
+    assert torch.equal(run((0, 4), (1, 2))[:4], base[:4])
 
 
 def test_factors_are_kept_by_adapter_and_base(

@@ -85,6 +85,17 @@ def test_nothing_stays_of_who_left(base: Path) -> None:
     assert torch.equal(rig.run((0, 4))[1], expected[1]) and set(rig.full.heads) == {1}
 
 
+def test_a_step_with_tables_reads_none_of_a_slot_that_was_emptied(base: Path) -> None:
+    rig = Rig(base, places=2)
+    table, _ = rig.run((-1, 4))
+    rig.enter(0, embed_tokens=matrix(1))
+    for target, source in rig.full.clear(0):
+        target.copy_(source)
+    rig.enter(2, embed_tokens=matrix(2))
+    mixed, _ = rig.run((0, 2), (2, 1), (-1, 1))
+    assert torch.equal(mixed[[0, 1, 3]], table[[0, 1, 3]]) and torch.equal(mixed[2], matrix(2)[7])
+
+
 @pytest.fixture
 def put(base: Path, tmp_path: Path) -> Callable[..., tuple[DiskStore, str]]:
     def run(scale: float = 1.0, **options: object) -> tuple[DiskStore, str]:
@@ -132,13 +143,14 @@ def test_one_region_holds_all_that_an_adapter_has(base: Path, put: Callable[...,
     assert image.num_full_heads == 2
     assert 2 * VOCAB * HIDDEN * 2 < image.nbytes <= adapters.nbytes_per_slot
     adapters.load(1, image)
+    table = rig.full._places[rig.full.tables.on_device[1]]
     with store.open(digest) as weights:
-        for name, held in (("lm_head", rig.full.heads[1]), ("embed_tokens", rig.full.tables[1])):
+        for name, held in (("lm_head", rig.full.heads[1]), ("embed_tokens", table)):
             assert torch.equal(held, torch.from_numpy(np.array(weights.full_heads[name])).bfloat16())
-    assert rig.dora.slots == {1} and not torch.equal(rig.dora._table[1], rig.dora._table[0])
+    assert rig.dora.marks.slots == {1}
     pool.check([image.region])
     adapters.clear(1)
-    assert not rig.full.heads and not rig.dora.slots
+    assert not rig.full.heads and not rig.full.tables.slots and not rig.dora.marks.slots
     adapters.forget(image)
     pool.check([])
 
