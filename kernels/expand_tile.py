@@ -98,21 +98,3 @@ def delta(
         more = load_h(h, s, start, count, r, rank, num_rows, SLICES, SPLIT, MAX_RANK, ROWS)
         acc = add_product(acc, more, load_b(b, b_stride, r, n, rank, width), ROWS)
     return acc
-
-
-@triton.jit
-def places_of(rows, stride, n, ROWS: tl.constexpr):
-    """Offsets of the columns n in the rows: [columns] for one row, else [ROWS, columns]."""
-    if ROWS == 1:
-        return rows * stride + n
-    else:
-        return (rows * stride)[:, None] + n[None, :]
-
-
-@triton.jit
-def valid_of(count, columns_valid, ROWS: tl.constexpr):
-    """Which of those places are the entry's. One row is always there: an entry without rows has ended."""
-    if ROWS == 1:
-        return columns_valid
-    else:
-        return (tl.arange(0, ROWS) < count)[:, None] & columns_valid[None, :]

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.block_tile import rows_by, valid_by
 from kernels.checks import check, check_hidden_block, check_rows
 from kernels.device import (
     has_dependent_launch,
@@ -22,9 +23,7 @@ from kernels.expand_tile import (
     load_entry,
     load_h,
     load_rank,
-    places_of,
     rows_at,
-    valid_of,
 )
 from kernels.follower import (
     Entries,
@@ -57,11 +56,11 @@ def _store_rows(
         else:
             kv_slot = tl.load(kv_slots + rows, mask=tl.arange(0, ROWS) < count, other=-1)
             written = valid & (kv_slot >= 0)[:, None]
-        places = cache + (s - 1) * plane_stride + places_of(kv_slot, K_WIDTH, n, ROWS)
+        places = cache + (s - 1) * plane_stride + rows_by(kv_slot, n, K_WIDTH, ROWS)
         tl.store(places, first_half, mask=written)
         tl.store(places + HALF, second_half, mask=written)
     else:
-        places = y + places_of(rows, y_stride, column + n, ROWS)
+        places = y + rows_by(rows, column + n, y_stride, ROWS)
         tl.store(places, first_half, mask=valid)
         tl.store(places + HALF, second_half, mask=valid)
 
@@ -75,15 +74,15 @@ def _rows_rope(
     HAS_LORA: tl.constexpr,
 ):  # fmt: skip
     rows = rows_at(order, start, count, ROWS, HAS_LORA)
-    valid = valid_of(count, n < width, ROWS)
-    turned = valid_of(count, n < tl.where(s < 2, width, 0), ROWS)
-    places = y + places_of(rows, y_stride, column + n, ROWS)
+    valid = valid_by(count, n < width, ROWS)
+    turned = valid_by(count, n < tl.where(s < 2, width, 0), ROWS)
+    places = y + rows_by(rows, column + n, y_stride, ROWS)
     if HAS_LORA:
         r = tl.arange(0, BLOCK_RANK)
         h_tile = load_h(h, s, start, count, r, rank, num_rows, 3, SPLIT, MAX_RANK, ROWS)
     first = tl.load(places, mask=valid, other=0.0).to(tl.float32)
     second = tl.load(places + HALF, mask=valid, other=0.0).to(tl.float32)
-    angle = places_of(rows, angle_stride, lane, ROWS)
+    angle = rows_by(rows, lane, angle_stride, ROWS)
     c = tl.load(cos + angle, mask=turned, other=1.0).to(tl.float32)
     d = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32)
     if HAS_LORA:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.block_tile import rows_by, valid_by
 from kernels.checks import check, check_hidden_block, check_rows
 from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
 from kernels.expand_tile import (
@@ -17,9 +18,7 @@ from kernels.expand_tile import (
     load_entry,
     load_h,
     load_rank,
-    places_of,
     rows_at,
-    valid_of,
 )
 from kernels.follower import Entries, check_follower, check_like, check_rows_contiguous, check_silu_mul
 from kernels.follower_tuning import PLAIN, FollowerConfig, silu_mul_config
@@ -54,8 +53,8 @@ def expand_silu_mul_kernel(
         gate_b = load_b(b0, b_stride0, r, n, rank0, WIDTH)
         up_b = load_b(b1, b_stride1, r, n, rank1, WIDTH)
     rows = rows_at(order, start, count, ROWS, HAS_LORA)
-    valid = valid_of(count, n < WIDTH, ROWS)
-    places = y + places_of(rows, y_stride, n, ROWS)
+    valid = valid_by(count, n < WIDTH, ROWS)
+    places = y + rows_by(rows, n, y_stride, ROWS)
     wait_for_former_kernel(PDL)
     if HAS_LORA:
         gate_h = load_h(h, 0, start, count, r, rank0, num_rows, 2, SPLIT, MAX_RANK, ROWS)
@@ -72,7 +71,7 @@ def expand_silu_mul_kernel(
             ROWS, BLOCK_RANK, BLOCK_N,
         )  # fmt: skip
     result = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
-    tl.store(out + places_of(rows, out_stride, n, ROWS), result, mask=valid)
+    tl.store(out + rows_by(rows, n, out_stride, ROWS), result, mask=valid)
 
 
 def lora_expand_silu_mul(

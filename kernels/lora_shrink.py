@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.block_tile import columns_of, places_from, rows_by, valid_by, zeros_of
 from kernels.checks import check, check_hidden_block, check_launchable, check_rows, check_shrink
 from kernels.device import (
     has_dependent_launch,
@@ -36,11 +37,7 @@ def _rank_share(part, rank, PARTS: tl.constexpr, BLOCK_RANK: tl.constexpr):
 
 @triton.jit
 def _load_x(x_rows, k, count, K: tl.constexpr, ROWS: tl.constexpr):
-    if ROWS == 1:
-        return tl.load(x_rows + k, mask=k < K, other=0.0)
-    else:
-        valid = (tl.arange(0, ROWS) < count)[:, None] & (k < K)[None, :]
-        return tl.load(x_rows[:, None] + k[None, :], mask=valid, other=0.0)
+    return tl.load(columns_of(x_rows, k, ROWS), mask=valid_by(count, k < K, ROWS), other=0.0)
 
 
 @triton.jit
@@ -71,27 +68,7 @@ def _add_steps(
 @triton.jit
 def _places(s, start, r, num_rows, MAX_RANK: tl.constexpr, ROWS: tl.constexpr):
     """Offsets into [slices, num_rows, MAX_RANK]: [columns] for one-row items, else [ROWS, columns]."""
-    slices = s.to(tl.int64) * num_rows * MAX_RANK + r
-    if ROWS == 1:
-        return slices + start.to(tl.int64) * MAX_RANK
-    else:
-        return slices[None, :] + (start + tl.arange(0, ROWS)).to(tl.int64)[:, None] * MAX_RANK
-
-
-@triton.jit
-def _valid_places(valid, count, ROWS: tl.constexpr):
-    if ROWS == 1:
-        return valid
-    else:
-        return valid[None, :] & (tl.arange(0, ROWS) < count)[:, None]
-
-
-@triton.jit
-def _zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    if ROWS == 1:
-        return tl.zeros([COLUMNS], dtype=tl.float32)
-    else:
-        return tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    return rows_by(places_from(start, ROWS), s.to(tl.int64) * num_rows * MAX_RANK + r, MAX_RANK, ROWS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -130,20 +107,20 @@ def shrink_kernel(
     wait_for_former_kernel(PDL)
 
     x_rows = x + rows * x_stride
-    acc = _zeros(ROWS, FUSED * BLOCK_RANK)
+    acc = zeros_of(ROWS, FUSED * BLOCK_RANK)
     acc = _add_product(acc, _load_x(x_rows, k, count, K, ROWS), a_tile, ROWS)
     acc = _add_steps(acc, x_rows, a + r * rank_stride, r < rank, split, count, K, ROWS, BLOCK_K, SPLIT, 1)
     out = h + split.to(tl.int64) * SLICES * num_rows * MAX_RANK
     if FINALISE:
         out = partials + split.to(tl.int64) * SLICES * num_rows * MAX_RANK
     factor = 1.0 if FINALISE else scale
-    valid = _valid_places((r < rank) & (r < last), count, ROWS)
+    valid = valid_by(count, (r < rank) & (r < last), ROWS)
     tl.store(out + _places(s, start, r, num_rows, MAX_RANK, ROWS), acc * factor, mask=valid)
     for block in range(first + BLOCK_RANK, last, BLOCK_RANK):
         r = block + column % BLOCK_RANK
-        acc = _zeros(ROWS, FUSED * BLOCK_RANK)
+        acc = zeros_of(ROWS, FUSED * BLOCK_RANK)
         acc = _add_steps(acc, x_rows, a + r * rank_stride, r < rank, split, count, K, ROWS, BLOCK_K, SPLIT, 0)
-        valid = _valid_places((r < rank) & (r < last), count, ROWS)
+        valid = valid_by(count, (r < rank) & (r < last), ROWS)
         tl.store(out + _places(s, start, r, num_rows, MAX_RANK, ROWS), acc * factor, mask=valid)
     if FINALISE:
         counter = finished + entry * tl.num_programs(1) + group
@@ -152,9 +129,9 @@ def shrink_kernel(
             tl.store(counter, 0)
             for block in range(first, last, BLOCK_RANK):
                 r = block + column % BLOCK_RANK
-                valid = _valid_places((r < rank) & (r < last), count, ROWS)
+                valid = valid_by(count, (r < rank) & (r < last), ROWS)
                 places = _places(s, start, r, num_rows, MAX_RANK, ROWS)
-                total = _zeros(ROWS, FUSED * BLOCK_RANK)
+                total = zeros_of(ROWS, FUSED * BLOCK_RANK)
                 for i in tl.static_range(SPLIT):
                     offset = places + tl.cast(i * SLICES, tl.int64) * num_rows * MAX_RANK
                     # .cg: past the first-level cache, which does not see other programs' stores.

@@ -33,7 +33,8 @@ from kernels.nucleus_tile import (
 from kernels.reference.nucleus import LEAST_SCALED, WEIGHT_BITS, check_nucleus
 
 _PIVOTS = 16
-_TURNS = 3  # by several programs a row: of 128256 tokens they leave some hundreds, of 2000 some ten
+# By several programs a row: of 128256 tokens the last turn lists one or two thousand, and leaves a hundred.
+_TURNS = 3
 # Every second turn cuts a range of 2^32 keys to a sixteenth: more than that never come.
 _MOST_TURNS = 24
 # Parts of a row, one program each: enough for 132 multiprocessors, in whole blocks.

@@ -28,9 +28,11 @@ POINTERS = {
     "best": "*fp32", "temperatures": "*fp64", "seeds": "*i64", "positions": "*i64", "kv_indices": "*i32",
     "kv_indptr": "*i32", "last_page_len": "*i32", "scale_log2": "fp32", "kept": "*u8", "stripe": "*i32",
     "block": "*i32", "pieces": "*i32", "tables": "*i32", "shrink_ranks": "*i32", "slot": "i32",
-    "slices": "i32", "max_loras": "i32", "last_keys": "*i32", "last_tokens": "*i32", "lists": "*i32",
-    "top_k": "*i64", "min_p": "*fp64", "top_p": "*fp64", "factors": "*fp32", "marks": "*i32", **ARGUMENTS,
+    "slices": "i32", "max_loras": "i32", "cells": "*i64", "lists": "*i32", "last_orders": "*i64",
+    "min_p": "*fp64", "factors": "*fp32", "marks": "*i32", **ARGUMENTS,
 }  # fmt: skip
+# Bytes that one program can have.
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 COMMON = {"MAX_LORAS": 64, "MAX_RANK": 64, "PARTS": PARTS}
 SHRINK = {**COMMON, "K": 4096, "SLICES": 3}
 EXPAND = {
@@ -43,8 +45,9 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     """(name, kernel, constants, warps): each body of each kernel."""
     one_row = {"FUSED": 1, "ROWS": 1, "BLOCK_RANK": 8, "BLOCK_K": 1024, "SPLIT": 4, "FINALISE": False}
     shared = {"FUSED": 1, "ROWS": 16, "BLOCK_RANK": 16, "BLOCK_K": 256, "SPLIT": 16, "FINALISE": True}
+    widest = {**shared, "BLOCK_RANK": 32, "BLOCK_K": 512}
     tiles = {"FUSED": 4, "ROWS": 64, "BLOCK_RANK": 16, "BLOCK_K": 128, "SPLIT": 2, "FINALISE": True}
-    for name, body in (("one row", one_row), ("shared", shared), ("tiles", tiles)):
+    for name, body in (("one row", one_row), ("shared", shared), ("widest", widest), ("tiles", tiles)):
         yield f"shrink {name}", shrink_kernel, {**SHRINK, **body}, 4
     one_row = {"ROWS": 1, "SPLIT": 4, "BLOCK_RANK": 16, "BLOCK_N": 1024}
     shared = {"ROWS": 16, "SPLIT": 1, "BLOCK_RANK": 16, "BLOCK_N": 128}
@@ -62,21 +65,6 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     draw = {"RANGE": 26.1, "BLOCK": 1024, "BLOCKS": 4}
     yield "draw", draw_kernel, {**draw, "HAS_KEPT": False}, 4
     yield "draw, filtered", draw_kernel, {**draw, "HAS_KEPT": True}, 4
-    for ones in (True, False):
-        what = "tokens" if ones else "weights"
-        search = {
-            "LEAST_SCALED": -28.4,
-            "BITS": 40,
-            "NONE": -(1 << 63),
-            "ONES": ones,
-            "PARTS": 64,
-            "PIVOTS": 16,
-        }
-        yield f"begin by {what}", begin_kernel, {**search, "BLOCK": 128}, 4
-        yield f"narrow by {what}", narrow_kernel, {**search, "BLOCK": 128, "LIST_BLOCK": 1024}, 4
-        one = {**search, "TURNS": 3, "MOST_TURNS": 24, "BLOCK": 1024}
-        yield f"last kept by {what}", last_kept_kernel, one, 16
-    yield "keep", keep_kernel, {"TINY": 1e-200, "BLOCK": 1024}, 4
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     decode = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "PAGE": 16, "BLOCK_KV": 64, "SPLITS": 1, "WINDOW": 0,
@@ -92,6 +80,21 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield from moe_cases()
 
 
+def nucleus_cases() -> Iterator[tuple[str, object, dict[str, object], int, dict[str, str]]]:
+    """As `cases`, with types that differ by what is counted."""
+    for ones, goals in ((True, "*i64"), (False, "*fp64")):
+        what = "tokens" if ones else "weights"
+        search = {
+            "LEAST_SCALED": -28.4, "BITS": 40, "NONE": -(1 << 63), "ONES": ones, "PARTS": 64, "PIVOTS": 16,
+        }  # fmt: skip
+        one = {**search, "TURNS": 3, "MOST_TURNS": 24, "BLOCK": 1024}
+        types = {"goals": goals}
+        yield f"begin by {what}", begin_kernel, {**search, "BLOCK": 128}, 4, types
+        yield f"narrow by {what}", narrow_kernel, {**search, "BLOCK": 128, "LIST_BLOCK": 1024}, 4, types
+        yield f"last kept by {what}", last_kept_kernel, one, 16, types
+    yield "keep", keep_kernel, {"TINY": 1e-200, "BLOCK": 1024}, 4, {}
+
+
 def compile_case(
     kernel: object, constants: dict[str, object], warps: int, arch: int, element: str, types=None
 ):
@@ -103,14 +106,27 @@ def compile_case(
             signature[name] = "constexpr"
             continue
         strides = name.endswith("stride") or name.startswith("b_stride")
-        counts = name in ("num_rows", "vocab", "listed", "slot", "slices", "max_loras", *COUNTS)
+        counts = name in (
+            "num_rows",
+            "vocab",
+            "length",
+            "turn",
+            "listed",
+            "slot",
+            "slices",
+            "max_loras",
+            *COUNTS,
+        )
         integer = "i32" if strides or counts else f"*{element}"
         signature[name] = {**POINTERS, **(types or {})}.get(name, integer)
         if not counts and name not in ("eps", "scale_log2"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "launch_pdl": pdl and arch >= 90}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    if compiled.metadata.shared > SHARED_MEMORY[arch]:
+        raise SystemExit(f"{kernel.__name__}: {compiled.metadata.shared} bytes of shared memory, sm_{arch}")
+    return compiled
 
 
 if __name__ == "__main__":
@@ -120,6 +136,7 @@ if __name__ == "__main__":
         for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
             compiled = compile_case(kernel, constants, warps, arch, element)
             sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")
-    for name, kernel, constants, warps, types in fp8_cases(arch):
+    typed = [] if arch == 89 else list(nucleus_cases())
+    for name, kernel, constants, warps, types in [*typed, *fp8_cases(arch)]:
         compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
         sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

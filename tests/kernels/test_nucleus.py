@@ -53,7 +53,7 @@ MIX = [
 
 
 @pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "ties"])
-@pytest.mark.parametrize("vocab", [1, 7, 1000, 2500])  # the last in three parts
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 2100])  # the last in three parts
 def test_keeps_what_the_reference_keeps(vocab: int, rounded: bool) -> None:
     logits = torch.randn(len(MIX), vocab, generator=torch.Generator().manual_seed(vocab)) * 4
     kept_of(logits.round() if rounded else logits, MIX)
