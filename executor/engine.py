@@ -1,8 +1,8 @@
 """The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread.
 
-With `steps_ahead` 1 a step is planned and launched while the one before it runs (but see `_gathers`); what is
-drawn there is known on the device only. So a sequence that ends may be part of one more step: what that step draws for it is
-dropped, and its blocks, slot and adapter are free when that step is over.
+With `steps_ahead` 1 a step is planned and launched while the one before it runs (but see `_gathers`); what
+is drawn there is known on the device only. So a sequence that ends may be part of one more step: what that
+step draws for it is dropped, and its blocks, slot and adapter are free when that step is over.
 """
 
 import logging
@@ -169,9 +169,11 @@ class Engine:
 
         A burst of prompts comes one by one. Its first few make a short step that nobody decodes in; planned
         while it begins, the next one would be as short again, and short ones of many rows take longer to
-        launch than to run. Planned when it is over, it has most of the burst. Nothing waits for longer than
-        one such step, nor a stream that has begun, or a prompt that takes several steps. A lone prompt has its
-        second token later by the time that planning and launching take.
+        launch than to run. Planned when it is over, it has most of the burst.
+
+        The wait is one such step at most. Streams that have begun, and prompts that take several steps, never
+        wait. A lone prompt gets its second token later, by the time that planning and launching take; answers
+        of one token are not planned ahead at all.
         """
         if len(self._flights) != 1:
             return False

@@ -16,7 +16,7 @@ from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import validation
 from scheduler.auth import INFER, Authenticator, Identity
 from scheduler.chat import ChatTemplates
-from scheduler.errors import AdapterNotFound, InvalidRequest, StoreUnavailable
+from scheduler.errors import InvalidRequest, StoreUnavailable
 from scheduler.lookup import check_fits, find_version, parse_ref, require
 from scheduler.text_stream import PROMPT_TAIL
 from scheduler.tokenizer import Tokenizer
@@ -84,7 +84,8 @@ class Admission:
         self, request: inference_pb2.GenerateRequest, identity: Identity, *, one_message: bool = False
     ) -> AdmittedRequest:
         """`one_message`: the answer is sent whole. Nothing is waited for after the last look at the version:
-        it takes requests when this returns, so submit the request at once.
+        it takes requests when this returns, so submit the request at once. An alias that moved on from a
+        version that was withdrawn meanwhile is looked up again.
 
         Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable.
         """
@@ -94,15 +95,29 @@ class Admission:
         validation.check_stopping(request.stopping, self._spec.vocab_size)
         validation.check_response(request.response)
         request_id = request.request_id or uuid.uuid4().hex
-        version = await self._version(request, identity, request.session_id or request_id)
-        require(identity, INFER, "generating text")
+        for _ in range(MAX_LOOKS):
+            version = await self._version(request, identity, request.session_id or request_id)
+            require(identity, INFER, "generating text")
+            admitted = await self._admitted(request, request_id, identity, version, one_message)
+            if version is None or await self._still_takes(version, resumed=request.HasField("resume")):
+                return admitted
+        raise StoreUnavailable("others keep changing this adapter")
+
+    async def _admitted(
+        self,
+        request: inference_pb2.GenerateRequest,
+        request_id: str,
+        identity: Identity,
+        version: Version | None,
+        one_message: bool,
+    ) -> AdmittedRequest:
         prompt = await self._prompt(request, version)
         stopping = validation.complete_stopping(request.stopping, len(prompt), self.max_model_len)
         resumed = validation.check_resume(request, stopping, self._spec.vocab_size)
         validation.check_prompt_logprobs(request.response, len(prompt))
         if one_message:
             validation.check_fits_one_message(request.response, stopping)
-        admitted = AdmittedRequest(
+        return AdmittedRequest(
             request_id=request_id,
             identity=identity,
             adapter=f"{version.tenant}/{version.name}" if version else "",
@@ -119,9 +134,6 @@ class Admission:
             modules=version.manifest.module_kinds if version else frozenset(),
             full_heads=len(version.manifest.full_heads) if version else 0,
         )
-        if version:
-            await self._look_again(version, request.adapter, request.HasField("resume"))
-        return admitted
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
         """The prompt's token ids. Raises as admit does."""
@@ -172,17 +184,17 @@ class Admission:
         self._check_fits(version)
         return version
 
-    async def _look_again(self, version: Version, text: str, resumed: bool) -> None:
+    async def _still_takes(self, version: Version, *, resumed: bool) -> bool:
         """Templates and tokenizers take their time: what was ACTIVE may have been withdrawn meanwhile."""
         ref = Ref(version.tenant, version.name, digest=version.digest)
         try:
             for _ in range(MAX_LOOKS):
                 if self._versions.takes(ref, resumed=resumed):
-                    return
+                    return True
                 resolve = partial(self._versions.resolve, ref, resumed=resumed)
                 await asyncio.get_running_loop().run_in_executor(self._pool, resolve)
         except adapter_store.AdapterNotFound:
-            raise AdapterNotFound(text) from None
+            return False
         raise StoreUnavailable("others keep changing this adapter")
 
     def _check_fits(self, version: Version) -> None:

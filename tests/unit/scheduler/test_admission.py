@@ -329,6 +329,29 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
         await admission.close()
 
 
+async def test_an_alias_that_moves_on_while_its_request_is_made_ready_is_followed(
+    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a version that is withdrawn at once: the alias was there all the time."""
+    encode, older, newer = Tokenizer.encode, stored.older.digest, stored.support.digest
+    store.set_alias("acme", "support", "prod", older)
+
+    def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        monkeypatch.undo()
+        store.set_alias("acme", "support", "prod", newer)
+        store.withdraw(Ref("acme", "support", digest=older), VersionState.DRAINING)
+        versions.ask()
+        return encode(self, text, **options)
+
+    with ThreadPoolExecutor(2) as pool:
+        versions = asking(store)
+        admission = Admission(versions, tokenizer, spec, 100, pool)
+        monkeypatch.setattr(Tokenizer, "encode", slow)
+        request = Request(text="x", adapter="support@prod")
+        assert (await admission.admit(request, ACME)).digest == newer
+        await admission.close()
+
+
 def peft_of(version: Version, store: DiskStore) -> Path:
     """The files that a version was pushed with."""
     return store._blob(version.digest).source
