@@ -1,4 +1,4 @@
-"""FP8 weights of dense LoRA: scales, checks and quantization. e4m3 (sm_89 and up) or e5m2."""
+"""FP8 weights of LoRA: scales, checks and quantization. e4m3 (sm_89 and up) or e5m2."""
 
 from collections.abc import Sequence
 

@@ -24,7 +24,7 @@ _UNCOUNTED_PAIRS = 1024
 # 128 KB (27.7 us).
 _GROUP_PAIRS = 512
 # Counts that a program holds at a time.
-_COUNTS = 8192
+_COUNTS = 4096
 
 
 @triton.jit

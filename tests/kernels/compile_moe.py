@@ -56,7 +56,7 @@ def moe_cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     """(name, kernel, constants, warps)."""
     yield "count", count_kernel, ALIGN, 8
     for counted in (False, True):
-        shape = {"CHUNK": 64, "STEP": 64, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
+        shape = {"CHUNK": 64, "STEP": 32, "BLOCK": 16, "PADDED": False, "COUNTED": counted}
         yield "align", align_kernel, {**ALIGN, **shape}, 8
     for name, rows in (("pairs", PAIRS), ("blocks", BLOCKS)):
         shape = {"BLOCK_K": 512 if rows is PAIRS else 128, "FUSED": 2 if rows is BLOCKS else 1}
