@@ -67,9 +67,9 @@ def dispatch(name: str, *, tokens: int = 8, digest: str = "", **fields: Any) -> 
 
 
 @contextlib.asynccontextmanager
-async def running(base: Path, store: DiskStore, **settings: Any) -> AsyncIterator[ExecutorApp]:
+async def running(base: Path, adapters: DiskStore, **settings: Any) -> AsyncIterator[ExecutorApp]:
     settings = SMALL | {"listen": "127.0.0.1:0", "metrics_port": 0} | settings
-    async with ExecutorApp(ExecutorConfig(model=str(base), **settings), store) as app:
+    async with ExecutorApp(ExecutorConfig(model=str(base), **settings), adapters) as app:
         await asyncio.wait_for(app.ready.wait(), 60)
         yield app
 

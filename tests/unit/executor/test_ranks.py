@@ -1,7 +1,9 @@
 """One engine over several ranks, each a real process, on the tiny base."""
 
 import multiprocessing
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -175,8 +177,10 @@ def test_a_rank_that_dies_takes_the_engine_down(
     with closing(build_engine(config, tiny_store, lost=on_lost)) as engine:
         engine.add(greedy("base", PROMPT, max_new_tokens=400))
         assert engine.step().ran
-        assert len(rank_processes()) == 3
-        next(child for child in rank_processes() if child.name == "rank-2").kill()
+        processes = {child.name: child for child in rank_processes()}
+        assert processes.keys() == {"rank-1", "rank-2", "rank-3"}
+        os.kill(processes["rank-1"].pid, signal.SIGSTOP)  # it cannot end by itself
+        processes["rank-2"].kill()
         assert told.wait(30)
         assert [type(error) for error in lost] == [RankLost]
         wait_until(lambda: not rank_processes(), "the others are ended too")

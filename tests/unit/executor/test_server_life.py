@@ -13,6 +13,7 @@ from adapter_store import DiskStore
 from executor.app import ExecutorApp
 from executor.config import ExecutorConfig
 from executor.engine import Engine
+from executor.errors import RankLost
 from executor.server import SERVICE
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.engines import SMALL
@@ -114,6 +115,27 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
                 await asyncio.sleep(0.05)
         await scheduler.until(lambda: scheduler.of("load")[-1].last_step_age_ms > 300)
         assert scheduler.of("load")[-1].waiting == 1
+        release.set()
+
+
+async def test_a_stuck_step_of_several_ranks_ends_the_executor(
+    tiny_base: Path, tiny_store: DiskStore, store_folder: Path
+) -> None:
+    """A collective over NCCL may wait for ever, where gloo gives up by itself."""
+    two = {"store": str(store_folder), "tensor_parallel_size": 2, "torch_threads": 1, "step_timeout": 5.0}
+    async with running(tiny_base, tiny_store, **two) as app, connected(app) as scheduler:
+        release = threading.Event()
+
+        def hang(engine: Engine) -> None:
+            engine._runner.launch = lambda plan: release.wait(60)  # type: ignore
+
+        app._engine.submit(hang)
+        await scheduler.dispatch(dispatch("x"))
+        with pytest.raises(RankLost, match="no progress for 5 s"):
+            await asyncio.wait_for(app.wait(), 50)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await scheduler.reader
+        assert await scheduler.call.code() is grpc.StatusCode.UNAVAILABLE
         release.set()
 
 
