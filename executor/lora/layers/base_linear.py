@@ -1,6 +1,5 @@
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,8 +16,6 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
     """y = base(x), then each served part's delta is added into its own columns of y, in place."""
 
     base_layer: LinearBase
-    # Whether several ranks exchange something between the layer's input and its output.
-    exchanges: ClassVar[bool] = False
 
     def __init__(self, base_layer: LinearBase, module_names: Sequence[str]) -> None:
         super().__init__(base_layer, module_names)
@@ -66,9 +63,7 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
     def fits_fused(self, form: FusedForm) -> bool:
         """Whether the delta may be added after `forward`'s other work, from all of the form's slices; in
         steps without DoRA's factors, which come on base and delta."""
-        if self.exchanges and self.group.size > 1:
-            return False  # the sum over the ranks lies between, or h is not whole yet
-        plain = self.stacked.lora_a[0].dtype not in FP8_DTYPES
+        plain = self.group.size == 1 and self.stacked.lora_a[0].dtype not in FP8_DTYPES
         return plain and len(self.served) == len(self.all_parts) == form.slices
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:

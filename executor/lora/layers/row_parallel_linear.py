@@ -20,7 +20,6 @@ class RowParallelLinearWithLoRA(BaseLinearLayerWithLoRA):
     base_layer: RowParallelLinear
     source_types = (RowParallelLinear,)
     fully_sharded = False
-    exchanges = True
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, this rank's inputs] -> y [rows, out], on every rank the same; the rows are the step's."""

@@ -15,7 +15,6 @@ class ShardedLinearLayerWithLoRA(BaseLinearLayerWithLoRA):
     """delta[row] = whole_h(scale * A_shard @ x[row]) @ B_shard. Steps without adapters exchange nothing."""
 
     fully_sharded = True
-    exchanges = True
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:
         if self.punica_wrapper.token_mapping_meta.no_lora_flag_cpu:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import RMSNorm, RotaryEmbedding
-from executor.layers.followers import TORCH_FOLLOWERS, Follower, FusedForm, Heads
+from executor.layers.followers import TORCH_FOLLOWERS, Follower, Heads
 from executor.layers.triton_followers import TritonFollowers
 from executor.lora import fused_delta
 from executor.lora.arena import SlotArena
@@ -83,17 +82,12 @@ def test_rows_with_a_negative_slot_leave_the_cache_alone() -> None:
 
 @pytest.fixture
 def served() -> tuple[CausalLM, SlotArena, PunicaWrapperGPU]:
-    return serve(SINGLE)
-
-
-def serve(group: ParallelGroup, fully_sharded: bool = False) -> tuple[CausalLM, SlotArena, PunicaWrapperGPU]:
-    """A rank's share of a model and its adapters."""
     torch.manual_seed(0)
-    model = CausalLM(MODEL_CONFIG, group)
+    model = CausalLM(MODEL_CONFIG)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     punica = PunicaWrapperGPU(4, 64, "cpu")
-    arena = attach_lora(model, LoRAConfig(4, 8, fully_sharded_loras=fully_sharded), punica).arena
+    arena = attach_lora(model, LoRAConfig(4, 8), punica).arena
     for slot in range(4):
         poison(arena, slot)
         ranks = dict.fromkeys((part.module for part in arena.layout.slices), 2 * slot + 1)
@@ -167,43 +161,19 @@ def test_shrink_beside_the_product_changes_no_result(
     assert side.used == 4
 
 
-@pytest.mark.parametrize("way", ["pair", "fused"])
-@pytest.mark.parametrize("group", [ParallelGroup(1, 2), ParallelGroup(3, 4)], ids=["of 2", "of 4"])
-def test_a_ranks_share_of_columns_and_its_follower_give_the_same(
-    monkeypatch: pytest.MonkeyPatch, group: ParallelGroup, way: str
-) -> None:
-    """With 4 ranks two hold each KV head."""
-    model, _, punica = serve(group)
-    punica.update_metadata(LoRAMapping(((0, 2), (-1, 1), (3, 2)), ()))
-    used = []
-    monkeypatch.setattr(fused_delta, "best_form", lambda plan, follower: used.append(follower) or way)
-    check_columns(model)
-    assert used == ["rope", "silu_mul"]
-
-
-@pytest.mark.parametrize(("size", "sharded", "expected"), [
-    (1, False, [True, True, True, True]),
-    (1, True, [True, True, True, True]),
-    (2, False, [True, False, True, False]),
-    (2, True, [False, False, False, False]),
-])  # fmt: skip
-def test_what_ranks_exchange_keeps_a_delta_out_of_what_follows(
-    size: int, sharded: bool, expected: list[bool]
-) -> None:
-    """A sum over the ranks lies between o_proj or down_proj and its norm; a sharded h is not whole."""
-    model, _, punica = serve(ParallelGroup(0, size), sharded)
-    punica.update_metadata(LoRAMapping(((0, ROWS),), ()))
-    layers = [
-        layer for layer in model.model.layers[0].modules() if isinstance(layer, BaseLinearLayerWithLoRA)
-    ]
-    forms = [FusedForm("rope", len(layer.all_parts), lambda *_: torch.empty(0)) for layer in layers]
-    assert [layer.fits_fused(form) for layer, form in zip(layers, forms, strict=True)] == expected
-
-
 def check_followed(model: CausalLM) -> None:
     """All four projections of a layer, with the Triton followers and with torch's after the whole layer."""
-    check_columns(model)
     block, hidden = model.model.layers[0], MODEL_CONFIG.hidden_size
+    positions, slots = torch.arange(ROWS), torch.arange(ROWS)
+    for path, width in (("self_attn.qkv_proj", hidden), ("mlp.gate_up_proj", hidden)):
+        layer = block.get_submodule(path)
+        assert isinstance(layer, BaseLinearLayerWithLoRA)
+        x = torch.randn(ROWS, width)
+        expected, actual = (
+            _follower(path, followers, model, positions, slots) for followers in (TORCH_FOLLOWERS, TRITON)
+        )
+        plain = expected.plain(layer(x))
+        torch.testing.assert_close(layer.followed_by(x, actual), plain, rtol=1e-4, atol=1e-4)
     for path, width in (("self_attn.o_proj", None), ("mlp.down_proj", MODEL_CONFIG.intermediate_size)):
         layer = block.get_submodule(path)
         assert isinstance(layer, BaseLinearLayerWithLoRA)
@@ -215,25 +185,11 @@ def check_followed(model: CausalLM) -> None:
         torch.testing.assert_close(residuals[1], residuals[0], rtol=1e-4, atol=1e-4)
 
 
-def check_columns(model: CausalLM) -> None:
-    positions, slots = torch.arange(ROWS), torch.arange(ROWS)
-    for path in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
-        layer = model.model.layers[0].get_submodule(path)
-        assert isinstance(layer, BaseLinearLayerWithLoRA)
-        x = torch.randn(ROWS, MODEL_CONFIG.hidden_size)
-        expected, actual = (
-            _follower(path, followers, model, positions, slots) for followers in (TORCH_FOLLOWERS, TRITON)
-        )
-        plain = expected.plain(layer(x))
-        torch.testing.assert_close(layer.followed_by(x, actual), plain, rtol=1e-4, atol=1e-4)
-
-
 def _follower(path: str, followers: object, model: CausalLM, positions: Tensor, slots: Tensor) -> Follower:
     assert isinstance(followers, TritonFollowers) or followers is TORCH_FOLLOWERS
     if path.endswith("gate_up_proj"):
         return followers.silu_mul()
     attention = model.model.layers[0].self_attn
     rotation = followers.rotation(model.model.rotary_emb, positions, torch.float32)
-    kv_heads = attention.heads.sizes[1] // MODEL_CONFIG.head_dim
-    cache = torch.zeros(2, 2, 4, kv_heads, MODEL_CONFIG.head_dim)
+    cache = torch.zeros(2, 2, 4, MODEL_CONFIG.num_kv_heads, MODEL_CONFIG.head_dim)
     return followers.rotate(attention.heads, rotation, cache, slots)
