@@ -1,13 +1,14 @@
 """The way into the packed form (packed.py says what that is)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 
 from adapter_store.cores import on_all_cores
+from adapter_store.finite import check_finite
 from adapter_store.hashing import ParallelHashes, bulk_hash
 from adapter_store.manifest import Manifest
 from adapter_store.memory import memory
@@ -34,9 +35,14 @@ class _Part:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
 
+    @property
+    def tensors(self) -> Iterable[TensorInfo]:
+        return self.source.tensors.values() if isinstance(self.source, StackedHalf) else (self.source,)
+
 
 class Packing:
-    """One adapter, to be packed as often as need be."""
+    """One adapter, to be packed as often as need be. Values that are NaN or infinity are refused on the way
+    out, as InvalidAdapter: while Redis takes what was sent before, looking at them costs nothing."""
 
     def __init__(self, adapter: PeftAdapter) -> None:
         self._adapter, self._parts = adapter, _parts(adapter)
@@ -47,16 +53,21 @@ class Packing:
     def num_bytes(self) -> int:
         return len(self._header) + sum(part.num_bytes for part in self._parts)
 
+    def check(self) -> None:
+        """The values, of what is not to be packed. Raises InvalidAdapter."""
+        on_all_cores(self._check, self._parts)
+
     def manifest(self, *, keep: bool = False) -> Manifest:
-        """Hashes everything, without writing it. `keep`: what is transposed for that, half of the packed
-        file, stays in memory for `pieces`."""
+        """Hashes everything, without writing it or looking at values. `keep`: what is transposed for that,
+        half of the packed file, stays in memory for `pieces`."""
         room = self._room() if keep else {}
         hashes = on_all_cores(lambda part: bulk_hash(self._data(part, room)), self._parts)
         self._kept = room
         return self._manifest(hashes)
 
     def write(self, target: BinaryIO) -> Manifest:
-        """Writes the packed file. The caller syncs `target`."""
+        """Writes the packed file. The caller syncs `target`. Raises InvalidAdapter."""
+        self.check()
         target.write(self._header)
         with ParallelHashes() as hashes:
             for part in self._parts:
@@ -66,10 +77,17 @@ class Packing:
             return self._manifest(hashes.finish())
 
     def pieces(self) -> Iterator[memoryview]:
-        """The packed file in pieces, of at most a tensor each; transposed ones are made on the way."""
+        """The packed file in pieces, of at most a tensor each; transposed ones are made on the way.
+
+        Raises InvalidAdapter.
+        """
         yield memoryview(self._header)
         for part in self._parts:
+            self._check(part)
             yield self._kept[part.name] if part.name in self._kept else self._data(part)
+
+    def _check(self, part: _Part) -> None:
+        check_finite(self._adapter.file, part.tensors)
 
     def _room(self) -> dict[str, memoryview]:
         """One piece of memory for all: fresh pages for each of them cost more than what is done there."""

@@ -1,6 +1,6 @@
-"""Reads a PEFT folder and checks all of it against the base model. What comes out can be served as it is."""
+"""Reads a PEFT folder and checks all of it but its values against the base model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.base_copy import check_base_copy
-from adapter_store.cores import on_all_cores
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.full_heads import check_full_heads, named_heads
 from adapter_store.manifest import FullHead, ModuleInfo
@@ -23,8 +22,6 @@ from adapter_store.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile
 from adapter_store.stacked import StackedPair
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-_CHUNK = 1 << 17  # elements looked at in one go: they stay in a core's cache
-_EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # all ones: NaN or infinity
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,6 @@ class Halves:
     a: TensorInfo
     b: TensorInfo
     magnitude: TensorInfo | None = None
-
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        return (self.a, self.b) if self.magnitude is None else (self.a, self.b, self.magnitude)
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ class PeftAdapter:
 def read_adapter(
     folder: Path, spec: ModelSpec, *, strict_base: bool = False, file: TensorFile | None = None
 ) -> PeftAdapter:
-    """`file`: the weights, where they are not in the folder.
+    """`file`: the weights, where they are not in the folder. Their values are looked at when they are packed.
 
     Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base).
     """
@@ -83,8 +76,6 @@ def read_adapter(
     plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
     modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
-    trained = [*heads.values(), *(tensor for half in halves.values() for tensor in half.tensors)]
-    _check_finite(file, [*trained, *(file.header.tensors[name] for name in sorted(experts.tensors))])
     for module, copy in copies:
         check_base_copy(file, copy, module, spec)
     check_token_ids(folder, spec)
@@ -214,24 +205,6 @@ def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: Mo
         raise IncompatibleAdapter(f"tensor {tensor.name!r}: layer {layer} of the base has no such module")
     if settings.layers is not None and layer not in settings.layers:
         raise InvalidAdapter(f"tensor {tensor.name!r}: layer {layer} is not in layers_to_transform")
-
-
-def _check_finite(file: TensorFile, tensors: Sequence[TensorInfo]) -> None:
-    for tensor, finite in zip(
-        tensors, on_all_cores(lambda each: _is_finite(file, each), tensors), strict=True
-    ):
-        if not finite:
-            raise InvalidAdapter(f"tensor {tensor.name!r} holds NaN or infinity")
-
-
-def _is_finite(file: TensorFile, tensor: TensorInfo) -> bool:
-    """By the bits: numpy's isfinite is twenty times slower on bfloat16."""
-    bits = file.array(tensor.name).reshape(-1).view(f"u{NUMPY_DTYPES[tensor.dtype].itemsize}")
-    exponent = bits.dtype.type(_EXPONENTS[tensor.dtype])
-    for start in range(0, bits.size, _CHUNK):
-        if (bits[start : start + _CHUNK] & exponent).max() == exponent:
-            return False
-    return True
 
 
 def _check_tied_pair(adapter: PeftAdapter) -> None:

@@ -21,13 +21,16 @@ _PACKED, _RECIPE, _SOURCE = "packed.safetensors", "recipe", "source/"
 
 
 def prepare(
-    adapter: PeftAdapter, source: Path, max_memory_bytes: int
+    adapter: PeftAdapter, source: Path, max_memory_bytes: int, *, check: bool
 ) -> tuple[Manifest, dict[str, Sendable]]:
     """The files to store, by stored name. `source`, the pushed folder, must stay until they are sent.
 
     A packed file of at most `max_memory_bytes` is not made twice, for its hashes and to be sent.
+    `check`: values are looked at now, not as they are sent. Raises InvalidAdapter.
     """
     packing = Packing(adapter)
+    if check:
+        packing.check()
     files = {
         _PACKED: Sendable(packing.pieces, in_digest=True),
         _RECIPE: Sendable(lambda: recipe_pieces(adapter)),

@@ -91,7 +91,7 @@ class RedisStore(Catalogue):
                 max_rank=max_rank,
                 max_memory_bytes=_MEMORY_BYTES,
             )
-            manifest, files = prepare(adapter, pushed, _MEMORY_BYTES)
+            manifest, files = prepare(adapter, pushed, _MEMORY_BYTES, check=dry_run)
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)

@@ -12,12 +12,13 @@ from adapter_store import (
     DataLoss,
     DiskStore,
     GenerationMismatch,
+    InvalidAdapter,
     Manifest,
     ModelSpec,
     Ref,
     Version,
 )
-from tests.support.adapters import edit_config
+from tests.support.adapters import edit_config, read_tensors, rewrite
 from tests.support.stores import Medium, at
 
 
@@ -56,6 +57,17 @@ def test_the_digest_is_a_fixed_function_of_the_content(
     stores = (store, DiskStore(tmp_path / "another"))
     first, second = (store.put(adapters[0], "acme", "x", spec) for store in stores)
     assert first.manifest == second.manifest
+
+
+@pytest.mark.parametrize("dry_run", [False, True], ids=["push", "dry run"])
+def test_values_that_are_no_numbers_are_refused_and_nothing_is_kept(
+    store: AdapterStore, adapter: Path, spec: ModelSpec, dry_run: bool
+) -> None:
+    *_, last = sorted(read_tensors(adapter))
+    rewrite(adapter, lambda tensors: tensors | {last: tensors[last] * float("inf")})
+    with pytest.raises(InvalidAdapter, match=f"{last}' holds NaN or infinity"):
+        store.put(adapter, "acme", "x", spec, dry_run=dry_run)
+    assert store.list("acme") == []
 
 
 def test_a_dry_run_checks_and_keeps_nothing(
