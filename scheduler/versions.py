@@ -12,13 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from adapter_store import AdapterNotFound, AdapterStore, NameRecord, Ref, StoreUnavailable, Version
+from adapter_store import AdapterNotFound, AdapterStore, DataLoss, NameRecord, Ref, StoreUnavailable, Version
 from adapter_store.catalogue import version_of
 from adapter_store.record import VersionEntry
 
 POLL_S = 0.2
 MAX_AGE_S = 30.0  # A record is read again then, whatever the news say: a failover may have lost some.
 MAX_NAMES = 4096
+_READ_AHEAD = 256  # names at one look; the others are read when somebody asks
 
 logger = logging.getLogger(__name__)
 
@@ -210,8 +211,8 @@ class Versions:
             former = self._names.get((tenant, name))
         known = _Known(self._store.record(tenant, name), self._clock())
         with self._changed:
-            if former is not None and former.record == known.record:
-                known.versions = former.versions
+            if former is not None:
+                known.versions = _renewed(former.versions, known.record)
             if heard == self._heard and known.record.versions:
                 self._names[tenant, name] = known
                 self._names.move_to_end((tenant, name))
@@ -221,11 +222,24 @@ class Versions:
                 self._names.pop((tenant, name), None)
         return known
 
+    def _read_changed(self) -> None:
+        """So that digests of names that have changed are certain when the store is away later, though nobody
+        has asked for them meanwhile. Raises StoreUnavailable."""
+        with self._changed:
+            changed = [name for name, known in self._names.items() if known.changed][-_READ_AHEAD:]
+        for name in changed:
+            try:
+                self._load(*name)
+            except DataLoss:  # Whoever asks for it is told.
+                with self._changed:
+                    self._names.pop(name, None)
+
     def _run(self) -> None:
         away = False
         while not self._stopped.is_set():
             try:
                 self.ask()
+                self._read_changed()
                 if away:
                     logger.warning("the adapter store answers again")
                 away = False
@@ -236,3 +250,12 @@ class Versions:
             except Exception:
                 logger.exception("a look at the adapter store's news failed; the next one tries again")
             self._stopped.wait(POLL_S)
+
+
+def _renewed(versions: dict[str, Version], record: NameRecord) -> dict[str, Version]:
+    """Those that the record still names, as it has them now; what they hold stays the same."""
+    return {
+        digest: version_of(Ref(old.tenant, old.name, digest=digest), record, digest, old.manifest)
+        for digest, old in versions.items()
+        if digest in record.versions
+    }

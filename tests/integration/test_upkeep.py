@@ -11,6 +11,7 @@ import pytest
 
 from lorafleet import AdapterNotFound, Client, IncompatibleAdapter, Unavailable
 from lorafleet.cli import main
+from scheduler.versions import POLL_S
 from tests.support.cluster import PATIENCE_S, Cluster, Node, wait_until
 from tests.support.redis_server import RedisServer
 from tests.support.streams import watch
@@ -217,6 +218,7 @@ def test_while_the_store_is_paused_digests_are_served_and_aliases_are_not(
         wait_until(lambda: answers(there, "paused"), "the other scheduler knows it")
         for client in (here, there):
             serving(client, f"paused@{digest}")
+        time.sleep(3 * POLL_S)  # what is known was read after the news of the push
         fleet.server.pause()
         try:
             for client in (here, there):

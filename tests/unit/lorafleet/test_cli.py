@@ -45,6 +45,8 @@ def test_the_commands_are_those_that_users_were_told_of() -> None:
         "adapters unpin",
         "adapters drop",
         "adapters drain",
+        "adapters activate",
+        "adapters rm-damaged",
         "adapters gc",
         "adapters residency",
         "adapters migrate",

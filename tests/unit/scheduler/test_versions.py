@@ -23,18 +23,21 @@ from adapter_store import (
 )
 from scheduler.fakes import ManualClock
 from scheduler.versions import MAX_AGE_S, Versions
+from tests.support.cluster import wait_until
 
 LATEST = Ref.parse("acme/x", "")
 
 
 class Leaving(DiskStore):
-    away = False
+    away = damaged = False
     silent: threading.Event | None = None
     reads = 0
 
     def record(self, tenant: str, name: str) -> NameRecord:
         self.reads += 1
         self._must_answer()
+        if self.damaged:
+            raise DataLoss("the record is damaged")
         return super().record(tenant, name)
 
     def news(self, since: int) -> News:
@@ -288,6 +291,36 @@ def test_a_digest_of_a_name_that_has_changed_is_not_answered_from_memory_while_t
     assert versions.resolve(at(version)) == version and versions.takes(at(version))
     with pytest.raises(AdapterNotFound):
         versions.takes(at(newer))
+
+
+def test_a_digest_of_a_name_that_has_changed_is_certain_again_before_anybody_asks(
+    versions: Versions, store: Leaving, other: DiskStore, version: Version, newer: Version, clock: ManualClock
+) -> None:
+    assert versions.resolve(at(version)) == version and store.reads == 1
+    versions.start()
+    other.set_alias("acme", "x", "latest", newer.digest)
+    other.set_protected("acme", "x", version.digest, True)
+    wait_until(lambda: (found := versions.known(at(version))) and found.protected, "the news were read")
+    store.away = True
+    clock.advance(1.01)
+    found = versions.resolve(at(version))
+    assert found.manifest == version.manifest and found.protected
+    with pytest.raises(StoreUnavailable):
+        versions.resolve(LATEST)
+    versions.stop()
+
+
+def test_a_damaged_record_among_the_news_is_told_to_who_asks(
+    versions: Versions, store: Leaving, other: DiskStore, version: Version
+) -> None:
+    assert versions.resolve(at(version)) == version
+    store.damaged = True
+    other.set_protected("acme", "x", version.digest, True)
+    versions.start()
+    wait_until(lambda: len(versions) == 0, "it was looked at")
+    with pytest.raises(DataLoss):
+        versions.resolve(at(version))
+    versions.stop()
 
 
 def test_a_version_that_was_not_there_is_found_when_it_is_pushed(
