@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.adapters import DENSE, TABLES, load_base, make_adapter, make_base
 from tests.support.cluster import Cluster, Pair
+from tests.support.failures import Stubs, raw_stubs
+from tests.support.streams import Witness, witness
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 
 MAX_MODEL_LEN = 4096
@@ -77,6 +79,22 @@ def one(cluster: Cluster) -> Pair:
     """1 slot, 4 seats; 40 requests may wait, and a cold adapter waits for 0.2 s at most for its turn."""
     slots = ("--max-loras", "1", "--max-lora-rank", "16", "--max-seats", "4", "--adapter-aging", "0.2")
     return cluster.pair("one", slots, ("--max-queued", "40", "--aging", "0.2"))
+
+
+@pytest.fixture(scope="module")
+def watched(main: Pair, adapter: Callable[..., Path]) -> Iterator[Witness]:
+    """A stream beside what a module's tests do wrong."""
+    with main.client("ops") as client:
+        client.adapters.push(adapter("quiet"), "quiet")
+        client.adapters.push(adapter("theirs"), "acme/theirs")
+    with witness(main, [5, 60, 70, 81] * 5, "quiet", 600, token="ops") as watched:
+        yield watched
+
+
+@pytest.fixture(scope="module")
+def stubs(main: Pair) -> Iterator[Stubs]:
+    with raw_stubs(main.scheduler.address) as stubs:
+        yield stubs
 
 
 def _entry(token: str, tenant: str, rights: Sequence[str], adapters: Sequence[str]) -> str:

@@ -11,32 +11,17 @@ import pytest
 from lorafleet.v1 import common_pb2, fleet_pb2, inference_pb2
 from tests.support.cluster import Cluster, Pair, wait_until
 from tests.support.failures import Failure, Stubs, bearer, failure, failure_of, raw_stubs
-from tests.support.streams import Witness, watch, witness
+from tests.support.streams import Witness, watch
 
 DIGEST = "sha256:" + "0" * 64
 Request = inference_pb2.GenerateRequest
 Chat, Message = inference_pb2.Chat, inference_pb2.ChatMessage
 
 
-@pytest.fixture(scope="module", autouse=True)
-def watched(main: Pair, adapter: Callable[..., Path]) -> Iterator[Witness]:
-    with main.client("ops") as client:
-        client.adapters.push(adapter("quiet"), "quiet")
-        client.adapters.push(adapter("theirs"), "acme/theirs")
-    with witness(main, [5, 60, 70, 81] * 5, "quiet", 600, token="ops") as watched:
-        yield watched
-
-
 @pytest.fixture(autouse=True)
 def unharmed(watched: Witness) -> Iterator[None]:
     yield
     watched.moves_on()
-
-
-@pytest.fixture(scope="module")
-def stubs(main: Pair) -> Iterator[Stubs]:
-    with raw_stubs(main.scheduler.address) as stubs:
-        yield stubs
 
 
 def sampling(**fields: Any) -> dict[str, Any]:

@@ -8,18 +8,9 @@ import pytest
 
 from lorafleet.v1 import adapters_pb2 as pb
 from tests.support.broken_adapters import CONFIG, WEIGHTS, Files
-from tests.support.cluster import Cluster, Pair
-from tests.support.failures import Stubs, bearer, raw_stubs
-from tests.support.streams import Witness, witness
-
-
-@pytest.fixture(scope="module", autouse=True)
-def watched(main: Pair, adapter: Callable[..., Path]) -> Iterator[Witness]:
-    with main.client("ops") as client:
-        client.adapters.push(adapter("quiet"), "quiet")
-        client.adapters.push(adapter("theirs"), "acme/theirs")
-    with witness(main, [5, 60, 70, 81] * 5, "quiet", 600, token="ops") as watched:
-        yield watched
+from tests.support.cluster import Cluster
+from tests.support.failures import Stubs, bearer
+from tests.support.streams import Witness
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +39,6 @@ def unharmed(watched: Witness, stubs: Stubs, cluster: Cluster) -> Iterator[None]
     yield
     watched.moves_on()
     assert state() == before
-
-
-@pytest.fixture(scope="module")
-def stubs(main: Pair) -> Iterator[Stubs]:
-    with raw_stubs(main.scheduler.address) as stubs:
-        yield stubs
 
 
 @pytest.fixture

@@ -1,95 +1,17 @@
-"""The pager without a model: images are plain objects of a size, loads happen on its real threads."""
+"""The pager: what is loaded, kept, dropped and pinned, and what hints may do."""
 
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from adapter_store import AdapterNotFound, StoreUnavailable
 from executor.batcher import PageIn
 from executor.host_tier import HostTier
-from executor.paging import MAX_HINTS, LoadFailure, Pager
+from executor.paging import MAX_HINTS
 from executor.residency import Copy, Residency, Tier
-from executor.slots import SlotTable
-
-
-@dataclass(frozen=True)
-class Block:
-    nbytes: int
-    num_full_heads: int = 0
-
-
-class Store:
-    """What a load does, by digest: an error, a wait, or an image of 10 bytes. What is in the slots."""
-
-    nbytes_per_slot = 10
-
-    def __init__(self, max_images: int) -> None:
-        self.max_images = max_images
-        self.in_slots: dict[int, Block] = {}
-        self.errors: dict[str, Exception] = {}
-        self.gates: dict[str, threading.Event] = {}
-        self.heads: dict[str, int] = {}
-        self.asked: list[str] = []
-        self.loaded: list[Block] = []
-        self.forgotten: list[Block] = []
-
-    def slot_nbytes(self, num_full_heads: int) -> int:
-        return 10 + 100 * num_full_heads
-
-    def load(self, slot: int, image: Block) -> None:
-        self.in_slots[slot] = image
-
-    def clear(self, slot: int) -> None:
-        del self.in_slots[slot]
-
-    def load_seconds(self) -> list[float]:
-        return []
-
-    def forget(self, image: Block) -> None:
-        self.forgotten.append(image)
-
-    def make_room(self, keep: Container[str], evict: Callable[[], bool]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def load_image(self, digest: str) -> Block:
-        self.asked.append(digest)
-        if digest in self.gates:
-            self.gates[digest].wait(30)
-        if digest in self.errors:
-            raise self.errors[digest]
-        self.loaded.append(Block(10, self.heads.get(digest, 0)))
-        return self.loaded[-1]
-
-
-@dataclass
-class World:
-    store: Store
-    pager: Pager[Block]
-    slots: SlotTable
-    paged_in: list[str]
-    now: float = 0.0
-
-    def settle(self, *wanted: str) -> list[LoadFailure]:
-        """Collects until no load is under way; returns the failures."""
-        failures = self.pager.collect(list(wanted), self.now)
-        while self.pager.num_loading:
-            time.sleep(0.001)
-            failed = {failure.digest for failure in failures}
-            failures += self.pager.collect([d for d in wanted if d not in failed], self.now)
-        self.check()
-        return failures
-
-    def check(self) -> None:
-        """Every image that was loaded is in host memory or was given up, in the pager's own books too."""
-        self.pager.check()
-        assert len(self.store.loaded) == len(self.store.forgotten) + len(list(self.pager.host))
-
+from tests.support.pager_world import Block, World, make_world
 
 Make = Callable[..., World]
 
@@ -99,20 +21,7 @@ def make() -> Iterator[Make]:
     worlds: list[World] = []
 
     def build(*, room: int = 3, slots: int = 2, heads: int = 0) -> World:
-        store, table = Store(room), SlotTable(slots, heads)
-        paged_in: list[str] = []
-        pager = Pager(
-            store,
-            table,
-            host_bytes=10 * room,
-            loader_threads=2,
-            load_timeout_s=5.0,
-            wake=lambda: None,
-            load_ended=lambda result, seconds: None,
-            paged_in=paged_in.append,
-            page_in_took=lambda seconds: None,
-        )
-        worlds.append(World(store, pager, table, paged_in))
+        worlds.append(make_world(room=room, slots=slots, heads=heads))
         return worlds[-1]
 
     yield build

@@ -92,6 +92,21 @@ async def collect(service: Running, who: str = "acme") -> list[str]:
     return list((await service.stub.Collect(pb.CollectRequest(), **as_(who))).digests)
 
 
+async def goes_when_its_request_has_gone(
+    here: Running, there: Running, live: LiveRequest, digest: str
+) -> None:
+    """`live` waits there; the content stays for it, and no longer."""
+    for _ in range(3):
+        assert digest not in await collect(here)
+    here.store.open(digest).close()
+    there.dispatcher.cancel(live)
+    uncordon(there)
+    await until(lambda: there.dispatcher.num_live == 0)
+    async with asyncio.timeout(20):
+        while digest not in await collect(here):
+            await asyncio.sleep(0.05)
+
+
 async def test_a_drain_waits_for_what_another_scheduler_has_accepted(both: tuple[Running, Running]) -> None:
     here, there = both
     digest = await pushed(here, "wanted", 1)
@@ -114,15 +129,7 @@ async def test_bytes_stay_while_another_scheduler_has_a_request_that_waits(
     digest = await pushed(here, "kept", 2)
     live = waiting(there, "acme/kept", digest)
     await here.stub.Delete(pb.DeleteAdapterRequest(adapter="kept"), **as_("acme"))
-    for _ in range(3):
-        assert digest not in await collect(here)
-    here.store.open(digest).close()
-    there.dispatcher.cancel(live)
-    uncordon(there)
-    await until(lambda: there.dispatcher.num_live == 0)
-    async with asyncio.timeout(20):
-        while digest not in await collect(here):
-            await asyncio.sleep(0.05)
+    await goes_when_its_request_has_gone(here, there, live, digest)
 
 
 async def test_a_scheduler_that_was_killed_is_waited_for_until_its_lease_runs_out(
@@ -274,15 +281,7 @@ async def test_bytes_of_a_damaged_name_stay_while_another_scheduler_has_a_reques
     medium_of(here, redis_server).change_record("acme", "torn", lambda record: b"{")
     gone = await here.stub.DeleteDamaged(pb.DeleteDamagedRequest(adapter="torn"), **as_("acme"))
     assert list(gone.digests) == [digest]
-    for _ in range(3):
-        assert digest not in await collect(here)
-    here.store.open(digest).close()
-    there.dispatcher.cancel(live)
-    uncordon(there)
-    await until(lambda: there.dispatcher.num_live == 0)
-    async with asyncio.timeout(20):
-        while digest not in await collect(here):
-            await asyncio.sleep(0.05)
+    await goes_when_its_request_has_gone(here, there, live, digest)
 
 
 async def test_a_push_that_repairs_is_not_undone_by_a_check_that_began_before(
