@@ -69,6 +69,18 @@ def check_same_device(expected: torch.device, **tensors: Tensor) -> None:
             )
 
 
+def check_metas_device(meta: LoRAKernelMeta, **tensors: Tensor) -> None:
+    """Where the metadata is: work lists and tensors meet in one kernel."""
+    for argument, tensor in tensors.items():
+        if tensor.device != meta.items.device:
+            where = f"is on {tensor.device}, the step's metadata on {meta.items.device}"
+            raise KernelArgumentError(argument, where)
+
+
+def slices_by_name(stack: Sequence[Tensor], argument: str) -> dict[str, Tensor]:
+    return {f"{argument}[{index}]": weight for index, weight in enumerate(stack)}
+
+
 def check_shrink(
     h: Tensor, x: Tensor, lora_a: Sequence[Tensor], ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
 ) -> None:
@@ -83,7 +95,7 @@ def check_shrink(
     check_hidden(h, len(lora_a), max_rank, meta)
     check_table(ranks, "ranks", torch.int32, len(lora_a), meta)
     check_table(scales, "scales", torch.float32, len(lora_a), meta)
-    check_same_device(x.device, h=h, lora_a=lora_a[0], ranks=ranks, scales=scales)
+    check_metas_device(meta, x=x, h=h, ranks=ranks, scales=scales, **slices_by_name(lora_a, "lora_a"))
 
 
 def check_embedding(
@@ -97,7 +109,7 @@ def check_embedding(
     check_hidden(h, 1, lora_a.shape[1], meta)
     check_table(ranks, "ranks", torch.int32, 1, meta)
     check_table(scales, "scales", torch.float32, 1, meta)
-    check_same_device(token_ids.device, h=h, lora_a=lora_a, ranks=ranks, scales=scales)
+    check_metas_device(meta, token_ids=token_ids, h=h, lora_a=lora_a, ranks=ranks, scales=scales)
 
 
 def check_expand(
@@ -122,7 +134,7 @@ def check_expand(
             raise KernelArgumentError("column_starts", f"{start}..{ends} exceed y's {y.shape[1]} columns")
     check_hidden(h, len(lora_b), max_rank, meta)
     check_table(ranks, "ranks", torch.int32, len(lora_b), meta)
-    check_same_device(y.device, h=h, lora_b=lora_b[0], ranks=ranks)
+    check_metas_device(meta, y=y, h=h, ranks=ranks, **slices_by_name(lora_b, "lora_b"))
     if output_scale is not None:
         check_output_scale(output_scale, lora_b, meta)
 

@@ -40,11 +40,11 @@ class Launch:
         compiled = self._kernel[(*grid, 1, 1)[:3]](*arguments, **self._constants, **self._options)
         if compiled is None:
             return
-        self._start = compiled.run
         self._compiled = (compiled.function, compiled.packed_metadata, None, None, None)  # no launch hooks
         self._device = driver.active.get_current_device()
         names = self._kernel.arg_names
         self._values = tuple(self._constants[name] for name in names if name in self._constants)
+        self._start = compiled.run  # last: another thread may take the short way from here on
 
 
 def signature(*tensors: Tensor) -> Hashable:

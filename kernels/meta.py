@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import native
+from kernels.errors import KernelArgumentError
 from kernels.host_fields import HostFields
 from kernels.launch_plan import (
     MAX_SINGLE_ROWS,
@@ -135,7 +136,8 @@ class LoRAKernelMeta:
 
         With a plan the work is cut to fit it, as the replay of a graph captured under it needs. Raises
         KernelArgumentError, with the last step's description untouched, for a slot outside [-1, max_loras),
-        a negative count, more rows than `max_num_tokens`, or a plan that is too small for the step.
+        a negative count, more rows than `max_num_tokens`, or a plan that is too small for the step or too
+        large for the buffers.
         """
         work = self.describe(runs, plan)
         self.fill(self.staging.begin(), work)
@@ -143,6 +145,9 @@ class LoRAKernelMeta:
 
     def describe(self, runs: Runs, plan: LaunchPlan | None = None) -> Work:
         """The step, checked and counted; changes nothing. Raises as `prepare_tensors` does."""
+        if plan is not None and (plan.items > self._max_items or plan.tiles > len(self.tiles)):
+            buffers = f"{self._max_items} items and {len(self.tiles)} tiles"
+            raise KernelArgumentError("plan", f"{plan} is larger than the buffers, which hold {buffers}")
         sizes = self.max_loras, self.max_num_tokens, self._max_items
         if self._native is None:
             return describe(runs, *sizes, self.slot_ranks, plan)

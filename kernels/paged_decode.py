@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check
+from kernels.checks import check, check_same_device
 from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -176,12 +176,13 @@ def paged_decode(
 
     Serves up to 16 query heads a KV head, of 16 to 256 columns (a power of two).
     """
+    check(query.dim() == 3, "query", f"must be [sequences, heads, head_dim], is {list(query.shape)}")
     sequences, heads, head_dim = query.shape
+    check(cache.dim() == 5, "cache", f"must have five dimensions, has {cache.dim()}")
     kv_heads, page = cache.shape[3], cache.shape[2]
     config = config or decode_config(sequences, kv_heads)
-    _check(out, query, cache, kv_indptr, last_page_len)
-    fits = sinks is None or (sinks.shape == (heads,) and sinks.is_contiguous())
-    check(fits, "sinks", f"must be contiguous, one for each of {heads} heads")
+    _check(out, query, cache, sinks)
+    _check_tables(kv_indices, kv_indptr, last_page_len, sequences, query.device)
     if sequences == 0:
         return
     pdl = has_dependent_launch(query.device)
@@ -209,20 +210,35 @@ def serves(heads: int, kv_heads: int, head_dim: int) -> bool:
     return head_dim in HEAD_DIMS and heads % kv_heads == 0 and heads // kv_heads <= _ROWS
 
 
-def _check(out: Tensor, query: Tensor, cache: Tensor, kv_indptr: Tensor, last_page_len: Tensor) -> None:
-    sequences, heads, head_dim = query.shape
+def _check(out: Tensor, query: Tensor, cache: Tensor, sinks: Tensor | None) -> None:
+    _, heads, head_dim = query.shape
     kv_heads = cache.shape[3]
-    served = head_dim in HEAD_DIMS and heads % kv_heads == 0 and heads // kv_heads <= _ROWS
+    served = serves(heads, kv_heads, head_dim)
     check(
         served, "query", f"has {heads} heads of {head_dim} over {kv_heads}, which the kernel does not serve"
     )
     inner = query.stride(2) == 1 and query.stride(1) == head_dim
     check(inner, "query", f"must have contiguous heads, has strides {query.stride()}")
     check(out.shape == query.shape and out.is_contiguous(), "out", "must be contiguous and as query")
-    whole = cache.dim() == 5 and cache.shape[4] == head_dim and cache[0].is_contiguous()
+    check(out.dtype == query.dtype, "out", f"is {out.dtype}, query {query.dtype}")
+    whole = cache.shape[0] == 2 and cache.shape[4] == head_dim and cache[0].is_contiguous()
     check(whole, "cache", f"must be [2, blocks, block_size, kv_heads, {head_dim}], is {list(cache.shape)}")
-    check(cache.dtype == query.dtype == out.dtype, "cache", f"is {cache.dtype}, query {query.dtype}")
-    sized = len(kv_indptr) == sequences + 1 and len(last_page_len) == sequences
-    check(sized, "kv_indptr", f"has {len(kv_indptr)} entries for {sequences} sequences")
-    tables = kv_indptr.dtype == last_page_len.dtype == torch.int32
-    check(tables, "kv_indptr", "and last_page_len must be int32")
+    check(cache.dtype == query.dtype, "cache", f"is {cache.dtype}, query {query.dtype}")
+    check_same_device(query.device, out=out, cache=cache)
+    if sinks is not None:
+        fits = sinks.shape == (heads,) and sinks.is_contiguous() and sinks.is_floating_point()
+        check(fits, "sinks", f"must be contiguous and floating, one for each of {heads} heads")
+        check_same_device(query.device, sinks=sinks)
+
+
+def _check_tables(
+    kv_indices: Tensor, kv_indptr: Tensor, last_page_len: Tensor, sequences: int, device: torch.device
+) -> None:
+    tables = {"kv_indices": kv_indices, "kv_indptr": kv_indptr, "last_page_len": last_page_len}
+    for argument, table in tables.items():
+        plain = table.dtype == torch.int32 and table.dim() == 1 and table.is_contiguous()
+        check(plain, argument, f"must be contiguous int32 of one dimension, is {table.dtype}")
+    for argument, expected in (("kv_indptr", sequences + 1), ("last_page_len", sequences)):
+        entries = len(tables[argument])
+        check(entries == expected, argument, f"has {entries} entries for {sequences} sequences")
+    check_same_device(device, **tables)

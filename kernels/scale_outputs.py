@@ -17,13 +17,14 @@ _NUM_WARPS = 4
 @triton.jit
 def scale_outputs_kernel(
     y, factors, marks, mapping, bias, y_stride, factor_stride,
-    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, MAX_LORAS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (column tile, row). Rows without factors cost two loads; the factors are there before y is."""
     let_next_kernel_start(PDL)
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(mapping + row).to(tl.int64)
-    mark = tl.load(marks + slot, mask=slot >= 0, other=-1)
+    mark = tl.load(marks + slot, mask=(slot >= 0) & (slot < MAX_LORAS), other=-1)
     if mark < 0:
         wait_for_former_kernel(PDL)
         return
@@ -57,7 +58,10 @@ def scale_outputs(
     if launch is None:
         check_scale_outputs(y, factors, marks, bias, meta)
         pdl = has_dependent_launch(y.device)
-        constants = {"WIDTH": y.shape[1], "HAS_BIAS": bias is not None, "BLOCK_N": _BLOCK_N, "PDL": pdl}
+        constants = {
+            "WIDTH": y.shape[1], "MAX_LORAS": meta.max_loras, "HAS_BIAS": bias is not None,
+            "BLOCK_N": _BLOCK_N, "PDL": pdl,
+        }  # fmt: skip
         launch = Launch(scale_outputs_kernel, constants, {"num_warps": _NUM_WARPS, "launch_pdl": pdl})
         meta.launches[key] = launch
     check_rows(y, "y", meta)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows, check_same_device
+from kernels.checks import check, check_metas_device, check_rows
 from kernels.errors import KernelArgumentError
 from kernels.meta import LoRAKernelMeta
 
@@ -48,8 +48,8 @@ def check_scale_outputs(
         )
     fits = marks.shape == (meta.max_loras + 1,) and marks.dtype == torch.int32 and marks.is_contiguous()
     check(fits, "marks", f"must be a contiguous int32 [{meta.max_loras + 1}]")
-    check_same_device(y.device, factors=factors, marks=marks)
+    check_metas_device(meta, y=y, factors=factors, marks=marks)
     if bias is not None:
         fits = bias.shape == y.shape[1:] and bias.is_floating_point() and bias.is_contiguous()
         check(fits, "bias", f"must be a contiguous floating [{y.shape[1]}]")
-        check_same_device(y.device, bias=bias)
+        check_metas_device(meta, bias=bias)

@@ -68,12 +68,13 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     decode = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "PAGE": 16, "BLOCK_KV": 64, "SPLITS": 1, "WINDOW": 0,
-        "ROWS": 16,
+        "ROWS": 16, "SINKS": False,
     }  # fmt: skip
     yield "paged decode", paged_decode_kernel, decode, 4
     yield "paged decode, tokens shared", paged_decode_kernel, {**decode, "SPLITS": 8, "WINDOW": 64}, 4
+    yield "paged decode, sinks", paged_decode_kernel, {**decode, "SPLITS": 8, "SINKS": True}, 4
     yield "paged decode's merge", merge_kernel, {"HEAD_DIM": 128, "SPLITS": 8}, 2
-    scaled = {"WIDTH": 28672, "BLOCK_N": 1024}
+    scaled = {"WIDTH": 28672, "MAX_LORAS": 64, "BLOCK_N": 1024}
     yield "scale outputs", scale_outputs_kernel, {**scaled, "HAS_BIAS": False}, 4
     yield "scale outputs, bias shared", scale_outputs_kernel, {**scaled, "HAS_BIAS": True}, 4
     yield from follower_cases()

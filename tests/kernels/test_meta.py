@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.errors import KernelArgumentError
+from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAKernelMeta
 from kernels.work_list import Run
 from tests.kernels.stack import row_slots
@@ -77,6 +78,18 @@ def test_runs_as_an_array_say_the_same(steps: list[list[Run]]) -> None:
 def test_an_array_of_another_form_is_refused(runs: np.ndarray) -> None:
     with pytest.raises(KernelArgumentError, match=r"^runs must be int32 \[runs, 2\]"):
         LoRAKernelMeta.make(4, 16, "cpu").prepare_tensors(runs)
+
+
+@pytest.mark.parametrize(
+    "plan", [LaunchPlan.for_graph(700, 4, rows_per_item=1), LaunchPlan(16, 8, 4, 17, False)]
+)
+def test_a_plan_larger_than_the_buffers_is_refused(plan: LaunchPlan) -> None:
+    """Its programs would find other fields behind the lists."""
+    meta = LoRAKernelMeta.make(4, 700, "cpu")
+    meta.prepare_tensors([(3, 2)])
+    with pytest.raises(KernelArgumentError, match=r"^plan .* larger than the buffers"):
+        meta.prepare_tensors([(0, 1)], plan)
+    check(meta, [(3, 2)])
 
 
 @pytest.mark.parametrize(

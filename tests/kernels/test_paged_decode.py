@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from kernels import paged_decode as triton_form
 from kernels.errors import KernelArgumentError
 from kernels.paged_decode import DecodeConfig, decode_config
 from kernels.reference.paged_decode import paged_decode
+from tests.kernels.stack import DEVICE
 
 PAGE, KV_HEADS, HEAD_DIM = 4, 2, 32
 LENGTHS = [1, 4, 5, 23, 64, 65, 130]
@@ -34,9 +37,9 @@ def inputs(
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(("group", "sinks"), [(1, False), (3, False), (3, True), (16, True)])
 def test_it_equals_the_reference(group: int, sinks: bool, splits: int, window: int | None) -> None:
-    query, *rest = inputs(LENGTHS, group)
-    expected, actual = (torch.full(query.shape, float("nan")) for _ in range(2))
-    weights = torch.linspace(-2, 3, group * KV_HEADS) if sinks else None
+    query, *rest = inputs(LENGTHS, group, DEVICE)
+    expected, actual = (torch.full(query.shape, float("nan"), device=DEVICE) for _ in range(2))
+    weights = torch.linspace(-2, 3, group * KV_HEADS, device=DEVICE) if sinks else None
     paged_decode(expected, query, *rest, window, weights)
     triton_form.paged_decode(actual, query, *rest, window, DecodeConfig(16, splits, 4, 2), weights)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -74,7 +77,36 @@ def test_what_the_kernel_does_not_serve_is_refused() -> None:
         triton_form.paged_decode(query, query, cache, *tables)
 
 
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("query", lambda query: query[0]),
+        ("out", lambda out: out.half()),
+        ("cache", lambda cache: cache.half()),
+        ("cache", lambda cache: cache[0]),
+        ("cache", lambda cache: cache.to("meta")),
+        ("kv_indices", lambda table: table.long()),
+        ("kv_indices", lambda table: table.repeat_interleave(2)[::2]),
+        ("kv_indptr", lambda table: table.float()),
+        ("last_page_len", lambda table: table[1:]),
+        ("last_page_len", lambda table: table.to("meta")),
+        ("sinks", lambda sinks: sinks[1:]),
+        ("sinks", lambda sinks: sinks.int()),
+    ],
+)
+def test_every_argument_is_checked_by_name(argument: str, wrong: Callable[[Tensor], Tensor]) -> None:
+    names = ("query", "cache", "kv_indices", "kv_indptr", "last_page_len")
+    given = dict(zip(names, inputs([3, 5], 2, DEVICE), strict=True))
+    out = torch.empty(given["query"].shape, device=DEVICE)
+    given |= {"out": out, "sinks": torch.zeros(2 * KV_HEADS, device=DEVICE)}
+    triton_form.paged_decode(**given)
+    with pytest.raises(KernelArgumentError) as caught:
+        triton_form.paged_decode(**{**given, argument: wrong(given[argument])})
+    assert caught.value.argument == argument
+
+
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("sequences", [1, 9, 64])
 @pytest.mark.parametrize("sinked", [False, True])

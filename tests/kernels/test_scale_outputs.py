@@ -81,6 +81,18 @@ def test_a_known_launch_reads_what_the_tables_say_now() -> None:
     assert len(meta.launches) == 1
 
 
+def test_slots_out_of_range_in_the_device_buffers_are_ignored() -> None:
+    """Also the one behind the last, of which marks has an entry."""
+    factors = torch.full((SLOTS + 1, WIDTH), 2.0, device=DEVICE)[:SLOTS]
+    marks = torch.zeros(SLOTS + 1, dtype=torch.int32, device=DEVICE)
+    meta = make_meta([(4, 4)], DEVICE)
+    for row, slot in enumerate((SLOTS, 10**6, -7)):
+        meta.token_lora_mapping[row] = slot
+    y = torch.ones(4, WIDTH, device=DEVICE)
+    scale_outputs(y, factors, marks, None, meta)
+    assert y[:, 0].tolist() == [1, 1, 1, 2]
+
+
 WRONG: dict[str, Callable[[Tensor], Tensor]] = {
     "y": lambda y: y[:-1],
     "factors": lambda factors: factors[:, 1:],

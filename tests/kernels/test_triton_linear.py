@@ -213,4 +213,5 @@ def test_slots_out_of_range_in_the_device_buffers_are_ignored() -> None:
     there = stack.to(DEVICE)
     x, y = torch.ones(3, 40, device=DEVICE), torch.ones(3, 35, device=DEVICE)
     punica.add_lora_linear(y, x, there.lora_a, there.lora_b, there.ranks, there.scales, [3])
-    assert torch.equal(y[0], torch.ones(35, device=DEVICE))
+    assert torch.equal(y[:2], torch.ones(2, 35, device=DEVICE))
+    assert not torch.equal(y[2], torch.ones(35, device=DEVICE))

@@ -157,6 +157,31 @@ def test_shrink_names_what_its_kernel_cannot_follow(argument: str) -> None:
     assert caught.value.argument == argument
 
 
+@pytest.mark.parametrize("argument", ["x", "h", "lora_a[0]", "lora_a[1]", "ranks", "scales"])
+def test_shrink_names_what_is_on_another_device(argument: str) -> None:
+    given, meta = linear_arguments(), prepared(DEVICE)
+    stack = given["stack"]
+    good = {
+        "h": unwritten_hidden(stack, ROWS).to(DEVICE), "x": given["x"], "ranks": stack.ranks,
+        "scales": stack.scales, "lora_a[0]": stack.lora_a[0], "lora_a[1]": stack.lora_a[1],
+    }  # fmt: skip
+    bad = {**good, argument: good[argument].to("meta")}
+    with pytest.raises(KernelArgumentError) as caught:
+        lora_shrink.lora_shrink(
+            bad["h"], bad["x"], [bad["lora_a[0]"], bad["lora_a[1]"]], bad["ranks"], bad["scales"], meta
+        )
+    assert caught.value.argument == argument
+
+
+def test_embedding_ignores_slots_out_of_range_in_the_device_buffers() -> None:
+    stack = make_stack([[2, 2, 2]], 9, [7], max_rank=2).to(DEVICE)
+    meta, h = prepared(DEVICE, [(0, 1), (1, 1), (2, 1)]), unwritten_hidden(stack, 3).to(DEVICE)
+    meta.items[0, 0], meta.items[1, 0] = 3, -7
+    tokens = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    lora_embedding.lora_embedding(h, tokens, stack.lora_a[0], stack.ranks, stack.scales, meta)
+    assert (h == UNWRITTEN).all(2).tolist() == [[True, True, False]]
+
+
 def test_more_slices_than_a_launch_serves_are_refused() -> None:
     stack = make_stack([[1, 1, 1]] * 4, 8, [4] * 4, max_rank=2).to(DEVICE)
     h = unwritten_hidden(stack, ROWS).to(DEVICE)
