@@ -143,6 +143,11 @@ def floor_us(layer: Layer, tokens: int, adapters: int, rank: int) -> float:
     return (weights + rows) / copy_rate() * 1e6
 
 
+def lora_flops(layer: Layer, tokens: int, rank: int) -> int:
+    """Multiplications and additions of shrink and expand."""
+    return 2 * tokens * rank * (layer.width * len(layer.slices) + layer.columns)
+
+
 def copy_rate() -> float:
     name = torch.cuda.get_device_name()
     return next((rate for card, rate in COPY_RATE.items() if card in name), COPY_RATE["H100"])

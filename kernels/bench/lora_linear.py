@@ -17,6 +17,7 @@ from kernels.bench.inputs import (
     WeightSet,
     base_weights,
     floor_us,
+    lora_flops,
     make_case,
     weight_sets,
 )
@@ -47,7 +48,8 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Row:
     """us of one call. added_us and beside_us (rank 16): base and LoRA in one graph, less the base alone, in
-    turns; the pair behind the base, and with its shrink on a second stream beside the base."""
+    turns; the pair behind the base, and with its shrink on a second stream beside the base. flops, floor_us:
+    the pair's work, and its bytes at the card's copy rate."""
 
     op: str
     layer: str
@@ -61,6 +63,7 @@ class Row:
     peer_tuned_us: float | None
     base_us: float
     floor_us: float
+    flops: int
 
 
 def run(options: Options, *, compiled: bool = False) -> Iterator[dict[str, Any]]:
@@ -122,7 +125,8 @@ def _measure(case: Case, rank: int, options: Options, peer: Peer | None) -> Row:
     peer_us, tuned_us = (*peers, None, None)[:2]
     floor = floor_us(case.layer, case.tokens, case.adapters, rank)
     point = (case.layer.name, case.tokens, case.adapters, rank)
-    return Row("lora_linear", *point, ours_us, added_us, beside_us, peer_us, tuned_us, base_us, floor)
+    flops = lora_flops(case.layer, case.tokens, rank)
+    return Row("lora_linear", *point, ours_us, added_us, beside_us, peer_us, tuned_us, base_us, floor, flops)
 
 
 def ours(case: Case) -> Call:

@@ -19,25 +19,29 @@ from kernels.bench.timing import time_calls
 from kernels.work_list import Run
 
 HIGH, LOW, TOKENS = 256, 8, 64
+# What the slots of `small_slots` hold: the least that a server of adapters of rank 8 would be given.
+SMALL = 16
 
 
 def run() -> list[dict[str, Any]]:
-    """Rows (op, layer, case, ours_us). Slots hold up to rank 256, but for `small_slots` up to 8."""
+    """Rows (op, layer, tokens, adapters, rank, case, ours_us); rank is the highest in the step. Slots hold up
+    to rank 256, but for `small_slots` up to 16."""
     rows = []
     for layer in LAYERS:
         bases = base_weights(layer)
-        for max_rank in (LOW, HIGH):
+        for max_rank in (SMALL, HIGH):
             weights = weight_sets(layer, max_rank)
             for name, runs, high in _cases(max_rank):
                 case = _case(layer, runs, high, weights, bases)
                 (us,) = time_calls([(ours(case), 16 * len(weights))], rounds=25)
-                rows.append({"op": "mixed_ranks", "layer": layer.name, "case": name, "ours_us": us})
+                point = {"tokens": TOKENS, "adapters": len(runs), "rank": HIGH if high else LOW}
+                rows.append({"op": "mixed_ranks", "layer": layer.name, **point, "case": name, "ours_us": us})
     return rows
 
 
 def _cases(max_rank: int) -> list[tuple[str, list[Run], bool]]:
     distinct = [(slot, 1) for slot in range(TOKENS)]
-    if max_rank == LOW:
+    if max_rank == SMALL:
         return [("distinct_low_small_slots", distinct, False)]
     shared = [(0, TOKENS - 1), (TOKENS - 1, 1)]
     return [

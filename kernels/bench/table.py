@@ -31,7 +31,7 @@ def speedup(rows: Rows, other: str) -> float | None:
 
 
 def table(rows: Rows) -> str:
-    if not {"rank", "ours_us"} <= rows[0].keys():
+    if rows[0].get("op") != "lora_linear":
         return "".join(
             " ".join(f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()) + "\n"
             for row in rows

@@ -26,6 +26,11 @@ def test_points_that_a_layer_lacks_are_left_out() -> None:
     assert list(layer_sums(rows)) == [(16, 8, 1)]
 
 
+def test_rows_of_other_measurements_stay_as_they_are() -> None:
+    mixed = {**row("o", 1.0, None), "op": "mixed_ranks", "case": "shared_low"}
+    assert table([mixed]) == "mixed_ranks o 8 1 16 1.0 None None None 9.0 0.5 shared_low\n"
+
+
 def test_speedup_is_a_geometric_mean() -> None:
     rows = [row("o", 1.0, 4.0), row("down", 2.0, 2.0)]
     assert speedup(rows, "peer_us") == pytest.approx(2.0)
