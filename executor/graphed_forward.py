@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor.attention import KVCache, LayerCache, StepAttention
-from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
+from executor.cuda_graphs import Capture, Captured, GraphMemory, unowned, without_collection
 from executor.decode_attention import DecodeStep
 from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
@@ -232,5 +232,5 @@ class _Between:
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self.capture.call_between(partial(self.attend_into, out, query, cache, sinks))
+        self.capture.call_between(partial(self.attend_into, unowned(out), unowned(query), cache, sinks))
         return out
