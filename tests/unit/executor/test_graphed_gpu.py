@@ -15,7 +15,7 @@ from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.errors import StartError
 from executor.forward import SequenceRows
-from executor.forward_pass import EagerForwardPass
+from executor.forward_pass import EagerForwardPass, ForwardPass
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
@@ -43,6 +43,8 @@ MODEL = {
     "rms_norm_eps": 1e-5,
 }
 BLOCK, BLOCKS, SEQUENCES, SLOTS = 16, 200, 40, 12
+# The kernels that follow a projection also run without an adapter, which they are then compiled for.
+LORA_KERNELS = {"shrink_kernel", "expand_kernel", "embedding_kernel", "scale_outputs_kernel"}
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +190,28 @@ def test_equal_steps_give_equal_bits(served: Served) -> None:
         forward_pass.run([traffic.rows(n, 17) for n in range(40)])
         steps.append([forward_pass.run([traffic.rows(n, 1) for n in range(40)]) for _ in range(3)])
     assert all(torch.equal(one, other) for one, other in zip(*steps, strict=True))
+
+
+def kernels_of(forward_pass: ForwardPass, step: Sequence[SequenceRows]) -> set[str]:
+    """The names of those that ran on the device, from a graph or not."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        forward_pass.run(step)
+        torch.cuda.synchronize()
+    return {event.key for event in profile.key_averages()}
+
+
+def test_a_step_without_adapters_runs_no_lora_kernel(served: Served) -> None:
+    """Decoding and chunks, captured, and a step that is not, whatever is resident. With an adapter all do."""
+    forward_pass, seen = served.shard.forward_pass, []
+    for slot in (-1, 3):
+        traffic = Traffic(7)
+        traffic.slots[0] = slot
+        traffic.slots[1:] = [-1] * (SEQUENCES - 1)
+        rows = traffic.rows
+        steps = ([rows(n, 17) for n in range(40)], [rows(0, 33), rows(1, 1)], [rows(n, 1) for n in range(40)])
+        seen += [kernels_of(forward_pass, step) for step in (*steps, [rows(0, 1)])]
+    assert all(kernels and not kernels & LORA_KERNELS for kernels in seen[:4]), seen[:4]
+    assert all("shrink_kernel" in kernels for kernels in seen[4:]), seen[4:]
 
 
 def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
