@@ -9,7 +9,8 @@ last step that it is part of is over. Only KV blocks of a preempted sequence pas
 writes to them after the one that runs has read them.
 
 Rules, in order:
-1. Running sequences first, oldest first. Each gets a token at least, the older ones what is left.
+1. Running sequences first, oldest first. Each gets a token at least, the older ones what is left; together
+   those that want log-probabilities of their prompts get few of these.
 2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
    its tokens anew later. What it delivered stays delivered. Nothing new starts in such a step.
 3. Waiting sequences follow in order of arrival. One whose adapter cannot have a slot now, or is not in host
@@ -28,6 +29,10 @@ from dataclasses import dataclass, field
 from executor.blocks import BlockPool
 from executor.sequence import Key, Sequence
 from executor.slots import SlotTable
+
+# Rows of a step that reach the head for a prompt's log-probabilities, beside one of each sequence: a row of
+# logits takes six bytes a token of the vocabulary, and memory is measured with steps that have few of them.
+MAX_SCORED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     looked_up: int = 0  # tokens asked of the prefix cache by the sequences that start in this step
     cached: int = 0  # and how many of them it had
+    scored: int = 0  # tokens of prompts whose log-probabilities are wanted
 
 
 class Batcher:
@@ -155,7 +161,7 @@ class Batcher:
             if not sequence.uncomputed:
                 continue
             younger = len(self.running) - index
-            count = min(sequence.uncomputed, budget - younger)
+            count = _bounded(plan, sequence, min(sequence.uncomputed, budget - younger))
             while self.blocks.grow(sequence.held, sequence.computed + count) is None:
                 victim = self.running[-1]
                 self._preempt(victim, plan)
@@ -176,7 +182,7 @@ class Batcher:
             self._enter_slot(sequence, plan)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_arrival)
-            count = min(sequence.uncomputed, budget)
+            count = _bounded(plan, sequence, min(sequence.uncomputed, budget))
             self.blocks.grow(sequence.held, sequence.computed + count)
             budget -= _give(plan, sequence, count)
 
@@ -265,6 +271,16 @@ class Batcher:
             raise RuntimeError("sequences are lost, doubled or too many")
         if any(s.in_flight <= 0 or self.lives(s) for s in self.leaving):
             raise RuntimeError("a sequence that has ended stays for a step that is over")
+
+
+def _bounded(plan: StepPlan, sequence: Sequence, most: int) -> int:
+    """Of `most` tokens, how many may be in the step: one at least."""
+    dispatch = sequence.dispatch
+    if dispatch.prompt_logprobs is None or sequence.computed >= len(dispatch.prompt_token_ids):
+        return most
+    count = max(1, min(most, MAX_SCORED - plan.scored))
+    plan.scored += count
+    return count
 
 
 def _give(plan: StepPlan, sequence: Sequence, count: int) -> int:

@@ -47,7 +47,8 @@ class Capture:
 
     def call_between(self, call: Callable[[], object]) -> None:
         """End this graph here, and begin another one behind `call`, which every replay makes anew; it does
-        not run now. What it reads and writes must be memory of the capture, or stay where it is."""
+        not run now. What it reads and writes must be memory of the capture (as `unowned`), or stay where it
+        is."""
         self.end()
         self._parts.append(call)
         self.begin()
@@ -55,6 +56,15 @@ class Capture:
     @property
     def parts(self) -> tuple[Callable[[], object], ...]:
         return tuple(self._parts)
+
+
+def unowned(tensor: Tensor) -> Tensor:
+    """The same elements, whose memory it does not keep: right in the calls between the parts of a capture, in
+    whose turn they are there. Kept, they would be two tensors a layer and captured size: gigabytes."""
+    memory = tensor.untyped_storage()
+    there = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), tensor.device, memory.nbytes())
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 class GraphMemory:

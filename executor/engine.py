@@ -171,11 +171,10 @@ class Engine:
         while it begins, the next one would be as short again, and short ones of many rows take longer to
         launch than to run. Planned when it is over, it has most of the burst.
 
-        The wait is one such step at most. Streams that have begun, and prompts that take several steps, never
-        wait. A lone prompt gets its second token later, by the time that planning and launching take; answers
-        of one token are not planned ahead at all.
+        The wait is one such step at most, and only while somebody waits to join the next one: a prompt alone
+        is planned ahead as ever. Streams that have begun, and prompts that take several steps, never wait.
         """
-        if len(self._flights) != 1:
+        if len(self._flights) != 1 or not self.batcher.waiting:
             return False
         plan = self._flights[0].plan
         if len(plan.draws) < len(plan.num_tokens) or sum(plan.num_tokens.values()) > GATHER_TOKENS:

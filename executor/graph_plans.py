@@ -65,6 +65,10 @@ class LoRAPlans:
     def of_mixed(self, rows: int) -> tuple[LaunchPlan, ...]:
         return (self._plan(rows, ROWS_PER_ITEM),)
 
+    def for_any(self, rows: int, decode: bool) -> LaunchPlan:
+        """The one of them that every step of so many rows fits, if not always as the fastest."""
+        return (self.of_decode(rows) if decode else self.of_mixed(rows))[-1]
+
     def choose(self, runs: Runs, rows: int, decode: bool) -> LaunchPlan | None:
         """The family for a step of these runs (slot, rows), filled up to `rows`; None without adapters."""
         own = runs[runs[:, 0] >= 0]

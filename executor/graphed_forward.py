@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor.attention import KVCache, LayerCache, StepAttention
-from executor.cuda_graphs import Capture, Captured, GraphMemory, without_collection
+from executor.cuda_graphs import Capture, Captured, GraphMemory, unowned, without_collection
 from executor.decode_attention import DecodeStep
 from executor.flashinfer_attention import Kind
 from executor.forward import ForwardContext, SequenceRows, check
@@ -38,7 +38,7 @@ _NO_RUNS = np.zeros((0, 2), dtype=np.int32)
 @dataclass(frozen=True, slots=True)
 class _Key:
     """A captured step: `decode`: one row a sequence, attention inside; else any rows, attention between the
-    pieces. `plan` is the family: None runs no LoRA kernel. `marked`: another one beside each with LoRA, which
+    pieces. `plan` is the family: None runs no LoRA kernel. `marked`: one more of each size with LoRA, which
     also does what adapters need that are more than low-rank pairs, for slots that the device has marked."""
 
     rows: int
@@ -132,12 +132,13 @@ class GraphedForwardPass:
         self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool
     ) -> Tensor:
         runs = step_runs(sequences, size)
-        plan = self._plans.choose(runs, size, decode)
+        marked = any(marks.among(sequence.slot for sequence in sequences) for marks in self._marks)
+        plans = self._plans
+        plan = plans.for_any(size, decode) if marked else plans.choose(runs, size, decode)
         shape = self._few_rows.fill(sequences, last_tokens, rows=size, single_rows=size if decode else 0)
         if not decode:
             self._between = self._plan_attention(self._few_rows, shape, size, "rows")
         self._describe_lora(sequences, runs, plan)
-        marked = any(marks.among(sequence.slot for sequence in sequences) for marks in self._marks)
         captured = self._graphs[_Key(size, decode, plan, marked)]
         captured.replay()
         rows = None if decode and shape.logits_rows == shape.rows else self._few_rows.logits_rows
@@ -185,8 +186,9 @@ class GraphedForwardPass:
                 yield _Key(rows, decode, None)
                 for plan in plans:
                     yield _Key(rows, decode, plan)
-                    if self._marks:
-                        yield _Key(rows, decode, plan, marked=True)
+                if self._marks:
+                    # Of one plan alone: such steps are rare, and every capture makes the start longer.
+                    yield _Key(rows, decode, self._plans.for_any(rows, decode), marked=True)
 
     @contextmanager
     def _in_form(self, key: _Key) -> Iterator[None]:
@@ -232,5 +234,5 @@ class _Between:
 
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self.capture.call_between(partial(self.attend_into, out, query, cache, sinks))
+        self.capture.call_between(partial(self.attend_into, unowned(out), unowned(query), cache, sinks))
         return out

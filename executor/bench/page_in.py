@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from adapter_store import LoRAModule
 from executor.lora.arena import SlotArena
-from executor.lora.image import Buffer, SlotImage, build_slot_image
+from executor.lora.image import NUMPY_DTYPES, Buffer, SlotImage, build_slot_image
 from executor.lora.layout import SlotLayout, SlotSlice
 from executor.slot_writer import SideStreamWriter
 from kernels.punica import PunicaWrapperBase
@@ -98,20 +100,12 @@ def _image(layout: SlotLayout, rank: int) -> SlotImage:
     random = np.random.default_rng(0)
     values = torch.from_numpy(random.standard_normal(rank * 14336, np.float32)).bfloat16()
 
-    def factor(rows: int, width: int) -> object:
-        import ml_dtypes
-
-        bits = values[: rows * width].view(torch.int16).numpy()
-        return bits.view(ml_dtypes.bfloat16).reshape(rows, width)
+    def factor(width: int) -> npt.NDArray[np.generic]:
+        bits = values[: rank * width].view(torch.int16).numpy()
+        return bits.view(NUMPY_DTYPES[torch.bfloat16]).reshape(rank, width)
 
     modules = {
-        part.module: SimpleNamespace(
-            name=part.module,
-            rank=rank,
-            scale=2.0,
-            lora_a=factor(rank, part.in_features),
-            lora_b=factor(rank, part.out_features),
-        )
+        part.module: LoRAModule(part.module, rank, 2.0, factor(part.in_features), factor(part.out_features))
         for part in layout.slices
     }
 
@@ -119,4 +113,4 @@ def _image(layout: SlotLayout, rank: int) -> SlotImage:
         array: Buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         return array
 
-    return build_slot_image(modules, layout, allocate)  # type: ignore[arg-type]
+    return build_slot_image(modules, layout, allocate)

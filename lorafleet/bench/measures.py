@@ -12,6 +12,8 @@ from lorafleet.bench.statistics import Spread, inter_token_gaps
 from lorafleet.bench.workload import Description, generate
 
 STREAMS, STREAM_ADAPTERS, COLD_ADAPTERS = 64, 8, 100
+# Adapters of the light load and how requests choose among them; the first fit in the slots.
+LIGHT_LOADS = ((8, "uniform"), (12, "uniform"), (16, "uniform"), (32, "uniform"), (16, "zipf"), (32, "zipf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +90,33 @@ async def arriving_prompts(session: Session, sizes: Sizes) -> list[Row]:
 
 
 async def no_cliff(session: Session, sizes: Sizes) -> list[Row]:
-    """Time to first token under the same light load, with as many adapters as slots and with twice as many.
+    """Time to first token under the same light load, with as many adapters as slots and with up to four times
+    as many.
 
     The executor should have 8 slots. Everything was used before: adapters come from host memory.
     """
-    medians, rows = [], []
-    for adapters in (8, 16):
+    rows: list[Row] = []
+    for adapters, popularity in LIGHT_LOADS:
         light = Description(
             requests=sizes.light_requests,
             prompt=Lengths("fixed", 128),
             output=Lengths("fixed", sizes.light_tokens),
-            popularity="uniform",
+            popularity=popularity,
             adapters=adapters,
             arrivals="poisson",
             rate=sizes.light_per_s,
         )
         requests = generate(light, session.names, session.seed)
         await session.load(sorted({request.adapter for request in requests if request.adapter}))
-        played = await session.run(f"light load, {adapters} adapters", [Lane("all", requests)])
+        played = await session.run(f"light load, {adapters} adapters, {popularity}", [Lane("all", requests)])
         ttft = played.summary().ttft_ms
-        medians.append(ttft.p50 if ttft else None)
-        row = make_row(
-            f"TTFT p50, {sizes.light_per_s:g} requests/s", adapters, medians[-1], "ms", played.slots
-        )
-        rows.append(row | details(played.summary(), played.slots, played.cpu))
-    few, many = medians
-    rows[1]["of_8_adapters"] = rounded(many / few) if few and many else None
+        name = f"TTFT p50, {sizes.light_per_s:g} requests/s" + (", Zipf" if popularity == "zipf" else "")
+        row = make_row(name, adapters, ttft.p50 if ttft else None, "ms", played.slots)
+        row |= details(played.summary(), played.slots, played.cpu)
+        if rows:
+            few = rows[0]["ours"]
+            row["of_8_adapters"] = rounded(row["ours"] / few) if few and row["ours"] else None
+        rows.append(row)
     return rows
 
 

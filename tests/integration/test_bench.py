@@ -19,10 +19,10 @@ EXECUTOR = "--torch-threads 1 --max-loras 4 --max-lora-rank 8 --prefix-cache fal
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder, and a store with 12 adapters for it."""
+    """A model folder, and a store with 32 adapters for it."""
     home = tmp_path_factory.mktemp("bench")
     assert lorafleet(["bench", "shapes", "tiny", str(home / "model")]) == 0
-    made = ["--model", str(home / "model"), "--store", str(home / "store"), "--count", "12", "--rank", "4"]
+    made = ["--model", str(home / "model"), "--store", str(home / "store"), "--count", "32", "--rank", "4"]
     assert lorafleet(["bench", "make-adapters", *made]) == 0
     return home
 
@@ -78,6 +78,15 @@ def test_the_whole_product_beside_the_engine(home: Path, capsys: pytest.CaptureF
         == 0
     )
     assert [row["workload"] for row in json.loads(capsys.readouterr().out)].count("D3") == 2
+
+
+def test_a_light_load_with_more_adapters_than_slots(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, *rows = measured(home, "light", "preset", "no-cliff", "--shrink", "4", "--in-process")
+    assert [row["adapters"] for row in rows] == [8, 12, 16, 32, 16, 32]
+    assert all(row["failed"] == 0 and row["ours"] > 0 for row in rows)
+    assert all(row["of_8_adapters"] > 0 for row in rows[1:])
+    assert rows[3]["page_ins"] > 0 and rows[3]["page_in_ms"] > 0, "32 adapters, 4 slots"
+    assert "with 32 adapters" in capsys.readouterr().out
 
 
 def test_open_load_on_a_running_scheduler(

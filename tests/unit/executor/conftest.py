@@ -44,6 +44,17 @@ def digests(tiny_store: DiskStore) -> list[str]:
     return [version.digest for version in tiny_store.list("default")]
 
 
+@pytest.fixture(scope="session")
+def strangers(tiny_base: Path, tiny_store: DiskStore, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Fifteen more adapters, in another namespace: their digests."""
+    spec, model = ModelSpec.from_folder(tiny_base), load_base(tiny_base)
+    folders = [
+        make_adapter(tmp_path_factory.mktemp("stranger"), model, seed=100 + i, rank=2, targets=("q_proj",))
+        for i in range(15)
+    ]
+    return [tiny_store.put(folder, "many", f"x{i}", spec).digest for i, folder in enumerate(folders)]
+
+
 @pytest.fixture
 def make_engine(
     request: pytest.FixtureRequest, tiny_base: Path, tiny_store: DiskStore

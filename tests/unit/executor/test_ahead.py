@@ -253,6 +253,45 @@ def test_a_burst_that_comes_behind_its_first_prompt_is_one_step(ahead: Make) -> 
     assert all(len(driver.tokens[key]) == 1 for key in burst)
 
 
+def test_a_prompt_alone_is_planned_ahead(ahead: Make) -> None:
+    """Nobody waits: its second token is on its way when the first one is told."""
+    driver = ahead()
+    driver.engine.add(greedy("alone", range(3, 20)))
+    driver.step()
+    events = driver.step()
+    assert len(driver.tokens[0, "alone"]) == 1
+    assert events.runs
+
+
+def test_a_burst_whose_first_prompt_is_cancelled_goes_on(ahead: Make, digests: list[str]) -> None:
+    """The step that is waited for has nobody any more."""
+    expected = ahead().run(*(greedy(f"{n}", range(3 + n, 20), digest=digests[n % 2]) for n in range(4)))
+    driver = ahead()
+    first = greedy("first", range(3, 20), digest=digests[0])
+    driver.engine.add(first)
+    driver.step()
+    rest = [greedy(f"{n}", range(3 + n, 20), digest=digests[n % 2]) for n in range(4)]
+    for dispatch in rest:
+        driver.engine.add(dispatch)
+    driver.engine.cancel(first.key)
+    driver.until(lambda: len(driver.finished) == 4)
+    assert [driver.token_ids(dispatch.key) for dispatch in rest] == expected
+    assert first.key not in driver.tokens and idle(driver)
+
+
+def test_prompts_that_keep_arriving_hold_up_no_stream(ahead: Make) -> None:
+    """One more waits at every beat: only the step before the first token is waited for."""
+    driver = ahead()
+    driver.engine.add(greedy("stream", range(3, 20), max_new_tokens=20))
+    beats = 0
+    while (0, "stream") not in driver.finished:
+        driver.engine.add(greedy(f"{beats}", range(3, 12), max_new_tokens=1))
+        driver.step()
+        beats += 1
+    # Launched, waited for, then a token a beat, each step of its own landing behind the next one's launch.
+    assert beats == 22
+
+
 @pytest.mark.parametrize("where", ["collect", "commit"])
 def test_what_the_step_behind_a_failed_one_draws_is_not_told(
     ahead: Make, monkeypatch: pytest.MonkeyPatch, where: str

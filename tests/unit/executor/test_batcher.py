@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor.batcher import Batcher, StepPlan
+from executor.batcher import MAX_SCORED, Batcher, StepPlan
 from executor.blocks import BlockPool
 from executor.sampling import SamplingParams
 from executor.sequence import Dispatch, Sequence, StopRules
@@ -85,6 +85,21 @@ def land(batcher: Batcher, flight: Flight) -> list[Sequence]:
 
 def planned(plan: StepPlan) -> list[str]:
     return [s.dispatch.key[1] for s in sorted(plan.num_tokens, key=lambda s: s.arrival)]
+
+
+def test_prompts_whose_log_probabilities_are_wanted_bring_few_rows_of_logits() -> None:
+    batcher = make_batcher(blocks=1000, tokens=4096)
+    scored = [add(batcher, number, prompt=600) for number in range(3)]
+    plain = add(batcher, 3, prompt=600)
+    for sequence in scored:
+        sequence.dispatch = replace(sequence.dispatch, prompt_logprobs=1)
+    steps = []
+    while any(sequence.computed < 600 for sequence in scored):
+        steps.append(step(batcher))
+    assert [steps[0].num_tokens[sequence] for sequence in (*scored, plain)] == [MAX_SCORED, 1, 1, 600]
+    for plan in steps:
+        assert sum(plan.num_tokens.get(each, 0) for each in scored) <= MAX_SCORED + len(scored)
+    assert len(steps) == 4
 
 
 def test_long_prompts_are_cut_and_everyone_running_gets_a_token() -> None:

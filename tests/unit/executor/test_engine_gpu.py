@@ -9,7 +9,7 @@ import torch
 
 from adapter_store import DiskStore
 from tests.support.compilations import compilations
-from tests.support.engines import Driver, greedy, make_driver
+from tests.support.engines import PROMPTS, Driver, greedy, make_driver
 from tests.support.mixed_dispatches import dispatches
 
 pytestmark = [
@@ -75,3 +75,51 @@ def test_slots_move_under_the_others_without_a_trace(make, digests: list[str]) -
     assert driver.metric("page_ins_total") > 50
     with closing(driver.engine):
         driver.engine.check()
+
+
+def test_captured_steps_bring_the_tokens_of_uncaptured_ones(  # type: ignore[no-untyped-def]
+    make, digests: list[str], strangers: list[str]
+) -> None:
+    """Eight streams of one adapter, of eight, of three beside the base; then eight that end one by one."""
+    eight = [*digests, *strangers[:3]]
+    batches = [
+        [(digest, 12) for digest in [eight[3]] * 8],
+        [(digest, 12) for digest in eight],
+        [(digest, 12) for digest in ("", eight[0], eight[4], eight[4], "", eight[2], eight[0], eight[2])],
+        [(digest, 4 + 6 * number) for number, digest in enumerate(eight)],  # 200 tokens
+    ]
+    runs = []
+    for captured in (True, False):
+        driver = make(max_loras=8, max_seats=8, num_kv_blocks=128, cuda_graphs=captured)
+        runs.append(
+            [
+                driver.run(
+                    *(
+                        greedy(f"{batch}-{n}", PROMPTS[n % 4], digest=digest, max_new_tokens=count)
+                        for n, (digest, count) in enumerate(streams)
+                    )
+                )
+                for batch, streams in enumerate(batches)
+            ]
+        )
+    assert runs[0] == runs[1]
+    assert sum(map(len, runs[0][3])) == 200
+
+
+def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(  # type: ignore[no-untyped-def]
+    make, digests: list[str], strangers: list[str]
+) -> None:
+    settings = {"num_kv_blocks": 256, "max_seats": 36}
+    streams = [greedy(f"{i}", PROMPTS[i % 4], digest=digests[i % 4], max_new_tokens=80) for i in range(16)]
+    expected = make(async_scheduling="false", max_loras=4, **settings).run(*streams)
+    others = [*strangers, *(f"sha256:{number:064x}" for number in range(5))]
+    driver = make(async_scheduling="true", max_loras=5, **settings)
+    for dispatch in streams:
+        driver.engine.add(dispatch)
+    driver.until(lambda: len(driver.tokens) == 16)
+    for number in range(20):
+        digest = others[7 * number % 20]
+        driver.engine.add(greedy(f"load-{number}", PROMPTS[1], digest=digest, max_new_tokens=2))
+    driver.until(lambda: len(driver.finished) == 31 and len(driver.rejected) == 5)
+    assert {refused.reason for refused in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
+    assert [driver.token_ids(dispatch.key) for dispatch in streams] == expected

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter_store import DiskStore, ModelSpec, StoreUnavailable, Weights
-from tests.support.adapters import load_base, make_adapter
+from adapter_store import DiskStore, StoreUnavailable, Weights
 from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
@@ -63,17 +62,6 @@ def test_others_decode_while_adapters_load(make_engine: Make, digests: list[str]
     assert len(tokens) == 60 and (0, "cold") not in driver.tokens
     store.gate.set()
     driver.until(lambda: (0, "cold") in driver.finished)
-
-
-@pytest.fixture(scope="module")
-def strangers(tiny_base: Path, tiny_store: DiskStore, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Fifteen more adapters."""
-    spec, model = ModelSpec.from_folder(tiny_base), load_base(tiny_base)
-    folders = [
-        make_adapter(tmp_path_factory.mktemp("stranger"), model, seed=100 + i, rank=2, targets=("q_proj",))
-        for i in range(15)
-    ]
-    return [tiny_store.put(folder, "many", f"x{i}", spec).digest for i, folder in enumerate(folders)]
 
 
 def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(

@@ -41,10 +41,11 @@ def test_every_step_fits_the_plan_that_is_chosen_for_it(rows: int, adapters: int
     for step in (own, own[: rows // 2 + 1]):
         filled = runs(*step, (-1, size - len(step)))
         plan = PLANS.choose(filled, size, decode)
-        assert plan in (PLANS.of_decode(size) if decode else PLANS.of_mixed(size))
+        assert plan is not None and plan in (PLANS.of_decode(size) if decode else PLANS.of_mixed(size))
         meta = LoRAKernelMeta.make(64, 512, "cpu")
-        meta.prepare_tensors(filled, plan)
-        assert meta.num_rows == size
+        for fitting in (plan, PLANS.for_any(size, decode)):
+            meta.prepare_tensors(filled, fitting)
+            assert (meta.plan, meta.num_rows) == (fitting, size)
 
 
 def test_every_captured_step_is_rehearsed_within_its_plan() -> None:
