@@ -68,10 +68,11 @@ def cases() -> Iterator[tuple[str, object, dict[str, object], int]]:
     yield "slot scatter", scatter_kernel, {"UNIT": UNIT, "UNITS": 128}, 4
     decode = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "PAGE": 16, "BLOCK_KV": 64, "SPLITS": 1, "WINDOW": 0,
-        "ROWS": 16,
+        "SINKS": False, "ROWS": 16,
     }  # fmt: skip
     yield "paged decode", paged_decode_kernel, decode, 4
-    yield "paged decode, tokens shared", paged_decode_kernel, {**decode, "SPLITS": 8, "WINDOW": 64}, 4
+    shared = {**decode, "SPLITS": 8, "WINDOW": 64, "SINKS": True}
+    yield "paged decode, tokens shared", paged_decode_kernel, shared, 4
     yield "paged decode's merge", merge_kernel, {"HEAD_DIM": 128, "SPLITS": 8}, 2
     scaled = {"WIDTH": 28672, "BLOCK_N": 1024}
     yield "scale outputs", scale_outputs_kernel, {**scaled, "HAS_BIAS": False}, 4
