@@ -17,19 +17,21 @@ _RESERVE = 2 << 30
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes of one GPU: `total`; `others`, in use before and beside this process's tensors; `resident`, the
-    tensors that stay (weights, slots, workspaces); `peak`, with the largest step on top."""
+    tensors that stay (weights, slots, workspaces); `peak`, with the largest step on top; `page_in`, the
+    largest adapter, which comes to the device as a whole before it is in its slot: it comes later."""
 
     total: int
     others: int
     resident: int
     peak: int
+    page_in: int
 
     def kv_bytes(self, utilization: float) -> int:
         """What is left of the share that this executor may use; negative when that is too small."""
-        return int(self.total * utilization) - self.others - self.peak - _RESERVE
+        return int(self.total * utilization) - self.others - self.peak - self.page_in - _RESERVE
 
 
-def measure(device: torch.device, largest_steps: Callable[[], None]) -> MemoryUse:
+def measure(device: torch.device, largest_steps: Callable[[], None], page_in: int) -> MemoryUse:
     """Runs `largest_steps`; nothing else may allocate on the device meanwhile."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -41,7 +43,7 @@ def measure(device: torch.device, largest_steps: Callable[[], None]) -> MemoryUs
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
-    return MemoryUse(total, others, resident, peak)
+    return MemoryUse(total, others, resident, peak, page_in)
 
 
 def blocks_that_fit(use: MemoryUse, utilization: float, block_bytes: int, least: int) -> int:
@@ -51,8 +53,9 @@ def blocks_that_fit(use: MemoryUse, utilization: float, block_bytes: int, least:
         raise StartError(
             f"--gpu-memory-utilization {utilization} of {_gib(use.total)} GiB leaves {max(blocks, 0)} KV "
             f"blocks of {block_bytes >> 10} KiB, and {least} are needed: weights, slots and workspaces take "
-            f"{_gib(use.resident)} GiB, the largest step {_gib(use.peak - use.resident)}, other programs and "
-            f"CUDA itself {_gib(use.others)}, and {_gib(_RESERVE)} are kept free. Fewer or smaller slots "
+            f"{_gib(use.resident)} GiB, the largest step {_gib(use.peak - use.resident)}, an adapter on its "
+            f"way into a slot {_gib(use.page_in)}, other programs and CUDA itself {_gib(use.others)}, and "
+            f"{_gib(_RESERVE)} are kept free. Fewer or smaller slots "
             "(--max-loras, --max-lora-rank, --lora-modules) or smaller steps (--max-batched-tokens) make room"
         )
     logger.info(

@@ -125,7 +125,8 @@ class _Builder:
     def build(self) -> tuple[KVCache, ForwardPass]:
         spare = self._cache(0)
         profiled = self._pass(spare, _NO_GRAPHS)
-        use = measure(self._device, lambda: self._run_largest(profiled, spare))
+        largest = self.slots.arena.nbytes_per_slot
+        use = measure(self._device, lambda: self._run_largest(profiled, spare), largest)
         blocks = self._config.num_kv_blocks
         if not blocks:
             least = -(-self._config.max_model_len // self._config.block_size) or 1

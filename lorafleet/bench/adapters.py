@@ -14,6 +14,8 @@ from lorafleet.bench.errors import BenchError
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+# What Random makes at once: its bits are counted in 32 of them. Whole words, so that pieces are as the whole.
+_RANDOM_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,12 @@ class AdapterMaker:
 
 def _random_bfloat16(count: int, seed: int) -> bytes:
     """Random bits are made into sign, 3 of the exponent's values, and the mantissa: two bytes a value."""
-    low = Random(seed).randbytes(count)
-    high = Random(seed + 1).randbytes(count).translate(_HIGH_BYTE)
+    lows, highs = Random(seed), Random(seed + 1)
     values = bytearray(2 * count)
-    values[0::2], values[1::2] = low, high
+    for start in range(0, count, _RANDOM_BYTES):
+        end = min(count, start + _RANDOM_BYTES)
+        values[2 * start : 2 * end : 2] = lows.randbytes(end - start)
+        values[2 * start + 1 : 2 * end : 2] = highs.randbytes(end - start).translate(_HIGH_BYTE)
     return bytes(values)
 
 

@@ -115,7 +115,7 @@ def test_a_fused_adapter_is_packed_by_expert(
 def test_both_layouts_are_one_version(
     base: str, inner: int, bases: Callable[..., ModelSpec], tmp_path: Path
 ) -> None:
-    """Of M1 only the down pair tells them apart; the version is the same, so its bytes are."""
+    """Of M1 only the down pair tells them apart (C59); the version is the same, so its bytes are."""
     store, adapter, spec = DiskStore(tmp_path / "store"), draw(inner), bases(base)
     old = adapter.before_019(tmp_path / "old")
     shapes = {name: list(tensor.shape) for name, tensor in read_tensors(old).items()}
@@ -128,6 +128,7 @@ def test_both_layouts_are_one_version(
 def test_a_pair_that_fits_both_layouts_needs_the_version(
     bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
+    """The third file of C59."""
     adapter = draw(32)
     folder = adapter.before_019(tmp_path / "gate-up", target_parameters=["mlp.experts.gate_up_proj"])
     rewrite(folder, lambda tensors: {
@@ -168,7 +169,7 @@ def test_pairs_for_each_expert(
 def test_blocks_in_b_need_the_override(
     bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
-    """The file has the same shapes either way."""
+    """The file has the same shapes either way (C58)."""
     adapter = draw()
     folder = adapter.in_blocks(tmp_path / "blocks")
     with pytest.raises(AssertionError):
@@ -292,6 +293,7 @@ def test_what_is_not_understood_is_refused_by_name(
     bases: Callable[..., ModelSpec],
     tmp_path: Path,
 ) -> None:
+    """No tensor is dropped in silence (C60)."""
     folder = draw().now(tmp_path / "changed")
     change(folder)
     with pytest.raises(error, match=text):

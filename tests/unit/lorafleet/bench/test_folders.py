@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adapter_store import ModelSpec, Ref, open_store
+from lorafleet.bench import adapters
 from lorafleet.bench.adapters import AdapterMaker, Shapes, make_folders, put_into_store
 from lorafleet.bench.errors import BenchError
 from lorafleet.bench.shapes import SHAPES, write_shapes
@@ -90,6 +91,18 @@ def test_the_same_number_is_the_same_adapter(tmp_path: Path) -> None:
     one, other, again, _ = (file.read_bytes() for file in files)
     assert one == again != other
     assert len(one) == maker.num_bytes
+
+
+def test_values_made_in_pieces_are_those_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One adapter of a model with many experts has more bits than Random makes at once."""
+    write_shapes("tiny", tmp_path)
+    shapes = Shapes.of(tmp_path)
+    at_once = AdapterMaker.make(shapes, rank=2)
+    assert len(at_once.block) % 1000 != 0
+    monkeypatch.setattr(adapters, "_RANDOM_BYTES", 1000)
+    assert AdapterMaker.make(shapes, rank=2).block == at_once.block
 
 
 def test_an_adapter_that_does_not_fit_is_refused_by_the_store(tmp_path: Path) -> None:
