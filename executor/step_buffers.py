@@ -60,7 +60,10 @@ class StepBuffers:
         self._device = torch.zeros(-(-size // 8), dtype=torch.int64, device=device).view(torch.uint8)
         on_gpu = self._device.is_cuda
         self._hosts = (
-            [torch.zeros(len(self._device), dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
+            [
+                torch.zeros(len(self._device), dtype=torch.uint8, device="cpu", pin_memory=True)
+                for _ in range(_TURNS)
+            ]
             if on_gpu
             else [self._device]
         )

@@ -17,7 +17,7 @@ class Staging:
         self.device_buffer = torch.zeros(size, dtype=torch.int32, device=device)
         on_gpu = self.device_buffer.is_cuda
         self._hosts = (
-            [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+            [torch.zeros(size, dtype=torch.int32, device="cpu", pin_memory=True) for _ in range(2)]
             if on_gpu
             else [self.device_buffer]
         )
