@@ -8,9 +8,9 @@ from torch import Tensor
 from kernels.checks import check
 from kernels.launch_plan import LaunchPlan
 from kernels.lora_expand_fp8 import FEW_ENTRIES, lora_expand_fp8
-from kernels.lora_shrink_fp8 import lora_shrink_fp8
+from kernels.lora_shrink_fp8 import lora_shrink_fp8, shrink_config_fp8
 from kernels.meta import LoRAKernelMeta
-from kernels.tuning import ExpandConfig, shrink_config
+from kernels.tuning import ExpandConfig
 
 # From here on the pair does best with as many columns as expand alone.
 _MANY_ENTRIES = 128
@@ -37,7 +37,7 @@ def add_pair_fp8(
     """
     fits = len(lora_a) > 0 and lora_a[0].dim() == 3 and x.dim() == 2
     check(fits, "lora_a", "must hold slices [max_loras, max_rank, in], and x be [rows, in]")
-    shrink = shrink_config(meta.plan, len(lora_a), x.shape[1], x.element_size())
+    shrink = shrink_config_fp8(meta.plan, len(lora_a), x.shape[1], x.element_size())
     splits = () if shrink.final else (shrink.split,)
     shape = (*splits, len(lora_a), len(x), lora_a[0].shape[1])
     h = torch.empty(shape, dtype=torch.float32, device=x.device)
