@@ -86,11 +86,11 @@ def lora_shrink_fp8(
 def shrink_config_fp8(
     plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
 ) -> ShrinkConfig:
-    """As tuning.shrink_config, with shorter steps where rows share a tile: its A is converted on the way to the
-    matrix instructions.
+    """As tuning.shrink_config, with shorter steps where rows share a tile: its A is converted on the way to
+    the matrix instructions.
 
     gate_up's pair on an H200: 7.1 us at (64, 1) and 9.3 at (64, 8), with 512 inputs a step 7.6 and 9.1; 78.2
-    at (2048, 1), with 128 inputs 80.3; in bfloat16 7.3, 9.8 and 78.0. 37.2 at (512, 64), with 128 inputs 40.0.
+    at (2048, 1), with 128 inputs 80.3; bfloat16 7.3, 9.8 and 78.0. 37.2 at (512, 64), with 128 inputs 40.0.
     """
     config = shrink_config(plan, slices, width, element_size, final=final)
     if config.fused:
