@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from executor.attention import KVCache
 from executor.forward import SequenceRows
 from executor.graph_plans import MOST_MIXED_ROWS
-from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_TILE
+from kernels.follower_tuning import MOSTLY_BASE
+from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_ITEM, ROWS_PER_TILE
 from kernels.punica import PunicaWrapperBase
 
 # (slot, rows) of each sequence.
@@ -60,26 +61,31 @@ def _by_rank(limits: StepLimits) -> Iterator[tuple[int, int, list[_Step]]]:
 
 
 def _sparse_steps(limits: StepLimits) -> list[_Step]:
-    """A few rows with adapters, in a step that is too large to be captured."""
+    """A few rows with adapters, in steps that are too large to be captured: beside as few others as that
+    takes, and beside so many that what follows a layer is done by itself."""
     # Row by row with few, some and many entries; then entries of up to 16 rows.
     shapes = [
         (1, 1),
         (8, 1),
         (16, 1),
         (64, 1),
+        (64, 2),
         (1, 64),
         (8, 8),
         (8, 17),
         (16, 8),
-        (64, 7),
+        (32, 9),
         (1, MAX_SINGLE_ROWS),
     ]
     steps = []
     for adapters, rows in shapes:
         count = min(adapters, limits.max_loras)
-        rest = min(limits.max_rows, MOST_MIXED_ROWS + 1 + count * rows) - count * rows
-        if rest > 0:
-            steps.append([*((slot, rows) for slot in range(count)), (-1, rest)])
+        room = count * rows if rows < 3 else count * -(-rows // ROWS_PER_ITEM) * ROWS_PER_ITEM
+        few = max(1, MOST_MIXED_ROWS + 1 - count * rows)
+        for others in sorted({few, max(few, MOSTLY_BASE * room + 1)}):
+            others = min(others, limits.max_rows - count * rows)
+            if others > 0:
+                steps.append([*((slot, rows) for slot in range(count)), (-1, others)])
     return steps
 
 

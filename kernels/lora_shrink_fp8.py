@@ -16,7 +16,7 @@ from kernels.launch import Launch, row_signature, signature
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAKernelMeta
 from kernels.reference.lora_shrink_fp8 import check_shrink_fp8
-from kernels.tuning import MANY_ENTRIES, ShrinkConfig, shrink_config
+from kernels.tuning import SOME_ENTRIES, ShrinkConfig, shrink_config
 
 
 def lora_shrink_fp8(
@@ -89,13 +89,14 @@ def shrink_config_fp8(
     """As tuning.shrink_config, with shorter steps where rows share a tile: its A is converted on the way to
     the matrix instructions.
 
-    gate_up's pair on an H200: 7.1 us at (64, 1) and 9.3 at (64, 8), with 512 inputs a step 7.6 and 9.1; 78.2
-    at (2048, 1), with 128 inputs 80.3; bfloat16 7.3, 9.8 and 78.0. 37.2 at (512, 64), with 128 inputs 40.0.
+    gate_up's pair on an H200: 7.1 us at (64, 1), with 512 inputs a step 7.6; 78.2 at (2048, 1), with 128
+    80.3; bfloat16 7.3 and 78.0. Longer ones pay where there are more entries: 9.1 at (64, 8), with 128 inputs
+    9.3; 37.2 at (512, 64) and 40.0.
     """
     config = shrink_config(plan, slices, width, element_size, final=final)
     if config.fused:
         return replace(config, block_k=min(config.block_k, 64))
-    if config.rows > 1 and plan.items < MANY_ENTRIES:
+    if config.rows > 1 and plan.items < SOME_ENTRIES:
         return replace(config, block_k=min(config.block_k, 128), num_stages=3)
     return config
 

@@ -11,9 +11,9 @@ from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
 # Above this many inputs (down_proj) K gets more programs.
 _WIDE = 8192
-_SOME_ENTRIES = 8
+SOME_ENTRIES = 8
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
-MANY_ENTRIES = 32
+_MANY_ENTRIES = 32
 # So many rows by themselves fill it with half of a wide layer's splits.
 _FILLING_ROWS = 64
 # Rank tile -> 64-row tiles from which on expand walks over those.
@@ -97,12 +97,12 @@ def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
             block_k, steps = 512, 4
         elif plan.items >= _FILLING_ROWS:
             steps = 2
-    elif plan.block_rank == 8 and plan.items >= MANY_ENTRIES:
+    elif plan.block_rank == 8 and plan.items >= _MANY_ENTRIES:
         # o: 5.3 at (64, 64) with 1024 inputs a program, 5.8 with 2048.
         block_k, num_warps = 1024, 4
     else:
         # Two splits of 2048: qkv 14.9 at (64, 64) with 8 warps, 15.6 with 4; 3.7 and 3.8 at (8, 8).
-        block_k, num_warps = 2048, 8 if plan.items >= MANY_ENTRIES else 4
+        block_k, num_warps = 2048, 8 if plan.items >= _MANY_ENTRIES else 4
     split = -(-width // (block_k * steps))
     # Few splits are added up by expand: qkv 14.9 at (64, 64), 15.6 where shrink finishes h.
     return ShrinkConfig(1, plan.block_rank, block_k, split, final or split > 4, num_warps, 2)
@@ -115,7 +115,7 @@ def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int,
         # where expand adds up the splits, 9.9 where shrink does.
         block_k, split, stages = (512 if slices == 1 else 256), 4, 3
         finishes = final or slices > 1
-    elif plan.items >= MANY_ENTRIES:
+    elif plan.items >= _MANY_ENTRIES:
         # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
         block_k, split, stages = {1: 512, 2: 256}.get(slices, 128), 4, 3
         # H200, rank 16: o 11.6, down 18.4 where expand adds up the splits, 12.5 and 19.7 where shrink does.
@@ -128,11 +128,11 @@ def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int,
         block_k, split, stages = 512, 16, 3
     elif slices > 2:
         # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7. Rank 32 (H200): 5.8 and 8.6; 6.9 and 7.9.
-        block_k, split, stages = 512, 8 if block_rank == 32 and plan.items >= _SOME_ENTRIES else 4, 3
+        block_k, split, stages = 512, 8 if block_rank == 32 and plan.items >= SOME_ENTRIES else 4, 3
     else:
         # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6. H200, o
         # with 4 stages: 4.8 at (128, 1) and 5.1 at (128, 8), with 2 5.1 and 5.3; at (64, 1) 4.5 and 4.1.
-        block_k, split, stages = 512, 8, 4 if slices == 1 and plan.items >= _SOME_ENTRIES else 2
+        block_k, split, stages = 512, 8, 4 if slices == 1 and plan.items >= SOME_ENTRIES else 2
     block_k = _fitting(block_k, ROWS_PER_ITEM + block_rank, element_size, stages)
     return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), finishes, 4, stages)
 
@@ -170,7 +170,7 @@ def expand_config(plan: LaunchPlan, element_size: int) -> ExpandConfig:
             # H200: qkv 4.7 at (8, 8), 21.0 at (64, 64), o 3.5 and 10.7; 512 columns 5.5, 23.1, 4.3 and 11.5.
             return ExpandConfig(1, 32, 256, 1)
         # 256 columns a warp. Rank 64: 32 ranks at once 53.8 at (64, 64), 64 at once 9.8 at (8, 8) (qkv).
-        most_ranks = 32 if plan.items >= MANY_ENTRIES else 64
+        most_ranks = 32 if plan.items >= _MANY_ENTRIES else 64
         return ExpandConfig(1, min(plan.block_rank, most_ranks), 512, 2)
     block_rank = max(plan.block_rank, ROWS_PER_ITEM)
     if element_size > 2:
@@ -186,7 +186,7 @@ def _item_columns(plan: LaunchPlan) -> int:
     if plan.parts:
         # Few wide tiles: half of a high-rank item's parts find columns in them, in narrow ones an eighth.
         return 512
-    if plan.tiles or plan.items >= MANY_ENTRIES or plan.block_rank >= 64:
+    if plan.tiles or plan.items >= _MANY_ENTRIES or plan.block_rank >= 64:
         # gate_up, rank 32: 67.7 at (256, 64), 70.6 with 128 columns, 77.8 with 512.
         return 256
     # gate_up, rank 16: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.

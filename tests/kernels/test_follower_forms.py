@@ -3,6 +3,7 @@
 import pytest
 
 from kernels.follower_tuning import Follower, Form, beside_pays, best_form
+from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAKernelMeta
 from kernels.work_list import Run
 
@@ -38,6 +39,23 @@ def test_the_measured_form_is_chosen(name: str, follower: Follower) -> None:
     meta = LoRAKernelMeta.make(64, 8192, "cpu")
     meta.prepare_tensors(runs)
     assert best_form(meta.plan, follower) == forms[follower]
+
+
+@pytest.mark.parametrize("own", [8, 64, 320])
+@pytest.mark.parametrize("follower", ["silu_mul", "add_rms_norm", "rope"])
+def test_a_prompt_without_an_adapter_takes_the_pair(own: int, follower: Follower) -> None:
+    """The fused followers of a few rows with adapters were up to a millisecond slower."""
+    meta = LoRAKernelMeta.make(64, 8192, "cpu")
+    meta.prepare_tensors([(-1, 8192 - own), *((slot, own // 8) for slot in range(8))])
+    assert best_form(meta.plan, follower) == "pair"
+
+
+@pytest.mark.parametrize("rows", [1, 64, 512])
+@pytest.mark.parametrize("rows_per_item", [1, 16])
+def test_a_captured_step_may_hold_rows_without_an_adapter(rows: int, rows_per_item: int) -> None:
+    plan = LaunchPlan.for_graph(rows, 64, rows_per_item=rows_per_item)
+    assert plan.base_rows == rows
+    assert best_form(plan, "silu_mul") != "pair"
 
 
 def test_high_ranks_in_parts_take_the_pair() -> None:

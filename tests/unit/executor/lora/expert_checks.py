@@ -17,6 +17,7 @@ from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.layout import SlotLayout
+from executor.lora.quantize import quantize
 from executor.lora.replace import class_for
 from executor.model_config import MoEConfig, SwiGLULimits
 from kernels.meta import LoRAMapping, Run
@@ -280,8 +281,8 @@ def image_in_arena(group: ParallelGroup, name: str) -> None:
 
 
 def fp8_slots(group: ParallelGroup, name: str, wrapper: Wrapper | None = None) -> None:
-    """What experts add is off by FP8's rounding of both factors (found: 0.031 to 0.05, and 0.066 to 0.107);
-    an image equals `set_lora` to the bit."""
+    """What experts add is that of the rounded factors, and off by FP8's rounding of both (found, of few rows
+    behind a nonlinear function: 0.028 to 0.1); an image equals `set_lora` to the bit."""
     for dtype, largest in ((torch.float8_e4m3fn, 0.06), (torch.float8_e5m2, 0.12)):
         rig = make_rig(group, name, 2, wrapper, dtype)
         config = LoRAConfig(2, MAX_RANK, frozenset({"experts"}), dtype)
@@ -299,7 +300,16 @@ def fp8_slots(group: ParallelGroup, name: str, wrapper: Wrapper | None = None) -
         assert torch.equal(y[4:], base[4:])
         wanted = rig.expected(runs, x, routing)[:4] - base[:4]
         missed = (y[:4] - base[:4] - wanted).norm() / wanted.norm()
-        assert 0.005 < missed < largest, (dtype, missed)
+        assert 0.005 < missed < 3 * largest, (dtype, missed)
+        if group.size == 1:  # over ranks each rounds what it has
+            rig.adapters[1] = [f and (_rounded(f[0], dtype), _rounded(f[1], dtype), f[2]) for f in factors]
+            exact = rig.expected(runs, x, routing)
+            torch.testing.assert_close(y.double(), exact, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _rounded(factor: Tensor, dtype: torch.dtype) -> Tensor:
+    values, scale = quantize(factor, dtype)
+    return values.double() * scale
 
 
 def one_pair_for_gate_and_up(group: ParallelGroup, name: str) -> None:
