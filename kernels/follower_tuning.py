@@ -15,8 +15,8 @@ Follower = Literal["silu_mul", "add_rms_norm", "rope"]
 # beside: as fused, with shrink on a second stream beside the base product.
 Form = Literal["pair", "fused", "beside"]
 
-# As many entries as adapters that share their rows: above this the two streams compete for the memory, until
-# a step has so many 64-row tiles that shrink fills the product's tail.
+# Entries of up to 16 rows: above this the two streams compete for the memory, until a step has so many 64-row
+# tiles that shrink fills the product's tail.
 _FEW_ENTRIES = 8
 _MANY_TILES = 128
 _MANY_ENTRIES = 32
@@ -48,20 +48,22 @@ PLAIN = FollowerConfig(1, 0, 1024, 4)
 
 
 def beside_pays(plan: LaunchPlan) -> bool:
-    """Whether an unfused pair's shrink should run on a second stream beside the base product.
+    """Whether shrink should run on a second stream beside the base product, of a pair that is not fused too.
 
-    Added to the products, behind / beside: 30.5 / 20.9 at (64, 1), 107 / 113 at (256, 64), 82.6 / 89.9 at
-    (512, 8), 710 / 671 at (8192, 8).
+    Added to the products, behind / beside: 30.5 / 21.0 at (64, 1), 73.4 / 69.1 at (64, 64), 108 / 113 at
+    (256, 64), 85.3 / 97.0 at (512, 8), 705 / 682 at (8192, 8).
     """
-    return plan.tiles >= _MANY_TILES if plan.tiles else plan.items <= _FEW_ENTRIES
+    if plan.tiles:
+        return plan.tiles >= _MANY_TILES
+    return (plan.rows_per_item == 1 and not plan.parts) or plan.items <= _FEW_ENTRIES
 
 
 def best_form(plan: LaunchPlan, follower: Follower) -> Form:
     """The fastest form measured for steps like the plan's, of a layer with this follower.
 
     What LoRA adds to a projection and its follower, as pair / fused / beside: qkv 4.0 / 3.4 / 1.3 at (1, 1),
-    8.3 / 8.0 / 5.3 at (64, 8), 16.5 / 15.5 / 15.7 at (64, 64), 109 / 85 / 77 at (8192, 8); gate_up 392 / 101
-    / 83 there, 47 / 42 / 41 at (256, 64); o 83 / 186 / 167 at (8192, 8), and 75 where the pair's shrink runs
+    8.2 / 7.9 / 5.2 at (64, 8), 16.5 / 15.6 / 15.7 at (64, 64), 113 / 92 / 82 at (8192, 8); gate_up 391 / 101
+    / 74 there, 30 / 28 / 27 at (64, 64); o 84 / 185 / 170 at (8192, 8), and 76 where the pair's shrink runs
     beside the product: for a pair, ask beside_pays too.
 
     Where few of many rows have an adapter the fused followers are cut for those few: 8 of 8192 rows, as pair

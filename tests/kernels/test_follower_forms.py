@@ -15,6 +15,10 @@ STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
     ),
     "all distinct": (
         [(slot, 1) for slot in range(64)],
+        {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"},
+    ),
+    "shared by some": (
+        [(slot, 4) for slot in range(16)],
         {"add_rms_norm": "fused", "silu_mul": "fused", "rope": "fused"},
     ),
     "shared by many": (
@@ -68,7 +72,13 @@ def test_high_ranks_in_parts_take_the_pair() -> None:
 
 @pytest.mark.parametrize(
     ("runs", "pays"),
-    [([(0, 64)], True), ([(slot, 1) for slot in range(64)], False), ([(0, 512)], False), ([(0, 8192)], True)],
+    [
+        ([(0, 64)], True),
+        ([(slot, 1) for slot in range(64)], True),
+        ([(slot, 4) for slot in range(64)], False),
+        ([(0, 512)], False),
+        ([(0, 8192)], True),
+    ],
 )
 def test_shrink_runs_beside_the_product_where_that_was_faster(runs: list[Run], pays: bool) -> None:
     meta = LoRAKernelMeta.make(64, 8192, "cpu")
