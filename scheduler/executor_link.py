@@ -87,7 +87,9 @@ class ExecutorLink:
         for dispatch in dispatches:
             self.state.sent(dispatch.dispatch_id, dispatch.digest, time.monotonic())
         for batch in split_batches(dispatches, MAX_BATCH_BYTES):
-            self._send(executor_pb2.ExecutorCommand(dispatch=executor_pb2.DispatchBatch(dispatches=batch)))
+            command = executor_pb2.ExecutorCommand()
+            command.dispatch.dispatches.extend(batch)
+            self._send(command)
 
     def cancel(self, dispatch_id: str) -> None:
         """Ends a dispatch; nothing when it has ended already."""
