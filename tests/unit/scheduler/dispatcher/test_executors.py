@@ -50,6 +50,16 @@ async def test_requests_that_come_together_go_out_together(
     assert len(sizes) <= 4
 
 
+async def test_a_plan_that_sends_nothing_holds_nothing_up(tokenizer: Tokenizer, fake: FakeExecutor) -> None:
+    """Reports of room wake the planner all the time; only after a batch it pauses."""
+    settings = replace(SETTINGS, plan_pause_s=3600.0)
+    async with running(dispatcher_of([fake.address], tokenizer, settings)) as dispatcher:
+        await ready(dispatcher)
+        dispatcher.on_room()
+        await asyncio.sleep(0.01)
+        assert tokens_in(await read_all(dispatcher.submit(admitted(), None))) == expected_tokens(admitted())
+
+
 async def test_what_an_executor_is_sent(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     request = admitted(digest=DIGEST, stop=["never"], time_limit_ms=60_000, resumed=[70])
     await read_all(dispatcher.submit(request, None))
