@@ -95,9 +95,11 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
     )
 
 
-def step_events(step: int, tokens: Sequence[NewToken]) -> Iterator[executor_pb2.ExecutorEvent]:
-    """The tokens of one step for one stream, one for each dispatch in it: in one event, unless many prompts
-    with log-probabilities end in the step and would make it too large."""
+def step_events(
+    step: int, tokens: Sequence[NewToken], ends: Sequence[Finished] = ()
+) -> Iterator[executor_pb2.ExecutorEvent]:
+    """The tokens of one step for one stream, one for each dispatch in it, and who ended: in one event, unless
+    many prompts with log-probabilities end in the step and would make it too large."""
     logprobs: list[executor_pb2.DispatchLogprobs] = []
     start, num_bytes = 0, 0
     for index, token in enumerate(tokens):
@@ -110,7 +112,9 @@ def step_events(step: int, tokens: Sequence[NewToken]) -> Iterator[executor_pb2.
             start, num_bytes, logprobs = index, 0, []
         num_bytes += size
         logprobs.append(entry)
-    yield _step_event(step, tokens[start:], logprobs)
+    last = _step_event(step, tokens[start:], logprobs)
+    last.step.finished.extend(map(_finished, ends))
+    yield last
 
 
 def _step_event(
@@ -130,12 +134,14 @@ def _step_event(
 
 
 def finished_event(end: Finished) -> executor_pb2.ExecutorEvent:
-    return executor_pb2.ExecutorEvent(
-        finished=executor_pb2.Finished(
-            dispatch_id=end.key[1],
-            reason=_REASONS[end.reason],
-            cached_prompt_tokens=end.cached_prompt_tokens,
-        )
+    return executor_pb2.ExecutorEvent(finished=_finished(end))
+
+
+def _finished(end: Finished) -> executor_pb2.Finished:
+    return executor_pb2.Finished(
+        dispatch_id=end.key[1],
+        reason=_REASONS[end.reason],
+        cached_prompt_tokens=end.cached_prompt_tokens,
     )
 
 
