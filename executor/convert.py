@@ -1,6 +1,6 @@
 """Between the wire and the engine's dataclasses. Nothing is decided here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from executor.errors import InvalidDispatch
@@ -95,33 +95,53 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
     )
 
 
-def step_events(step: int, tokens: Iterable[NewToken]) -> Iterator[executor_pb2.ExecutorEvent]:
-    """The tokens of one step for one stream, one for each dispatch in it: in one event, unless many prompts
-    with log-probabilities end in the step and would make it too large."""
-    message, num_bytes = executor_pb2.StepTokens(step=step), 0
-    for token in tokens:
-        logprobs = _logprobs(token) if token.wants_logprobs or token.prompt_scores else None
-        size = logprobs.ByteSize() if logprobs else 0
+def step_events(
+    step: int, tokens: Sequence[NewToken], ends: Sequence[Finished] = ()
+) -> Iterator[executor_pb2.ExecutorEvent]:
+    """The tokens of one step for one stream, one for each dispatch in it, and who ended: in one event, unless
+    many prompts with log-probabilities end in the step and would make it too large."""
+    logprobs: list[executor_pb2.DispatchLogprobs] = []
+    start, num_bytes = 0, 0
+    for index, token in enumerate(tokens):
+        if not (token.wants_logprobs or token.prompt_scores):
+            continue
+        entry = _logprobs(token)
+        size = entry.ByteSize()
         if num_bytes and num_bytes + size > MAX_STEP_BYTES:
-            yield executor_pb2.ExecutorEvent(step=message)
-            message, num_bytes = executor_pb2.StepTokens(step=step), 0
+            yield _step_event(step, tokens[start:index], logprobs)
+            start, num_bytes, logprobs = index, 0, []
         num_bytes += size
-        message.dispatch_ids.append(token.key[1])
-        message.first_output_index.append(token.output_index)
-        message.token_counts.append(1)
-        message.token_ids.append(token.token.token_id)
-        if logprobs:
-            message.logprobs.append(logprobs)
-    yield executor_pb2.ExecutorEvent(step=message)
+        logprobs.append(entry)
+    last = _step_event(step, tokens[start:], logprobs)
+    last.step.finished.extend(map(_finished, ends))
+    yield last
+
+
+def _step_event(
+    step: int, tokens: Sequence[NewToken], logprobs: Iterable[executor_pb2.DispatchLogprobs]
+) -> executor_pb2.ExecutorEvent:
+    """From lists, each in one go: token by token it took four times as long, in every step."""
+    return executor_pb2.ExecutorEvent(
+        step=executor_pb2.StepTokens(
+            step=step,
+            dispatch_ids=[token.key[1] for token in tokens],
+            first_output_index=[token.output_index for token in tokens],
+            token_counts=[1] * len(tokens),
+            token_ids=[token.token.token_id for token in tokens],
+            logprobs=logprobs,
+        )
+    )
 
 
 def finished_event(end: Finished) -> executor_pb2.ExecutorEvent:
-    return executor_pb2.ExecutorEvent(
-        finished=executor_pb2.Finished(
-            dispatch_id=end.key[1],
-            reason=_REASONS[end.reason],
-            cached_prompt_tokens=end.cached_prompt_tokens,
-        )
+    return executor_pb2.ExecutorEvent(finished=_finished(end))
+
+
+def _finished(end: Finished) -> executor_pb2.Finished:
+    return executor_pb2.Finished(
+        dispatch_id=end.key[1],
+        reason=_REASONS[end.reason],
+        cached_prompt_tokens=end.cached_prompt_tokens,
     )
 
 

@@ -8,14 +8,14 @@ accepts.
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from executor import convert
 from executor.engine import Engine
 from executor.engine_thread import EngineThread
 from executor.errors import InvalidDispatch
-from executor.events import EngineInfo, NewToken, Rejected, Status, StepEvents
+from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
 from executor.metrics import Snapshot
 from executor.outbox import Outbox
 from executor.rejection import Rejection, draining, rejection_of
@@ -35,6 +35,7 @@ class Stream:
     outbox: Outbox
     live: dict[str, str] = field(default_factory=dict)
     received: int = 0
+    ends_with_steps: bool = False  # in one event; else each end has its own
     cut_off: bool = False  # for not reading
     engine_lost: bool = False  # its end is a failure
 
@@ -94,10 +95,10 @@ class Hub:
     def hello(self, info: EngineInfo) -> executor_pb2.Hello:
         return convert.hello(info, self.instance_id, self._residency)
 
-    def open(self, info: EngineInfo) -> Stream:
+    def open(self, info: EngineInfo, *, ends_with_steps: bool = False) -> Stream:
         """A new stream, with hello and a first load in its outbox."""
         self._opened += 1
-        stream = Stream(self._opened, Outbox(self._outbox_messages))
+        stream = Stream(self._opened, Outbox(self._outbox_messages), ends_with_steps=ends_with_steps)
         self.streams[stream.number] = stream
         stream.outbox.put(executor_pb2.ExecutorEvent(hello=self.hello(info)))
         self._tell_load(stream)
@@ -153,10 +154,7 @@ class Hub:
     def take(self, events: StepEvents) -> None:
         """Spread what a step brought: its tokens, then ends, then residency, then room if it changed."""
         self._status = events.status
-        self._tell_tokens(events)
-        for end in events.finished:
-            if stream := self._ended(end.key):
-                stream.outbox.put(convert.finished_event(end))
+        self._tell_step(events)
         for refused in events.rejected:
             if stream := self._ended(refused.key):
                 stream.outbox.put(convert.rejected_event(refused))
@@ -226,17 +224,31 @@ class Hub:
     def _refuse(self, stream: Stream, dispatch_id: str, rejection: Rejection) -> None:
         stream.outbox.put(convert.rejected_event(Rejected((stream.number, dispatch_id), rejection)))
 
-    def _tell_tokens(self, events: StepEvents) -> None:
-        by_stream: dict[int, list[NewToken]] = {}
+    def _tell_step(self, events: StepEvents) -> None:
+        tokens: dict[int, list[NewToken]] = {}
+        ends: dict[int, list[Finished]] = {}
         for token in events.tokens:
             number, dispatch_id = token.key
             stream = self.streams.get(number)
             # What was cancelled may still have been in the step.
             if stream is not None and dispatch_id in stream.live:
-                by_stream.setdefault(number, []).append(token)
-        for number, tokens in by_stream.items():
-            for event in convert.step_events(events.step, tokens):
-                self.streams[number].outbox.put(event)
+                tokens.setdefault(number, []).append(token)
+        for end in events.finished:
+            if stream := self._ended(end.key):
+                ends.setdefault(stream.number, []).append(end)
+        for number in tokens | ends:
+            self._put_step(self.streams[number], events.step, tokens.get(number, []), ends.get(number, []))
+
+    def _put_step(
+        self, stream: Stream, step: int, tokens: Sequence[NewToken], ends: Sequence[Finished]
+    ) -> None:
+        """A message costs both sides more than an end in it does."""
+        with_step = ends if stream.ends_with_steps else ()
+        if tokens or with_step:
+            for event in convert.step_events(step, tokens, with_step):
+                stream.outbox.put(event)
+        for end in () if stream.ends_with_steps else ends:
+            stream.outbox.put(convert.finished_event(end))
 
     def _ended(self, key: tuple[int, str]) -> Stream | None:
         """The stream that must hear of it; None when it is gone or has cancelled it."""

@@ -15,6 +15,7 @@ from executor.hub import Hub, Stream
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
+ENDS_WITH_STEPS = ("lorafleet-ends-with-steps", "true")  # StepTokens.finished
 MAX_MESSAGE_BYTES = 16 << 20
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -46,7 +47,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
         commands: AsyncIterator[executor_pb2.ExecutorCommand],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        stream = self._hub.open(await self._ready(context))
+        info = await self._ready(context)
+        stream = self._hub.open(info, ends_with_steps=ENDS_WITH_STEPS in context.invocation_metadata())
         reader = asyncio.create_task(self._read(commands, stream))
         writer = asyncio.create_task(self._write(stream, context))
         try:

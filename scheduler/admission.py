@@ -209,7 +209,7 @@ class Admission:
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, version: Version | None
     ) -> tuple[int, ...]:
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
-            ids: Sequence[int] = request.token_ids.ids
+            ids: Sequence[int] = tuple(request.token_ids.ids)
         elif request.HasField("chat"):
             messages = [
                 {"role": message.role, "content": message.content} for message in request.chat.messages

@@ -58,7 +58,7 @@ class DispatcherSettings:
     max_attempts: int = 3
     retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
     sweep_interval_s: float = 0.25
-    plan_pause_s: float = 0.002  # Between two plans, at least; a step takes several times as long.
+    plan_pause_s: float = 0.002  # After a batch, until the next; a step takes several times as long.
 
 
 class Dispatcher:

@@ -18,6 +18,7 @@ from scheduler.residency import Residency, Tier
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+ENDS_WITH_STEPS = (("lorafleet-ends-with-steps", "true"),)  # StepTokens.finished
 MAX_BATCH_BYTES = 8 * 1024 * 1024  # Half of what a message may hold.
 
 
@@ -87,7 +88,9 @@ class ExecutorLink:
         for dispatch in dispatches:
             self.state.sent(dispatch.dispatch_id, dispatch.digest, time.monotonic())
         for batch in split_batches(dispatches, MAX_BATCH_BYTES):
-            self._send(executor_pb2.ExecutorCommand(dispatch=executor_pb2.DispatchBatch(dispatches=batch)))
+            command = executor_pb2.ExecutorCommand()
+            command.dispatch.dispatches.extend(batch)
+            self._send(command)
 
     def cancel(self, dispatch_id: str) -> None:
         """Ends a dispatch; nothing when it has ended already."""
@@ -149,7 +152,7 @@ class ExecutorLink:
     async def _one_stream(self) -> NoReturn:
         self._outgoing = asyncio.Queue()
         async with grpc.aio.insecure_channel(self.state.address, options=EXECUTOR_OPTIONS) as channel:
-            call = executor_pb2_grpc.ExecutorStub(channel).Execute()
+            call = executor_pb2_grpc.ExecutorStub(channel).Execute(metadata=ENDS_WITH_STEPS)
             writer = asyncio.create_task(self._write(call, self._outgoing))
             try:
                 self._greet(await self._read(call, self._settings.hello_timeout_s, Phase.CONNECTING))
@@ -224,9 +227,10 @@ class ExecutorLink:
         if kind == "step":
             for tokens in tokens_of(event.step):
                 self._listener.on_tokens(self.state.address, tokens)
+            for finished in event.step.finished:
+                self._finished(finished)
         elif kind == "finished":
-            if self.state.ended(event.finished.dispatch_id, time.monotonic()):
-                self._listener.on_finished(event.finished)
+            self._finished(event.finished)
         elif kind == "rejected":
             if self.state.ended(event.rejected.dispatch_id, time.monotonic()):
                 self._listener.on_rejected(self.state.address, event.rejected)
@@ -236,6 +240,10 @@ class ExecutorLink:
             self._report(event.load)
         else:
             logger.warning("executor %s: ignored an event of kind %s", self.state.address, kind)
+
+    def _finished(self, finished: executor_pb2.Finished) -> None:
+        if self.state.ended(finished.dispatch_id, time.monotonic()):
+            self._listener.on_finished(finished)
 
     def _apply(self, delta: executor_pb2.ResidencyDelta) -> None:
         removed = [(entry.digest, Tier(entry.tier)) for entry in delta.removed]

@@ -48,6 +48,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.step_s = step_s
         self.token_at: Callable[[executor_pb2.Dispatch, int], int] = next_token
         self.frozen = False  # Reports, but makes no tokens.
+        self.ends_with_steps = False  # Tells ends as executors do that know of StepTokens.finished.
         self.mute = False  # Says nothing at all.
         self.break_after: int | None = None  # Ends the stream once, when it has made this many tokens.
         self.load_state = executor_pb2.LOAD_STATE_READY
@@ -172,7 +173,10 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
                 if index + 1 >= dispatch.stopping.max_new_tokens:
                     reason = common_pb2.FINISH_REASON_LENGTH
                     end = executor_pb2.Finished(dispatch_id=dispatch_id, reason=reason)
-                    ends.append(executor_pb2.ExecutorEvent(finished=end))
+                    if self.ends_with_steps:
+                        step.finished.append(end)
+                    else:
+                        ends.append(executor_pb2.ExecutorEvent(finished=end))
                     del self.running[dispatch_id]
         if step.dispatch_ids:
             self.edit_step(step)

@@ -20,6 +20,7 @@ class Fleet:
 
     def __init__(self, addresses: Iterable[str], settings: LinkSettings, listener: Listener) -> None:
         self._links = {address: ExecutorLink(address, settings, listener) for address in addresses}
+        self.states: Sequence[ExecutorState] = tuple(link.state for link in self._links.values())
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -33,10 +34,6 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def states(self) -> Sequence[ExecutorState]:
-        return [link.state for link in self._links.values()]
 
     @property
     def any_ready(self) -> bool:

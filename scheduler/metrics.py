@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter as Counted
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -36,6 +37,15 @@ class BoundedLabel:
         return name
 
 
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """Of one tenant and adapter."""
+
+    accepted: Counter
+    prompt_tokens: Counter
+    generated_tokens: Counter
+
+
 class Metrics:
     """Registered once in `registry`. `max_label_values` bounds tenant and adapter labels, each."""
 
@@ -58,7 +68,7 @@ class Metrics:
             ["kind", "tenant", "adapter"],
             registry=registry,
         )
-        self._generated: dict[tuple[str, str], Counter] = {}  # _tokens, by tenant and adapter
+        self._counters: dict[tuple[str, str], _Counters] = {}  # of the two above, by tenant and adapter
         self.dispatches = Counter(
             "lorafleet_scheduler_dispatches", "Attempts sent to executors.", registry=registry
         )
@@ -159,17 +169,13 @@ class Metrics:
         self._version.forget(f"{adapter}@{digest}")
 
     def accepted(self, tenant: str, adapter: str, prompt_tokens: int) -> None:
-        labels = self._names(tenant, adapter)
-        self._accepted.labels(*labels).inc()
-        self._tokens.labels("prompt", *labels).inc(prompt_tokens)
+        counters = self._counters_of(tenant, adapter)
+        counters.accepted.inc()
+        counters.prompt_tokens.inc(prompt_tokens)
 
     def generated(self, tenant: str, adapter: str, tokens: int) -> None:
-        """Called for every token: the counter is looked up by its labels once."""
-        labels = self._names(tenant, adapter)
-        counter = self._generated.get(labels)
-        if counter is None:
-            counter = self._generated[labels] = self._tokens.labels("generated", *labels)
-        counter.inc(tokens)
+        """Called for every token."""
+        self._counters_of(tenant, adapter).generated_tokens.inc(tokens)
 
     def cached(self, tenant: str, adapter: str, tokens: int) -> None:
         self._tokens.labels("cached_prompt", *self._names(tenant, adapter)).inc(tokens)
@@ -186,6 +192,18 @@ class Metrics:
         counts = Counted(phases)
         for phase in Phase:
             self._executors.labels(phase.name.lower()).set(counts[phase])
+
+    def _counters_of(self, tenant: str, adapter: str) -> _Counters:
+        """Looked up by their labels once: that takes longer than counting."""
+        labels = self._names(tenant, adapter)
+        counters = self._counters.get(labels)
+        if counters is None:
+            counters = self._counters[labels] = _Counters(
+                self._accepted.labels(*labels),
+                self._tokens.labels("prompt", *labels),
+                self._tokens.labels("generated", *labels),
+            )
+        return counters
 
     def _names(self, tenant: str, adapter: str) -> tuple[str, str]:
         return self.tenant(tenant), self.adapter(adapter)

@@ -28,7 +28,7 @@ class Planner:
         clock: Callable[[], float],
         pause_s: float,
     ) -> None:
-        """`pause_s`: between two plans, at least."""
+        """`pause_s`: after a plan that sent something, until the next one."""
         self._queue = queue
         self._fleet = fleet
         self._accepted = accepted
@@ -42,7 +42,7 @@ class Planner:
         self._new_groups: set[str] = set()
 
     def wake(self) -> None:
-        """Plans once, at once or a moment after the last plan: requests that come together go out together.
+        """Plans once, at once or a moment after the last batch: requests that come together go out together.
 
         A batch costs both sides about as much as one request does.
         """
@@ -57,13 +57,14 @@ class Planner:
 
     def _plan(self) -> None:
         self._scheduled = False
-        self._next_at = asyncio.get_running_loop().time() + self._pause_s
         batches: dict[str, list[LiveRequest]] = {}
         for placement in self._policy.plan(self._queue, self._fleet.states, self._clock()):
             batches.setdefault(placement.address, []).append(self._accepted[placement.number])
         for address, batch in batches.items():
             batch.sort(key=lambda live: live.waiting.digest)  # Requests of one version stand together.
             self._fleet.dispatch(address, [self._attempt(live, address) for live in batch])
+        if batches:
+            self._next_at = asyncio.get_running_loop().time() + self._pause_s
         self._hint()
         self._metrics.queue_length.set(len(self._queue))
         self._metrics.groups.set(self._queue.num_groups)

@@ -31,6 +31,7 @@ from scheduler.copies import Copies
 from scheduler.dispatcher import Dispatcher, DispatcherSettings
 from scheduler.executor_link import LinkSettings
 from scheduler.fleet_service import FleetService
+from scheduler.generic_handlers import GenericHandlers
 from scheduler.grpc_options import SERVER_OPTIONS
 from scheduler.ingest import Ingest, PushLimits
 from scheduler.metrics import Metrics
@@ -137,6 +138,7 @@ class Scheduler:
             await asyncio.to_thread(thread.join)
 
     def _add_services(self) -> None:
+        handlers = GenericHandlers(self._server)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
                 self._authenticator,
@@ -148,7 +150,7 @@ class Scheduler:
                 self._metrics,
                 self._pool,
             ),
-            self._server,
+            handlers,
         )
         backends = Backends(
             self._store,
@@ -163,9 +165,9 @@ class Scheduler:
         )
         limits = Limits(max_push_bytes=self.config.max_push_bytes, delete_grace_s=self.config.delete_grace)
         adapters = AdaptersService(backends, limits)
-        adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, self._server)
+        adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, handlers)
         fleet_pb2_grpc.add_FleetServicer_to_server(
-            FleetService(self._authenticator, self.dispatcher), self._server
+            FleetService(self._authenticator, self.dispatcher), handlers
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [INFERENCE, ADAPTERS, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from scheduler.tokenizer import Tokenizer
 
 # An unfinished character is at most three bytes long, and a token that adds text adds at least one.
+MAX_UNFINISHED_BYTES = 3
 PROMPT_TAIL = 8
+Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._silent = frozenset(silent_token_ids)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._utf8 = Utf8Decoder(errors="replace")
         self._stops = _StopMatcher(stop_sequences)
         self._stopped = False
         # Tokens and text that have not left yet, and how many of each had left or were cut before them.
@@ -55,9 +57,9 @@ class TextStream:
         self._chars_before = 0
         # Points between whole characters: (tokens, chars) from the start of the answer, in order.
         self._borders: deque[tuple[int, int]] = deque()
-        for token_id in prompt_token_ids[-PROMPT_TAIL:]:
-            self._utf8.decode(tokenizer.token_bytes(token_id))
-        self._resume(resumed_token_ids)
+        self._utf8.decode(_last_bytes(tokenizer, prompt_token_ids))
+        if resumed_token_ids:
+            self._resume(resumed_token_ids)
 
     @property
     def stopped(self) -> bool:
@@ -125,6 +127,16 @@ class TextStream:
         self._text = self._text[num_chars:]
         self._tokens_before, self._chars_before = tokens, chars
         return delta
+
+
+def _last_bytes(tokenizer: Tokenizer, token_ids: Sequence[int]) -> bytes:
+    """The end of a prompt's text, in which the character lies that it may leave unfinished."""
+    tail = b""
+    for token_id in reversed(token_ids[-PROMPT_TAIL:]):
+        tail = tokenizer.token_bytes(token_id) + tail
+        if len(tail) >= MAX_UNFINISHED_BYTES:
+            break
+    return tail
 
 
 class _StopMatcher:

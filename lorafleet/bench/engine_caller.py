@@ -64,6 +64,9 @@ class EngineCaller:
         if self._ended.is_set():
             raise self._lost()
 
+    async def flush(self) -> None:
+        """Nothing: what is asked in one turn reaches the engine at once."""
+
     async def metrics(self) -> list[str]:
         self._exposition = asyncio.get_running_loop().create_future()
         self._send({"metrics": True})

@@ -17,6 +17,9 @@ class Caller(Protocol):
         Raises EngineEnded when nothing can be measured any more; a failure of the request is `record.error`.
         """
 
+    async def flush(self) -> None:
+        """Comes between two requests of a burst: what was asked may go out before more is asked."""
+
     async def metrics(self) -> list[str]:
         """The expositions of executors and scheduler, in the Prometheus text format, as far as known."""
 
@@ -58,6 +61,7 @@ async def _play_lane(lane: Lane, caller: Caller, recording: Recording) -> None:
             record = Record(lane.name, request, due, time.monotonic())
             recording.records.append(record)
             group.create_task(_ask(caller, record, room))
+            await caller.flush()
 
 
 async def _ask(caller: Caller, record: Record, room: asyncio.Semaphore | None) -> None:

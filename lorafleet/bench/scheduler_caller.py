@@ -54,6 +54,10 @@ class SchedulerCaller:
         except LoraFleetError as error:
             record.error = error.reason or error.code.name
 
+    async def flush(self) -> None:
+        """A call is sent a turn after it was made: of many made in one turn, the first waits for the last."""
+        await asyncio.sleep(0)
+
     async def metrics(self) -> list[str]:
         """Raises OSError."""
         return list(await asyncio.gather(*(asyncio.to_thread(_read, url) for url in self._metrics_urls)))

@@ -173,20 +173,22 @@ class ResidencyDelta(_message.Message):
     def __init__(self, number: _Optional[int] = ..., added: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ...) -> None: ...
 
 class StepTokens(_message.Message):
-    __slots__ = ("step", "dispatch_ids", "first_output_index", "token_counts", "token_ids", "logprobs")
+    __slots__ = ("step", "dispatch_ids", "first_output_index", "token_counts", "token_ids", "logprobs", "finished")
     STEP_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     step: int
     dispatch_ids: _containers.RepeatedScalarFieldContainer[str]
     first_output_index: _containers.RepeatedScalarFieldContainer[int]
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[DispatchLogprobs]
-    def __init__(self, step: _Optional[int] = ..., dispatch_ids: _Optional[_Iterable[str]] = ..., first_output_index: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[DispatchLogprobs, _Mapping]]] = ...) -> None: ...
+    finished: _containers.RepeatedCompositeFieldContainer[Finished]
+    def __init__(self, step: _Optional[int] = ..., dispatch_ids: _Optional[_Iterable[str]] = ..., first_output_index: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[DispatchLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ...) -> None: ...
 
 class DispatchLogprobs(_message.Message):
     __slots__ = ("dispatch_id", "positions", "prompt_positions")

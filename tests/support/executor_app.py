@@ -18,9 +18,9 @@ from tests.support.engines import SMALL
 class Scheduler:
     """One Execute stream, seen from the other end."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
-        self.call = stub.Execute()
+        self.call = stub.Execute(metadata=metadata)
         self.events: list[executor_pb2.ExecutorEvent] = []
         self.tokens: dict[str, list[int]] = {}
         self.reader = asyncio.create_task(self._read())
@@ -75,9 +75,9 @@ async def running(base: Path, adapters: DiskStore, **settings: Any) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def connected(app: ExecutorApp) -> AsyncIterator[Scheduler]:
+async def connected(app: ExecutorApp, *metadata: tuple[str, str]) -> AsyncIterator[Scheduler]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
-        scheduler = Scheduler(channel)
+        scheduler = Scheduler(channel, metadata)
         try:
             await scheduler.until(lambda: scheduler.of("load"))
             yield scheduler

@@ -15,7 +15,7 @@ from adapter_store import DiskStore
 from executor.app import ExecutorApp
 from executor.config import ExecutorConfig
 from executor.errors import StartError
-from executor.server import SERVICE
+from executor.server import ENDS_WITH_STEPS, SERVICE
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
 from tests.support.engines import SMALL
 from tests.support.executor_app import connected, dispatch, idle, running
@@ -67,6 +67,26 @@ async def test_tokens_of_a_step_come_in_one_message_and_ends_follow(
         assert [delta.number for delta in deltas] == list(range(start + 1, start + 1 + len(deltas)))
         copies = {(entry.digest, entry.tier) for delta in deltas for entry in delta.added}
         assert (digests[0], adapters_pb2.RESIDENCY_TIER_SLOT) in copies
+    await idle(app)
+
+
+async def test_ends_come_with_their_step_where_the_scheduler_asks_for_it(app: ExecutorApp) -> None:
+    async with connected(app, ENDS_WITH_STEPS) as scheduler:
+        await scheduler.dispatch(dispatch("a"), dispatch("b"), dispatch("c", tokens=3))
+        ends: dict[str, int] = {}
+
+        def ended() -> bool:
+            steps = scheduler.of("step")
+            ends.update({end.dispatch_id: index for index, step in enumerate(steps) for end in step.finished})
+            return len(ends) == 3
+
+        await scheduler.until(ended)
+        steps = scheduler.of("step")
+        assert sum(len(step.finished) for step in steps) == 3
+        assert all(name in steps[index].dispatch_ids for name, index in ends.items())
+        assert all(name not in step.dispatch_ids for name, at in ends.items() for step in steps[at + 1 :])
+        assert {name: len(tokens) for name, tokens in scheduler.tokens.items()} == {"a": 8, "b": 8, "c": 3}
+        assert not scheduler.of("finished")
     await idle(app)
 
 

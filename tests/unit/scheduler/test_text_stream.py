@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.text_stream import TextStream, _StopMatcher
+from scheduler.text_stream import TextStream, Utf8Decoder, _StopMatcher
 from scheduler.tokenizer import Tokenizer
 from tests.support.tokenizers import byte_fallback, byte_level, write_folder
 
@@ -183,6 +183,21 @@ def test_the_prompt_s_unfinished_character_is_completed(tokenizer: Tokenizer) ->
     delta = TextStream(tokenizer, [first], ()).push(rest)
     assert delta is not None
     assert delta.text == "好"
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    prompt=st.lists(st.sampled_from("aé好😀\n".encode() + b"\xff"), min_size=1, max_size=12),
+    answer=st.lists(st.sampled_from("é好😀".encode()), min_size=1, max_size=4),
+)
+def test_any_prompt_leaves_the_character_that_it_ends_in(
+    tokenizer: Tokenizer, prompt: list[int], answer: list[int]
+) -> None:
+    whole = Utf8Decoder(errors="replace")
+    whole.decode(bytes(prompt))
+    stream = TextStream(tokenizer, [byte_token(tokenizer, byte) for byte in prompt], ())
+    deltas, _ = run(stream, [[byte_token(tokenizer, byte) for byte in answer]])
+    assert all_text(deltas) == whole.decode(bytes(answer), final=True)
 
 
 def test_a_resumption_after_a_complete_stop_has_nothing_to_add(tokenizer: Tokenizer) -> None:

@@ -38,6 +38,9 @@ class StandIn:
         finally:
             self.at_once -= 1
 
+    async def flush(self) -> None:
+        """Nothing is held back."""
+
     async def metrics(self) -> list[str]:
         return ["lorafleet_executor_slots 4.0"]
 
@@ -59,6 +62,27 @@ async def test_concurrency_is_bounded_within_a_lane() -> None:
     caller = StandIn()
     await play([Lane("a", requests(9), max_concurrency=2)], caller, Recording())
     assert caller.most_at_once == 2
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+async def test_a_caller_says_whether_a_burst_goes_out_at_once(one_by_one: bool) -> None:
+    """A call to a scheduler is sent a turn after it was made; an engine alone gets all in one batch."""
+    turns: list[str] = []
+
+    class Sender(StandIn):
+        async def ask(self, request: Request, record: Record) -> None:
+            turns.append("made")
+            await asyncio.sleep(0)
+            turns.append("sent")
+
+        async def flush(self) -> None:
+            if one_by_one:
+                await asyncio.sleep(0)
+
+    await play([Lane("a", requests(9))], Sender(), Recording())
+    ahead = [turns[: end + 1].count("made") - turns[: end + 1].count("sent") for end in range(len(turns))]
+    assert turns.count("sent") == 9
+    assert max(ahead) <= 2 if one_by_one else max(ahead) == 9
 
 
 async def test_a_background_lane_ends_with_the_others_and_is_no_failure() -> None:

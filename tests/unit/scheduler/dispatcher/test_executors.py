@@ -50,6 +50,31 @@ async def test_requests_that_come_together_go_out_together(
     assert len(sizes) <= 4
 
 
+async def test_a_plan_that_sends_nothing_holds_nothing_up(tokenizer: Tokenizer, fake: FakeExecutor) -> None:
+    """Reports of room wake the planner all the time; only after a batch it pauses."""
+    settings = replace(SETTINGS, plan_pause_s=3600.0)
+    async with running(dispatcher_of([fake.address], tokenizer, settings)) as dispatcher:
+        await ready(dispatcher)
+        dispatcher.on_room()
+        await asyncio.sleep(0.01)
+        assert tokens_in(await read_all(dispatcher.submit(admitted(), None))) == expected_tokens(admitted())
+
+
+@pytest.mark.parametrize("ends_with_steps", [True, False])
+async def test_an_end_comes_with_its_step_or_after_it(
+    dispatcher: Dispatcher, fake: FakeExecutor, ends_with_steps: bool
+) -> None:
+    """An executor of an earlier release tells each end by itself. With its step it is in the last piece."""
+    fake.ends_with_steps = ends_with_steps
+    requests = [admitted(f"r{n}", max_new_tokens=n + 1) for n in range(4)]
+    for request, live in [(each, dispatcher.submit(each, None)) for each in requests]:
+        pieces = await read_all(live)
+        assert tokens_in(pieces) == expected_tokens(request)
+        assert pieces[-1].finish == LENGTH
+        assert pieces[-1].token_ids or not ends_with_steps
+    assert not fake.cancelled
+
+
 async def test_what_an_executor_is_sent(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     request = admitted(digest=DIGEST, stop=["never"], time_limit_ms=60_000, resumed=[70])
     await read_all(dispatcher.submit(request, None))
