@@ -18,8 +18,9 @@ Rules, in order:
    `max_page_ins` + 1 of the step: everybody in a step waits for its page-ins, and so many are done while the
    step before it runs. One that lacks KV blocks ends the search.
 4. Against starvation: once the oldest waiting sequence whose adapter is loaded but has no slot has waited
-   `aging_s`, no younger one may join a resident adapter. So some slot is idle, at the latest, when all that
-   runs and all that is older has ended.
+   `aging_s`, no younger one may join an adapter in use, except those that waited for it when its use began.
+   So some slot is idle, at the latest, when all that runs, all that is older and all such have ended; and
+   with many adapters for few slots, one that has its turn serves everybody who waits for it.
 """
 
 from bisect import insort
@@ -85,6 +86,8 @@ class Batcher:
         self.sequences: dict[Key, Sequence] = {}
         # Ended, but part of a step that runs: they have no seat any more and still hold blocks and slot.
         self.leaving: list[Sequence] = []
+        # Of each slot, the youngest arrival when its use began: who waited for it then may join.
+        self._waited_until = [-1] * len(slots)
 
     @property
     def free_seats(self) -> int:
@@ -203,7 +206,7 @@ class Batcher:
         if slot is None:
             may_page_in = sequence.digest in loaded and len(plan.page_ins) < self.max_page_ins
             return may_page_in and self.slots.has_place(sequence.digest)
-        return starving is None or sequence.arrival < starving
+        return starving is None or sequence.arrival < starving or sequence.arrival <= self._waited_until[slot]
 
     def _open(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Cached blocks for it, if there is room for all its known tokens and one more."""
@@ -238,6 +241,8 @@ class Batcher:
             plan.page_ins.append(PageIn(slot, sequence.digest, assigned.evicted, assigned.emptied))
         else:
             plan.slot_hits.append(sequence.digest)
+        if not self.slots.users(slot):
+            self._waited_until[slot] = self.waiting[-1].arrival
         self.slots.acquire(slot)
         sequence.slot = slot
 

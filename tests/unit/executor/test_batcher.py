@@ -1,5 +1,6 @@
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -184,6 +185,34 @@ def test_a_cold_adapter_waits_no_longer_than_the_aging_bound_and_what_runs() -> 
             hot.remove(sequence)
     # Aged at 10.0 s; what ran then had at most 6 steps of 0.5 s left.
     assert 10.0 <= started <= 13.5
+
+
+def test_who_waited_when_an_adapter_came_in_joins_it_although_others_starve() -> None:
+    """Else each turn of an adapter serves one of those who wait for it, and it pages in for each of them."""
+    batcher = make_batcher(slots=1, aging=1.0)
+    add(batcher, 1, "A")
+    step(batcher)
+    for number, digest in ((2, "B"), (3, "C"), (4, "B")):
+        add(batcher, number, digest, at=0.0)
+    batcher.remove(batcher.running[0])
+    loaded = frozenset("BC")
+    assert planned(step(batcher, now=5.0, loaded=loaded)) == ["d2", "d4"]
+    add(batcher, 5, "B", at=5.0)
+    assert planned(step(batcher, now=5.1, loaded=loaded)) == ["d2", "d4"]
+
+
+def test_a_backlog_of_many_adapters_over_few_slots_pages_each_in_once() -> None:
+    batcher = make_batcher(blocks=1200, block_size=16, slots=16, tokens=1024, seats=256, aging=2.0)
+    wanted = Random(5).choices([f"L{n}" for n in range(128)], k=256)
+    live = [add(batcher, number, digest, prompt=32) for number, digest in enumerate(wanted)]
+    paged_in, now = list[str](), 0.0
+    while live:
+        now += 0.5  # most wait longer than they may
+        paged_in += [each.digest for each in step(batcher, now, loaded=frozenset(wanted)).page_ins]
+        for sequence in [each for each in live if each.num_outputs >= 16]:
+            batcher.remove(sequence)
+            live.remove(sequence)
+    assert sorted(paged_in) == sorted(set(wanted))
 
 
 def test_base_goes_on_while_a_cold_adapter_ages() -> None:
