@@ -28,7 +28,7 @@ from executor.layers.linear import kv_head_share
 from executor.layers.triton_followers import TritonFollowers
 from executor.model_config import ModelConfig
 from executor.models import CausalLM, load_model
-from executor.shard import Shard, Slots, attach_slots, dtype_of
+from executor.shard import Shard, Slots, attach_slots, check_lora_dtype, dtype_of
 from executor.torch_attention import StepPlanner, TorchAttention
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels import paged_decode
@@ -82,6 +82,7 @@ def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
     if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
         raise StartError(f"--device {config.device}: there are {torch.cuda.device_count()} GPUs")
     torch.cuda.set_device(device)
+    check_lora_dtype(config, torch.cuda.get_device_capability(device))
     return device
 
 

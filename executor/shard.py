@@ -9,6 +9,7 @@ import torch
 from executor.attention import KVCache
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup
+from executor.errors import StartError
 from executor.forward_pass import EagerForwardPass, ForwardPass
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
@@ -17,6 +18,8 @@ from executor.lora.full_heads import FullHeads
 from executor.lora.replace import attach_lora
 from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM, load_model
+from kernels.errors import KernelArgumentError
+from kernels.fp8 import check_capability
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
 logger = logging.getLogger(__name__)
@@ -82,6 +85,16 @@ def dtype_of(config: ExecutorConfig) -> torch.dtype:
 def lora_dtype_of(config: ExecutorConfig) -> torch.dtype:
     fp8 = {"fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
     return fp8.get(config.lora_dtype, dtype_of(config))
+
+
+def check_lora_dtype(config: ExecutorConfig, capability: tuple[int, int]) -> None:
+    """Raises StartError where the card cannot convert the slots' type: before weights are loaded."""
+    try:
+        check_capability(lora_dtype_of(config), capability, "--lora-dtype")
+    except KernelArgumentError as error:
+        raise StartError(
+            f"--lora-dtype {config.lora_dtype} needs a card of sm_89 or later; {error}"
+        ) from error
 
 
 def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperBase) -> Slots:

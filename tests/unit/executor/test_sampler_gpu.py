@@ -105,7 +105,7 @@ def test_every_way_to_draw_brings_the_cpus_tokens_without_waiting(ties: bool) ->
     here, there = Sampler(64, "cpu"), Sampler(64, "cuda")
     there.warm_up(VOCAB)
     first, rows = [SampleRequest(SamplingParams(temperature=0), 1, (), ())] * 3, requests(45)
-    for wanted in (first, rows[:9], rows):  # few rows are filtered in another way than many
+    for wanted in (first, rows[:9], rows):
         logits = torch.randn(3, VOCAB) if wanted is first else logits_for(wanted, ties=ties)
         truth = here.collect(here.launch(logits, wanted))
         on_gpu = logits.cuda()
