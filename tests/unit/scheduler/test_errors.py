@@ -193,7 +193,9 @@ async def test_a_deadline_that_passes_on_both_sides_at_once_is_no_bug(
             codes = await asyncio.gather(*map(code, range(50)))
             assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
     await server.stop(None)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    # gRPC's poller still wakes the loops of tests before, which are closed: asyncio tells of that, too.
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not [message for message in told if "PollerCompletionQueue" not in message]
 
 
 async def test_a_status_that_the_handler_set_passes_through() -> None:
