@@ -100,7 +100,9 @@ class _Window:
         self._prefill = get_batch_prefill_module("fa3", *form) if hopper else None
         self._float_workspace = workspace
         self._int_workspace = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=workspace.device)
-        self._pinned = [torch.zeros(_INT_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
+        self._pinned = [
+            torch.zeros(_INT_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_TURNS)
+        ]
         self._copied = [torch.cuda.Event() for _ in range(_TURNS)]  # type: ignore[no-untyped-call]
         self._turn = 0
 

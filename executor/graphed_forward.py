@@ -133,8 +133,7 @@ class GraphedForwardPass:
     ) -> Tensor:
         runs = step_runs(sequences, size)
         marked = any(marks.among(sequence.slot for sequence in sequences) for marks in self._marks)
-        plans = self._plans
-        plan = plans.for_any(size, decode) if marked else plans.choose(runs, size, decode)
+        plan = self._plans.for_any(size, decode) if marked else self._plans.choose(runs, size, decode)
         shape = self._few_rows.fill(sequences, last_tokens, rows=size, single_rows=size if decode else 0)
         if not decode:
             self._between = self._plan_attention(self._few_rows, shape, size, "rows")

@@ -179,7 +179,7 @@ class HostPool:
         if self._device.type == "cuda":
             try:
                 with torch.cuda.device(self._device):
-                    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
             except RuntimeError as error:
                 logger.error("cannot pin %d bytes, copies from there stop the engine: %s", size, error)
         try:

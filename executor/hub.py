@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from executor import convert
 from executor.engine import Engine
@@ -243,12 +244,13 @@ class Hub:
         self, stream: Stream, step: int, tokens: Sequence[NewToken], ends: Sequence[Finished]
     ) -> None:
         """A message costs both sides more than an end in it does."""
-        with_step = ends if stream.ends_with_steps else ()
-        if tokens or with_step:
-            for event in convert.step_events(step, tokens, with_step):
-                stream.outbox.put(event)
-        for end in () if stream.ends_with_steps else ends:
-            stream.outbox.put(convert.finished_event(end))
+        if stream.ends_with_steps:
+            events = convert.step_events(step, tokens, ends)
+        else:
+            told = convert.step_events(step, tokens) if tokens else ()
+            events = chain(told, map(convert.finished_event, ends))
+        for event in events:
+            stream.outbox.put(event)
 
     def _ended(self, key: tuple[int, str]) -> Stream | None:
         """The stream that must hear of it; None when it is gone or has cancelled it."""

@@ -80,6 +80,7 @@ def _sparse_steps(limits: StepLimits) -> list[_Step]:
     steps = []
     for adapters, rows in shapes:
         count = min(adapters, limits.max_loras)
+        # What the entries have room for: one or two rows a slot go row by row.
         room = count * rows if rows < 3 else count * -(-rows // ROWS_PER_ITEM) * ROWS_PER_ITEM
         few = max(1, MOST_MIXED_ROWS + 1 - count * rows)
         for others in sorted({few, max(few, MOSTLY_BASE * room + 1)}):

@@ -48,7 +48,7 @@ PLAIN = FollowerConfig(1, 0, 1024, 4)
 
 
 def beside_pays(plan: LaunchPlan) -> bool:
-    """Whether shrink should run on a second stream beside the base product, of a pair that is not fused too.
+    """Whether shrink should run on a second stream beside the base product, fused or not.
 
     Added to the products, behind / beside: 30.5 / 21.0 at (64, 1), 73.4 / 69.1 at (64, 64), 108 / 113 at
     (256, 64), 85.3 / 97.0 at (512, 8), 705 / 682 at (8192, 8).

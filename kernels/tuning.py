@@ -142,11 +142,11 @@ def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) 
     columns = block_rank * (4 if slices == 3 else slices)
     # down, H200, rank 16: 13.6 at (512, 1), 14.2 at (512, 8); 128 inputs a step 15.6 and 16.1. At (2048, 8)
     # 33.5 and 33.7, at (8192, 8) 110 and 109.
-    inputs = 256 if width > _WIDE and plan.tiles < _MANY_TILES else 128
-    block_k = _fitting(inputs, ROWS_PER_TILE + columns, element_size, stages=4)
+    wide_and_few = width > _WIDE and plan.tiles < _MANY_TILES
+    block_k = _fitting(256 if wide_and_few else 128, ROWS_PER_TILE + columns, element_size, stages=4)
     # 4 splits at (512, 8) and (2048, 8), 1 at (8192, 8) (qkv 115, 4 splits 120). down, rank 64: 28.6 at
     # (512, 8) with 8 splits; 69.4 at (2048, 8) with 4, 79.0 with 8.
-    split = min(4, max(1, 128 // plan.tiles)) * (2 if width > _WIDE and plan.tiles < _MANY_TILES else 1)
+    split = min(4, max(1, 128 // plan.tiles)) * (2 if wide_and_few else 1)
     # qkv, rank 32: 22.6 at (512, 8) with 8 warps, 24.4 with 4.
     num_warps = 8 if columns >= 128 else 4
     return ShrinkConfig(ROWS_PER_TILE, block_rank, block_k, _fit(split, width, block_k), True, num_warps, 4)
