@@ -1,8 +1,9 @@
 """The engine on a GPU, steps planned ahead: the tokens of steps in turn, while adapters come and go."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from adapter_store import DiskStore
 from tests.support.compilations import compilations
 from tests.support.engines import PROMPTS, Driver, greedy, make_driver
 from tests.support.mixed_dispatches import dispatches
+from tests.unit.executor.loading_checks import twenty_loads_leave_sixteen_streams_alone
+
+Make = Callable[..., Driver]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,10 +23,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def make(tiny_base: Path, tiny_store: DiskStore) -> Iterator[object]:
+def make(tiny_base: Path, tiny_store: DiskStore) -> Iterator[Make]:
     drivers: list[Driver] = []
 
-    def build(**settings: object) -> Driver:
+    def build(**settings: Any) -> Driver:
         settings = {"device": "cuda", "dtype": "float32", "host_memory_bytes": 64 << 20} | settings
         settings = {"compile_processes": 1} | settings
         drivers.append(make_driver(str(tiny_base), tiny_store, **settings))
@@ -34,7 +38,7 @@ def make(tiny_base: Path, tiny_store: DiskStore) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_steps_ahead_bring_the_tokens_of_steps_in_turn(make, digests: list[str], slots: int) -> None:  # type: ignore[no-untyped-def]
+def test_steps_ahead_bring_the_tokens_of_steps_in_turn(make: Make, digests: list[str], slots: int) -> None:
     wanted = dispatches(digests)
     runs = {}
     for mode, settings in {"cpu": {"device": "cpu"}, "false": {}, "true": {}}.items():
@@ -51,7 +55,7 @@ def test_steps_ahead_bring_the_tokens_of_steps_in_turn(make, digests: list[str],
     assert runs["true"] == runs["false"] == runs["cpu"]
 
 
-def test_nothing_compiles_once_it_is_ready(make, digests: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_compiles_once_it_is_ready(make: Make, digests: list[str]) -> None:
     """All ways of sampling, prompts in chunks, page-ins, preemptions."""
     driver = make(max_loras=2, num_kv_blocks=14, max_batched_tokens=16, max_seats=12, adapter_aging=0.01)
     with compilations() as compiled:
@@ -59,7 +63,7 @@ def test_nothing_compiles_once_it_is_ready(make, digests: list[str]) -> None:  #
     assert not compiled
 
 
-def test_slots_move_under_the_others_without_a_trace(make, digests: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_slots_move_under_the_others_without_a_trace(make: Make, digests: list[str]) -> None:
     """Two adapters decode 200 tokens while the third slot is rewritten in every few steps."""
     running = [greedy(f"{i}", range(3 + i, 20), digest=digests[3 + i], max_new_tokens=200) for i in (0, 1)]
     expected = [make(async_scheduling="false", max_loras=3).run(dispatch)[0] for dispatch in running]
@@ -77,8 +81,8 @@ def test_slots_move_under_the_others_without_a_trace(make, digests: list[str]) -
         driver.engine.check()
 
 
-def test_captured_steps_bring_the_tokens_of_uncaptured_ones(  # type: ignore[no-untyped-def]
-    make, digests: list[str], strangers: list[str]
+def test_captured_steps_bring_the_tokens_of_uncaptured_ones(
+    make: Make, digests: list[str], strangers: list[str]
 ) -> None:
     """Eight streams of one adapter, of eight, of three beside the base; then eight that end one by one."""
     eight = [*digests, *strangers[:3]]
@@ -106,20 +110,10 @@ def test_captured_steps_bring_the_tokens_of_uncaptured_ones(  # type: ignore[no-
     assert sum(map(len, runs[0][3])) == 200
 
 
-def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(  # type: ignore[no-untyped-def]
-    make, digests: list[str], strangers: list[str]
+def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(
+    make: Make, digests: list[str], strangers: list[str]
 ) -> None:
-    settings = {"num_kv_blocks": 256, "max_seats": 36}
-    streams = [greedy(f"{i}", PROMPTS[i % 4], digest=digests[i % 4], max_new_tokens=80) for i in range(16)]
-    expected = make(async_scheduling="false", max_loras=4, **settings).run(*streams)
-    others = [*strangers, *(f"sha256:{number:064x}" for number in range(5))]
-    driver = make(async_scheduling="true", max_loras=5, **settings)
-    for dispatch in streams:
-        driver.engine.add(dispatch)
-    driver.until(lambda: len(driver.tokens) == 16)
-    for number in range(20):
-        digest = others[7 * number % 20]
-        driver.engine.add(greedy(f"load-{number}", PROMPTS[1], digest=digest, max_new_tokens=2))
-    driver.until(lambda: len(driver.finished) == 31 and len(driver.rejected) == 5)
-    assert {refused.reason for refused in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
-    assert [driver.token_ids(dispatch.key) for dispatch in streams] == expected
+    both = {"num_kv_blocks": 256, "max_seats": 36}
+    alone = {**both, "async_scheduling": "false", "max_loras": 4}
+    crowded = {**both, "async_scheduling": "true", "max_loras": 5}
+    twenty_loads_leave_sixteen_streams_alone(make, alone, crowded, digests, strangers, num_tokens=80)

@@ -1,6 +1,5 @@
 """Adapters on their way into the engine: what loads, waits or fails touches nobody else."""
 
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from adapter_store import DiskStore, StoreUnavailable, Weights
 from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
+from tests.unit.executor.loading_checks import twenty_loads_leave_sixteen_streams_alone
 
 Make = Callable[..., Driver]
 pytestmark = in_both_modes
@@ -67,19 +67,9 @@ def test_others_decode_while_adapters_load(make_engine: Make, digests: list[str]
 def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(
     make_engine: Make, digests: list[str], strangers: list[str]
 ) -> None:
-    streams = [greedy(f"{i}", PROMPTS[i % 4], digest=digests[i % 4], max_new_tokens=40) for i in range(16)]
-    expected = make_engine(max_loras=4, num_kv_blocks=256).run(*streams)
-    others = [*strangers, *(f"sha256:{number:064x}" for number in range(5))]
-    random.Random(2).shuffle(others)
-    driver = make_engine(max_loras=5, num_kv_blocks=256, max_seats=36)
-    for dispatch in streams:
-        driver.engine.add(dispatch)
-    driver.until(lambda: len(driver.tokens) == 16)
-    for number, digest in enumerate(others):
-        driver.engine.add(greedy(f"load-{number}", PROMPTS[1], digest=digest, max_new_tokens=2))
-    driver.until(lambda: len(driver.finished) == 31 and len(driver.rejected) == 5)
-    assert {refused.reason for refused in driver.rejected.values()} == {"ADAPTER_NOT_FOUND"}
-    assert [driver.token_ids(dispatch.key) for dispatch in streams] == expected
+    alone = {"max_loras": 4, "num_kv_blocks": 256}
+    crowded = {"max_loras": 5, "num_kv_blocks": 256, "max_seats": 36}
+    twenty_loads_leave_sixteen_streams_alone(make_engine, alone, crowded, digests, strangers, num_tokens=40)
 
 
 def test_a_failed_load_fails_those_who_wait_and_nobody_else(make_engine: Make, digests: list[str]) -> None:
