@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,10 @@ IDLE_WAIT_S = 1.0
 WAITING_WAIT_S = 0.05
 # An engine that fails so many steps in a row does not recover by itself.
 MAX_FAILED_STEPS = 3
+
+# Seconds. Each call into torch or the driver gives the interpreter away, and waits so long to get it back from
+# a busy thread: one that loads adapters, or the event loop. With Python's 5 ms the device would wait, too.
+SWITCH_INTERVAL_S = 0.0002
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +77,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._build(self.wake)
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
             # What is there now stays: looking through it for garbage again and again would stop every stream.
             gc.collect()
             gc.freeze()

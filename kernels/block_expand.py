@@ -63,15 +63,18 @@ def _delta(
     r = block + tl.arange(0, BLOCK_RANK)
     valid = valid_by(count, r < rank, ROWS)
     h_tile = _load_h(h, base, places, r, valid, split_stride, SPLIT, MAX_RANK, ROWS)
-    product = expand_product(h_tile, b_tile, like, ROWS, W8A8)
     if W8A8:
+        # Loaded before the product: behind it, it would wait for h first.
         GROUPS: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
         of_row = h_scales + (s.to(tl.int64) * num_places + places) * GROUPS + block // BLOCK_RANK
         if ROWS == 1:
-            product *= tl.load(of_row, mask=block < rank, other=0.0)
+            row_factor = tl.load(of_row, mask=block < rank, other=0.0)
         else:
             there = tl.arange(0, ROWS) < tl.where(block < rank, count, 0)
-            product = times_rows(product, tl.load(of_row, mask=there, other=0.0), ROWS)
+            row_factor = tl.load(of_row, mask=there, other=0.0)
+    product = expand_product(h_tile, b_tile, like, ROWS, W8A8)
+    if W8A8:
+        product = times_rows(product, row_factor, ROWS)
     if K_SCALED:
         product = times_columns(product, tl.load(factors + block // GROUP_K * scale_k), ROWS, ALIKE)
     return product

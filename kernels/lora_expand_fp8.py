@@ -25,6 +25,7 @@ from kernels.tuning import ExpandConfig
 
 # From here on single rows alone fill the card.
 _MANY_ENTRIES = 32
+_VERY_MANY_ENTRIES = 128
 # Below, columns must be few to make programs enough.
 FEW_ENTRIES = 8
 
@@ -100,7 +101,8 @@ def _config(plan: LaunchPlan) -> ExpandConfig:
         return ExpandConfig(rows, max(rows, block_rank), 64, 4)
     # 3.9 at (64, 8), 28.9 at (512, 64), 64.4 at (2048, 1); with 128 columns 4.8, 28.6, 65.6. Tiles of 64 rows
     # and 128 columns 65.6 at (2048, 1).
-    return ExpandConfig(rows, max(rows, block_rank), 256, 4)
+    columns = 128 if _MANY_ENTRIES <= plan.items < _VERY_MANY_ENTRIES else 256
+    return ExpandConfig(rows, max(rows, block_rank), columns, 4)
 
 
 def _launch(
