@@ -19,9 +19,8 @@ IDLE_WAIT_S = 1.0
 WAITING_WAIT_S = 0.05
 # An engine that fails so many steps in a row does not recover by itself.
 MAX_FAILED_STEPS = 3
-
 # Seconds. Each call into torch or the driver gives the interpreter away, and waits so long to get it back
-# from a busy thread: one that loads adapters, or the event loop. With Python's 5 ms the device would wait, too.
+# from a busy thread: one that loads adapters, or the event loop. With Python's 5 ms the device waits, too.
 SWITCH_INTERVAL_S = 0.0002
 
 logger = logging.getLogger(__name__)
