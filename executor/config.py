@@ -114,7 +114,7 @@ class ExecutorConfig:
     page_ins_per_step: int = _setting(
         4, "Adapters copied into slots in one step at most; all sequences of the step wait for them."
     )
-    loader_threads: int = _setting(2, "Threads that read adapters from the store.")
+    loader_threads: int = _setting(4, "Threads that read adapters from the store.")
     load_timeout: float = _setting(
         60.0, "Seconds after which a load from the store is given up as retryable."
     )

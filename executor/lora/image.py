@@ -35,7 +35,14 @@ NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
 }
 
 
-_BITS: Mapping[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
+# By bytes of an element: its bits as a number with and without a sign.
+_BITS: Mapping[int, tuple[np.dtype[np.integer[Any]], np.dtype[np.integer[Any]]]] = {
+    2: (np.dtype(np.int16), np.dtype(np.uint16)),
+    4: (np.dtype(np.int32), np.dtype(np.uint32)),
+}
+# What is copied without giving the interpreter away: getting it back from a busy engine takes longer.
+_SHORT_COPY = 1 << 20
+_CHECKED_AT_ONCE = 1 << 20  # elements: what a core's cache holds between two passes
 Buffer = npt.NDArray[np.uint8]
 
 
@@ -97,6 +104,9 @@ def build_slot_image(
             quantized = _fill(data, part, served, piece)
             scales[number] = float(np.float32(scales[number] * quantized.scale))
             error = max(error, quantized.error)
+    # In one go, as each tensor costs two turns of the interpreter. Bytes between the pieces may be anything.
+    if layout.dtype.itemsize > 1 and not _all_finite(data):
+        _check_finite(data, layout, by_slice, pieces)
     block[split:] = _table(layout, pieces, ranks, scales).view(np.uint8)
     return SlotImage(layout.slot_layout, torch.from_numpy(block), ranks, tuple(scales), error)
 
@@ -138,20 +148,40 @@ def _check_fits(module: LoRAModule, layout: SlotLayout) -> None:
 
 
 def _fill(data: _Array, part: SlotSlice, module: LoRAModule, piece: Piece) -> Quantized:
-    """Says what the module's scale is to be multiplied with, and how far off its factors are."""
-    stack = (part.row_experts,) if part.num_experts else ()
-    a = data[piece.a_offset : piece.a_offset + piece.a_elements]
-    a = a.reshape(-1, *stack, part.a_width // part.row_experts)
+    """Says what the module's scale is to be multiplied with, and how far off its factors are. Raises
+    NonFiniteWeights where slots are FP8; else who calls it checks what is filled in."""
+    a, b = _factors(data, part, module, piece)
     share = part.cut.of_a(rank_first(module.lora_a))
     left = _cast_into([a[: len(share)]], [share], f"{module.name}.lora_a")
     a[len(share) :] = 0
-    b = data[piece.b_offset : piece.b_offset + piece.b_elements]
-    b = b.reshape(module.rank, *stack, part.b_width // part.row_experts)
     columns = part.cut.of_b(rank_first(module.lora_b))
     stops = list(accumulate(each.shape[-1] for each in columns))
     places = [b[..., stop - each.shape[-1] : stop] for each, stop in zip(columns, stops, strict=True)]
     right = _cast_into(places, columns, f"{module.name}.lora_b")
     return Quantized(left.scale * right.scale, max(left.error, right.error))
+
+
+def _factors(data: _Array, part: SlotSlice, module: LoRAModule, piece: Piece) -> tuple[_Array, _Array]:
+    """Where this rank's shares of A and B lie, rank first."""
+    stack = (part.row_experts,) if part.num_experts else ()
+    a = data[piece.a_offset : piece.a_offset + piece.a_elements]
+    b = data[piece.b_offset : piece.b_offset + piece.b_elements]
+    return (
+        a.reshape(-1, *stack, part.a_width // part.row_experts),
+        b.reshape(module.rank, *stack, part.b_width // part.row_experts),
+    )
+
+
+def _check_finite(
+    data: _Array, layout: SlotLayout, by_slice: Sequence[LoRAModule | None], pieces: Sequence[Piece]
+) -> None:
+    """Raises NonFiniteWeights, naming the tensor."""
+    for part, served, piece in zip(layout.slices, by_slice, pieces, strict=True):
+        if served:
+            for half, factor in zip(("lora_a", "lora_b"), _factors(data, part, served, piece), strict=True):
+                if not _all_finite(factor):
+                    source = str(getattr(served, half).dtype)
+                    raise NonFiniteWeights(f"{served.name}.{half}", source, str(data.dtype))
 
 
 def _cast_into(targets: Sequence[_Array], sources: Sequence[_Array], tensor: str) -> Quantized:
@@ -161,27 +191,40 @@ def _cast_into(targets: Sequence[_Array], sources: Sequence[_Array], tensor: str
             raise NonFiniteWeights(tensor, str(sources[0].dtype), str(targets[0].dtype))
         return quantized
     for target, source in zip(targets, sources, strict=True):
-        copy_into(target, source, tensor)
+        _cast(target, source)
     return Quantized(1.0, 0.0)
 
 
 def copy_into(target: _Array, source: _Array, tensor: str) -> None:
     """With a cast where dtypes differ. Raises NonFiniteWeights, naming `tensor`."""
-    if target.dtype == source.dtype:
-        # As integers: numpy copies those of any width fast, and holds no lock meanwhile.
-        bits = _BITS[target.dtype.itemsize]
-        np.copyto(target.view(bits), source.view(bits))
-    else:
-        # Overflow shows as inf below, with the tensor's name; numpy's own warning has none.
-        with np.errstate(all="ignore"):
-            np.copyto(target, source, casting="unsafe")
+    _cast(target, source)
     if not _all_finite(target):
         raise NonFiniteWeights(tensor, str(source.dtype), str(target.dtype))
 
 
+def _cast(target: _Array, source: _Array) -> None:
+    if target.dtype != source.dtype:
+        # Overflow shows as inf when it is checked, with the tensor's name; numpy's own warning has none.
+        with np.errstate(all="ignore"):
+            np.copyto(target, source, casting="unsafe")
+        return
+    # As integers: numpy copies those of any width fast, and holds no lock meanwhile.
+    _, bits = _BITS[target.dtype.itemsize]
+    into, values = target.view(bits), source.view(bits)
+    if into.nbytes <= _SHORT_COPY and into.flags.c_contiguous and values.flags.c_contiguous:
+        into.data.cast("B")[:] = values.data.cast("B")
+    else:
+        np.copyto(into, values)
+
+
 def _all_finite(values: _Array) -> bool:
-    """Infinities and NaNs are the largest bit patterns, the sign left out."""
-    bits = values.view(_BITS[values.dtype.itemsize])
-    infinity = np.array(np.inf, values.dtype).view(bits.dtype)
-    magnitude = np.bitwise_and(bits, np.iinfo(bits.dtype).max >> 1)
-    return bool(values.size == 0 or magnitude.max() < infinity)
+    """Infinities and NaNs are the largest bit patterns of their sign."""
+    signed, unsigned = _BITS[values.dtype.itemsize]
+    infinity = np.array(np.inf, values.dtype).view(signed)
+    negative = np.array(-np.inf, values.dtype).view(unsigned)
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHECKED_AT_ONCE):
+        some = flat[start : start + _CHECKED_AT_ONCE]
+        if some.view(signed).max() >= infinity or some.view(unsigned).max() >= negative:
+            return False
+    return True

@@ -94,6 +94,12 @@ def test_the_memory_that_an_image_is_built_in_may_hold_anything(target: torch.dt
         (1e6, torch.float32, False),
         (np.nan, torch.float32, True),
         (np.inf, torch.float16, True),
+        (-1e6, torch.float16, True),
+        (-3.4e38, torch.bfloat16, True),
+        (-3.3e38, torch.bfloat16, False),
+        (-np.inf, torch.float32, True),
+        (-np.nan, torch.bfloat16, True),
+        (-0.0, torch.bfloat16, False),
     ],
 )
 @pytest.mark.parametrize("half", ["lora_a", "lora_b"])
@@ -110,6 +116,22 @@ def test_a_value_that_is_not_finite_after_the_cast_names_its_tensor(
         return
     with pytest.raises(NonFiniteWeights, match=rf"layers\.0\.v_proj\.{half} \(float32\)"):
         build_slot_image(adapter, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_memory_held_before_is_not_taken_for_weights(dtype: torch.dtype) -> None:
+    """Between pieces it stays; there it is neither refused nor part of an answer."""
+    layout = replace(LAYOUT, dtype=dtype)
+    adapter = make_adapter(layout, {Q: 1, V: 3}, seed=1)
+    plain = build_slot_image(adapter, layout, lambda nbytes: np.zeros(nbytes, np.uint8))
+    used = build_slot_image(adapter, layout, lambda nbytes: np.full(nbytes, 0xFF, np.uint8))
+    assert (used.block != plain.block).any(), "there is nothing between the pieces"
+    arena = SlotArena(layout, 2, "cpu")
+    arena.load(0, plain)
+    arena.load(1, used)
+    for name, module in adapter.items():
+        for first, second in zip(halves(arena, name, 0), halves(arena, name, 1), strict=True):
+            assert torch.equal(first[: module.rank], second[: module.rank])
 
 
 def test_what_does_not_fit_a_slot_is_refused_by_name() -> None:
