@@ -17,7 +17,7 @@ Form = Literal["pair", "fused", "beside"]
 
 # Entries of up to 16 rows: above this the two streams compete for the memory, until a step has so many 64-row
 # tiles that shrink fills the product's tail.
-_FEW_ENTRIES = 8
+_FEW_ENTRIES = 24
 _MANY_TILES = 128
 _MANY_ENTRIES = 32
 # With more rows without an adapter than so many times those that the entries have room for, the follower runs

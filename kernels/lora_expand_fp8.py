@@ -24,8 +24,7 @@ from kernels.reference.lora_expand_fp8 import check_expand_fp8
 from kernels.tuning import ExpandConfig
 
 # From here on single rows alone fill the card.
-_MANY_ENTRIES = 32
-_VERY_MANY_ENTRIES = 128
+MANY_ENTRIES = 32
 # Below, columns must be few to make programs enough.
 FEW_ENTRIES = 8
 
@@ -85,24 +84,24 @@ def lora_expand_fp8(
 
 
 def _config(plan: LaunchPlan) -> ExpandConfig:
-    """Measured with gate_up of Llama-3.1-8B, rank 16, on an H200 (kernels/bench/results/lora_fp8_tune.json).
+    """Measured with gate_up of Llama-3.1-8B, rank 16, on an H100 (kernels/bench/results/lora_fp8_tune.json).
 
     Figures are us at (tokens, adapters).
     """
     rows, block_rank = plan.rows_per_item, plan.block_rank
-    if rows == 1 and plan.items >= _MANY_ENTRIES:
-        # 10.3 at (64, 64), 10.5 with 512 columns.
+    if rows == 1 and plan.items >= MANY_ENTRIES:
+        # 13.3 at (64, 64), with 512 columns 13.5.
         return ExpandConfig(1, min(block_rank, 32), 1024, 4)
+    if rows == 1 and plan.items < FEW_ENTRIES:
+        # FP8 h: 1.14 at (1, 1), with 512 columns 1.19; 2.04 and 1.94 at (8, 1).
+        return ExpandConfig(1, min(block_rank, 32), 256, 2)
     if rows == 1:
-        # 0.95 at (1, 1), 2.05 at (8, 8); 1.10 and 2.22 with 1024 columns.
         return ExpandConfig(1, min(block_rank, 32), 512, 4)
     if plan.items < FEW_ENTRIES:
-        # 3.4 at (64, 1), 7.7 with shrink; 3.1 and 9.8 with 256 columns.
+        # 3.2 at (64, 1), 7.1 with shrink; 3.4 and 9.3 with 256 columns.
         return ExpandConfig(rows, max(rows, block_rank), 64, 4)
-    # 3.9 at (64, 8), 28.9 at (512, 64), 64.4 at (2048, 1); with 128 columns 4.8, 28.6, 65.6. Tiles of 64 rows
-    # and 128 columns 65.6 at (2048, 1).
-    columns = 128 if _MANY_ENTRIES <= plan.items < _VERY_MANY_ENTRIES else 256
-    return ExpandConfig(rows, max(rows, block_rank), columns, 4)
+    # 4.1 at (64, 8), 32.0 at (512, 64), 82.1 at (2048, 1); 256 columns of 4 warps 4.2, 32.7, 83.1.
+    return ExpandConfig(rows, max(rows, block_rank), 512, 8)
 
 
 def _launch(

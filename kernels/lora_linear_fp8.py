@@ -7,13 +7,10 @@ from torch import Tensor
 
 from kernels.checks import check
 from kernels.launch_plan import LaunchPlan
-from kernels.lora_expand_fp8 import FEW_ENTRIES, lora_expand_fp8
+from kernels.lora_expand_fp8 import FEW_ENTRIES, MANY_ENTRIES, lora_expand_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8, shrink_config_fp8
 from kernels.meta import LoRAKernelMeta
 from kernels.tuning import ExpandConfig
-
-# From here on the pair does best with as many columns as expand alone.
-_MANY_ENTRIES = 128
 
 
 def add_pair_fp8(
@@ -47,9 +44,8 @@ def add_pair_fp8(
 
 
 def _expand_config(plan: LaunchPlan) -> ExpandConfig | None:
-    """None: as expand alone. On an H200 (kernels/bench/results/lora_fp8_tune.json) gate_up's pair takes
-    9.5 us at (64, 8) and 37.2 at (512, 64) with 128 columns, 10.5 and 38.2 with the 256 that expand alone
-    likes; 81.4 and 80.4 at (2048, 1)."""
-    if plan.rows_per_item == 1 or not FEW_ENTRIES <= plan.items < _MANY_ENTRIES:
+    """None: as expand alone. On an H100 (kernels/bench/results/lora_fp8_tune.json) gate_up's pair takes 10.5
+    us at (64, 8) and 44.4 at (512, 64) with 128 columns, 11.4 and 41.3 with the 512 of expand alone."""
+    if plan.rows_per_item == 1 or not FEW_ENTRIES <= plan.items < MANY_ENTRIES:
         return None
     return ExpandConfig(plan.rows_per_item, max(plan.rows_per_item, plan.block_rank), 128, 4)
