@@ -1,6 +1,6 @@
 """Starting a Triton kernel without paying for Triton's argument binding at every call."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +35,26 @@ class Launch:
         x, y, z = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(self._device)
         self._start(x, y, z, stream, *self._compiled, *passed, *self._values)
+
+    def bound(
+        self, grid: tuple[int, int, int], lists: Sequence[Tensor], numbers: Sequence[int]
+    ) -> Callable[..., None] | None:
+        """The call (num_rows, *addresses), which costs the host least, for a kernel whose run-time arguments
+        are tensors of the call, the metadata's lists, num_rows and `numbers`.
+
+        None before the first call of this Launch, for an empty grid, and where kernels are interpreted. It
+        knows the lists by their addresses: it must not outlive the metadata.
+        """
+        if self._start is None or 0 in grid:
+            return None
+        start, compiled, device = self._start, self._compiled, self._device
+        stream_of = driver.active.get_current_stream
+        listed, last = [tensor.data_ptr() for tensor in lists], (*numbers, *self._values)
+
+        def launch(num_rows: int, *addresses: int) -> None:
+            start(*grid, stream_of(device), *compiled, *addresses, *listed, num_rows, *last)
+
+        return launch
 
     def _first(self, grid: tuple[int, ...], arguments: tuple[object, ...]) -> None:
         compiled = self._kernel[(*grid, 1, 1)[:3]](*arguments, **self._constants, **self._options)

@@ -1,6 +1,6 @@
 """Expand on the GPU: rank space back into output columns. The truth is kernels/reference/lora_expand.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import triton
@@ -185,6 +185,12 @@ class ExpandLaunch:
             (self.tiles, entries), y, h, lora_b[0], lora_b[min(1, len(lora_b) - 1)], lora_b[-1], ranks,
             output_scale, work, meta.token_indices_sorted_by_lora_ids, meta.num_rows, *self.strides,
         )  # fmt: skip
+
+    def bound(self, meta: LoRAKernelMeta) -> Callable[..., None] | None:
+        """Launch.bound with meta's plan; takes y, h, three of lora_b, ranks and output_scale."""
+        work, entries = _work(self.config, meta)
+        lists = (work, meta.token_indices_sorted_by_lora_ids)
+        return self.kernel.bound((self.tiles, entries, 1), lists, self.strides)
 
 
 def expand_launch(

@@ -1,15 +1,15 @@
 """Shrink and expand of one layer as one call that does on the host only what can change between calls."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from operator import call, is_
 from weakref import ref
 
 import torch
 from torch import Tensor
 
 from kernels.checks import check, check_hidden_block, check_rows
-from kernels.launch import row_signature
+from kernels.errors import KernelArgumentError
 from kernels.lora_expand import ExpandLaunch, expand_launch, lora_expand
 from kernels.lora_shrink import ShrinkLaunch, lora_shrink, shrink_launch
 from kernels.meta import LoRAKernelMeta
@@ -68,14 +68,47 @@ def add_pair_beside(
     return y
 
 
-@dataclass(frozen=True, slots=True)
 class _Form:
     """The launches for a step's plan and for x and y of some form; h is [*splits, slices, rows, max_rank]."""
 
-    shrink: ShrinkLaunch
-    expand: ExpandLaunch
-    splits: tuple[int, ...]
-    max_rank: int
+    def __init__(
+        self, shrink: ShrinkLaunch, expand: ExpandLaunch, splits: tuple[int, ...], max_rank: int
+    ) -> None:
+        self._shrink, self._expand = shrink, expand
+        self._splits, self._max_rank = splits, max_rank
+        self._bound: tuple[Callable[..., None], Callable[..., None]] | None = None
+
+    def __call__(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a: Sequence[Tensor],
+        lora_b: Sequence[Tensor],
+        ranks: Tensor,
+        scales: Tensor,
+        meta: LoRAKernelMeta,
+    ) -> None:
+        """x and y must be of the form and have the step's rows: nothing is checked here."""
+        rows = meta.num_rows
+        h = torch.empty((*self._splits, rows, self._max_rank), dtype=torch.float32, device=x.device)
+        if self._bound is None:
+            self._shrink(h, x, lora_a[0], ranks, scales, meta)
+            self._expand(y, h, lora_b, ranks, ranks, meta)
+            self._bound = self._bind(meta)
+            return
+        shrink, expand = self._bound
+        partials = self._shrink.partials(h)
+        # Asked for in each call: a tensor object can be given other memory.
+        at_h, at_ranks = h.data_ptr(), ranks.data_ptr()
+        at_partials = at_h if partials is h else partials.data_ptr()
+        shrink(rows, at_h, at_partials, x.data_ptr(), lora_a[0].data_ptr(), at_ranks, scales.data_ptr())
+        at_b = [weight.data_ptr() for weight in lora_b]
+        second = at_b[min(1, len(at_b) - 1)]
+        expand(rows, y.data_ptr(), at_h, at_b[0], second, at_b[-1], at_ranks, at_ranks)
+
+    def _bind(self, meta: LoRAKernelMeta) -> tuple[Callable[..., None], Callable[..., None]] | None:
+        shrink, expand = self._shrink.bound(meta), self._expand.bound(meta)
+        return None if shrink is None or expand is None else (shrink, expand)
 
 
 class LinearPair:
@@ -87,10 +120,8 @@ class LinearPair:
         self._forms: dict[Hashable, _Form] = {}
 
     def is_of(self, weights: Sequence[Tensor], column_starts: Sequence[int]) -> bool:
-        for known, weight in zip(self._weights, weights, strict=True):
-            if known() is not weight:
-                return False
-        return self._starts == list(column_starts)
+        alive = all(map(is_, map(call, self._weights), weights))
+        return alive and self._starts == list(column_starts)
 
     def __call__(
         self,
@@ -103,15 +134,15 @@ class LinearPair:
         meta: LoRAKernelMeta,
     ) -> None:
         """The arguments but x, y and meta are the layer's."""
-        key = (meta.plan, row_signature(x), row_signature(y))
+        key = (
+            meta.plan,
+            _width(x, "x", meta), x.stride(), x.dtype, x.device, x.data_ptr() % 16,
+            _width(y, "y", meta), y.stride(), y.dtype, y.device, y.data_ptr() % 16,
+        )  # fmt: skip
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = self._make(y, x, lora_a, lora_b, ranks, scales, meta)
-        check_rows(x, "x", meta)
-        check_rows(y, "y", meta)
-        h = torch.empty((*form.splits, meta.num_rows, form.max_rank), dtype=torch.float32, device=x.device)
-        form.shrink(h, x, lora_a[0], ranks, scales, meta)
-        form.expand(y, h, lora_b, ranks, ranks, meta)
+        form(y, x, lora_a, lora_b, ranks, scales, meta)
 
     def _make(
         self,
@@ -127,7 +158,6 @@ class LinearPair:
             check(
                 len(stack) > 0 and stack[0].dim() == 3, name, "must hold slices [max_loras, max_rank, width]"
             )
-        check(x.dim() == 2, "x", "must be a floating [rows, in]")
         shrink = shrink_config(meta.plan, len(lora_a), x.shape[1], x.element_size())
         expand = expand_config(meta.plan, lora_b[0].element_size())
         splits = (len(lora_a),) if shrink.final else (shrink.split, len(lora_a))
@@ -141,3 +171,12 @@ class LinearPair:
             splits,
             lora_a[0].shape[1],
         )
+
+
+def _width(rows: Tensor, argument: str, meta: LoRAKernelMeta) -> int:
+    """Of a tensor that is [the step's rows, width]."""
+    shape = rows.shape
+    if len(shape) != 2 or shape[0] != meta.num_rows:
+        check_rows(rows, argument, meta)
+        raise KernelArgumentError(argument, f"must be [rows, width], has shape {tuple(shape)}")
+    return shape[1]

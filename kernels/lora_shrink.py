@@ -1,6 +1,6 @@
 """Shrink on the GPU: rows into their adapter's rank space. The truth is kernels/reference/lora_shrink.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -188,18 +188,31 @@ class ShrinkLaunch:
         self, h: Tensor, x: Tensor, first_a: Tensor, ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
     ) -> None:
         """h and x must fit the step and the config: nothing is checked here."""
-        config, plan = self.config, meta.plan
-        work, entries = (meta.tiles, plan.tiles) if config.fused else (meta.items, plan.items)
-        if entries == 0:
+        grid, lists = self._grid(meta), self._lists(meta)
+        if grid[2] == 0:
             return
-        partials = h
-        if config.final and config.split > 1:
-            partials = torch.empty((config.split, *h.shape), dtype=h.dtype, device=h.device)
         self.kernel(
-            (config.split, 1 if config.fused else self.slices, entries), h, partials, x, first_a, ranks,
-            scales, work, meta.token_indices_sorted_by_lora_ids, meta.finished_splits, meta.num_rows,
-            *self.strides,
-        )  # fmt: skip
+            grid, h, self.partials(h), x, first_a, ranks, scales, *lists, meta.num_rows, *self.strides
+        )
+
+    def bound(self, meta: LoRAKernelMeta) -> Callable[..., None] | None:
+        """Launch.bound with meta's plan; takes h, partials, x, first_a, ranks and scales."""
+        return self.kernel.bound(self._grid(meta), self._lists(meta), self.strides)
+
+    def partials(self, h: Tensor) -> Tensor:
+        """Memory for the splits where the kernel adds them up, else h."""
+        if self.config.final and self.config.split > 1:
+            return torch.empty((self.config.split, *h.shape), dtype=h.dtype, device=h.device)
+        return h
+
+    def _grid(self, meta: LoRAKernelMeta) -> tuple[int, int, int]:
+        if self.config.fused:
+            return self.config.split, 1, meta.plan.tiles
+        return self.config.split, self.slices, meta.plan.items
+
+    def _lists(self, meta: LoRAKernelMeta) -> tuple[Tensor, Tensor, Tensor]:
+        work = meta.tiles if self.config.fused else meta.items
+        return work, meta.token_indices_sorted_by_lora_ids, meta.finished_splits
 
 
 def shrink_launch(

@@ -160,6 +160,46 @@ def test_a_known_layer_is_checked_again_where_it_can_change() -> None:
             add(*bad)
 
 
+def test_a_known_layer_is_right_in_each_call() -> None:
+    """Other plans, strides and alignments, three calls of each: only first calls pass Triton's binding."""
+    torch.manual_seed(0)
+    stack = make_stack([[4, 4], [4, 2]], 40, [32, 8], max_rank=4)
+    punica, there = make_wrapper(stack), stack.to(DEVICE)
+    for runs in ([(0, 2), (1, 1)], [(1, 17)], [(1, 16)], [(-1, 2)], [(0, 2), (1, 1)]):
+        step(punica, runs)
+        slots = row_slots(runs)
+        for first, stride in ((0, 48), (1, 48), (0, 49)):
+            memory = torch.randn(2, len(slots), stride, device=DEVICE)
+            x, y = memory[0, :, first : first + 40], memory[1, :, first : first + 46]
+            expected = y.cpu().double()
+            for _ in range(3):
+                punica.add_lora_linear(
+                    y, x, there.lora_a, there.lora_b, there.ranks, there.scales, stack.column_starts
+                )
+                for row, slot in enumerate(slots):
+                    expected[row] += stack.delta(x[row].cpu(), slot, 46)
+                torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_known_layer_whose_memory_is_replaced_reads_the_new_one() -> None:
+    torch.manual_seed(0)
+    stack, other = (make_stack([[4, 4]], 40, [32], max_rank=4).to(DEVICE) for _ in range(2))
+    punica, x = make_wrapper(stack), torch.ones(3, 40, device=DEVICE)
+    step(punica, [(0, 2), (1, 1)])
+
+    def added(to: Stack) -> torch.Tensor:
+        y = torch.zeros(3, 35, device=DEVICE)
+        punica.add_lora_linear(y, x, to.lora_a, to.lora_b, to.ranks, to.scales, to.column_starts)
+        return y
+
+    before, wanted = [added(stack) for _ in range(3)], added(other)
+    for own, others in zip((*stack.lora_a, *stack.lora_b), (*other.lora_a, *other.lora_b), strict=True):
+        own.data = others
+    stack.scales.data = other.scales
+    assert not torch.equal(before[2], wanted)
+    assert torch.equal(added(stack), wanted)
+
+
 def test_a_layer_with_new_weights_uses_them() -> None:
     stack = make_stack([[4, 4]], 40, [32], max_rank=4)
     punica, runs = make_wrapper(stack), [(0, 2), (1, 1)]

@@ -1,0 +1,152 @@
+"""What compiled kernels are started with. None is compiled without a GPU: a recorder takes their place."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import launch, lora_expand, lora_shrink
+from kernels.launch_plan import LaunchPlan
+from kernels.lora_linear import LinearPair
+from kernels.meta import LoRAMapping
+from kernels.punica_gpu import PunicaWrapperGPU
+from kernels.work_list import Run
+from tests.kernels.stack import Stack, make_stack
+
+COMPILED = ("function", "packed metadata", None, None, None)
+STREAM = 7
+
+
+class Recorder:
+    """As a triton.jit function: keeps what each call passes, by argument, tensors as addresses."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.arg_names = kernel.arg_names
+        self.through_triton: list[dict[str, object]] = []
+        self.short: list[dict[str, object]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        def compile_and_start(*arguments: object, num_warps: int, num_stages: int, **rest: object) -> object:
+            passed = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
+            constants = [rest[name] for name in self.arg_names if name in rest]
+            self.through_triton.append(self._named(grid, passed + constants))
+            return SimpleNamespace(function=COMPILED[0], packed_metadata=COMPILED[1], run=self._run)
+
+        return compile_and_start
+
+    def _run(self, *arguments: object) -> None:
+        assert arguments[3:9] == (STREAM, *COMPILED)
+        self.short.append(self._named(arguments[:3], arguments[9:]))
+
+    def _named(self, grid: Sequence[object], values: Sequence[object]) -> dict[str, object]:
+        return {"grid": grid, **dict(zip(self.arg_names, values, strict=True))}
+
+
+def without_scratch(call: dict[str, object]) -> dict[str, object]:
+    """Without what every call allocates."""
+    return {name: value for name, value in call.items() if name not in ("h", "partials")}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Recorder]:
+    """(shrink, expand)."""
+    shrink, expand = Recorder(lora_shrink.shrink_kernel), Recorder(lora_expand.expand_kernel)
+    monkeypatch.setattr(lora_shrink, "shrink_kernel", shrink)
+    monkeypatch.setattr(lora_expand, "expand_kernel", expand)
+    active = SimpleNamespace(get_current_stream=lambda device: STREAM, get_current_device=lambda: 0)
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=active))
+    return shrink, expand
+
+
+def prepared(runs: list[Run], plan: LaunchPlan | None = None) -> PunicaWrapperGPU:
+    punica = PunicaWrapperGPU(2, 64, "cpu")
+    punica.update_metadata(LoRAMapping(tuple(runs), ()), plan)
+    return punica
+
+
+def add(punica: PunicaWrapperGPU, stack: Stack, y: Tensor, x: Tensor) -> None:
+    punica.add_lora_linear(y, x, stack.lora_a, stack.lora_b, stack.ranks, stack.scales, stack.column_starts)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3])
+@pytest.mark.parametrize("in_features", [40, 9000], ids=["one split", "splits added by shrink"])
+def test_a_known_form_starts_with_what_triton_was_given(
+    slices: int, in_features: int, kernels: tuple[Recorder, Recorder]
+) -> None:
+    stack = make_stack([[4, 4]] * slices, in_features, [32, 8, 16][:slices], max_rank=4)
+    punica, x, y = prepared([(0, 2), (1, 1)]), torch.ones(3, in_features), torch.ones(3, 80)
+    for _ in range(3):
+        add(punica, stack, y, x)
+    for kernel in kernels:
+        (first,) = map(without_scratch, kernel.through_triton)
+        assert [without_scratch(call) for call in kernel.short] == [first, first]
+    for shrunk, expanded in zip(kernels[0].short, kernels[1].short, strict=True):
+        assert shrunk["h"] == expanded["h"]
+        assert (shrunk["partials"] == shrunk["h"]) == (in_features == 40)
+
+
+def test_a_plan_starts_with_the_rows_and_addresses_of_each_call(kernels: tuple[Recorder, Recorder]) -> None:
+    """A tensor object whose memory is replaced is the same object: its address is read in every call."""
+    stack, other = (make_stack([[4, 4]] * 2, 40, [32, 8], max_rank=4) for _ in range(2))
+    plan = LaunchPlan.for_graph(12, 2, rows_per_item=1)
+    punica, (shrink, expand) = prepared([(0, 2)], plan), kernels
+    for rows in (2, 12, 5):
+        punica.update_metadata(LoRAMapping(((0, rows),), ()), plan)
+        x, y = torch.ones(rows, 40), torch.ones(rows, 46)
+        add(punica, stack, y, x)
+    stack.lora_b[1].data, stack.scales.data = other.lora_b[1], other.scales
+    add(punica, stack, y, x)
+    assert [call["num_rows"] for call in shrink.short] == [12, 5, 5]
+    assert [call["num_rows"] for call in expand.short] == [12, 5, 5]
+    last = {**shrink.short[-1], **expand.short[-1]}
+    assert (last["x"], last["y"]) == (x.data_ptr(), y.data_ptr())
+    assert (last["b0"], last["b1"]) == (stack.lora_b[0].data_ptr(), other.lora_b[1].data_ptr())
+    assert last["scales"] == other.scales.data_ptr()
+
+
+def test_each_form_of_rows_and_each_plan_has_launches_of_its_own(kernels: tuple[Recorder, Recorder]) -> None:
+    """Triton compiles for dtypes, strides, alignments; a plan changes the grid, or more."""
+    stack, memory = make_stack([[4, 4]], 40, [32], max_rank=4), torch.ones(3, 60)
+    punica, (shrink, expand) = prepared([(0, 2), (1, 1)]), kernels
+    x, y = torch.ones(3, 40), torch.ones(3, 35)
+    for form in (x, memory[:, :40], memory[:, 1:41], x):
+        add(punica, stack, y, form)
+    assert len(shrink.through_triton) == 3
+    assert len(expand.through_triton) == 1
+    for form in (y.double(), memory[:, :35], memory[:, 1:36], y):
+        add(punica, stack, form, x)
+    assert len(shrink.through_triton) == 3
+    assert len(expand.through_triton) == 4
+    for runs in ([(0, 3)], [(0, 1), (-1, 2)], [(1, 1), (-1, 2)], [(0, 3)]):
+        punica.update_metadata(LoRAMapping(tuple(runs), ()))
+        add(punica, stack, y, x)
+        entries = punica.token_mapping_meta.plan.items
+        assert [kernel.short[-1]["grid"] for kernel in kernels] == [(1, 1, entries), (1, entries, 1)]
+
+
+def test_a_step_without_adapters_starts_nothing(kernels: tuple[Recorder, Recorder]) -> None:
+    stack = make_stack([[4, 4]], 40, [32], max_rank=4)
+    x, y = torch.ones(3, 40), torch.ones(3, 35)
+    punica = prepared([(0, 2), (1, 1)], LaunchPlan(16, 8, 3, 0, parts=False))
+    add(punica, stack, y, x)
+    punica.update_metadata(LoRAMapping(((-1, 3),), ()))
+    for _ in range(3):
+        add(punica, stack, y, x)
+    assert not any(kernel.short for kernel in kernels)
+
+
+def test_launches_are_of_the_same_living_tensors_only() -> None:
+    """Another tensor may have a dead one's id, which chooses the launches."""
+    weights = [torch.ones(1) for _ in range(4)]
+    pair = LinearPair(weights, [0])
+    assert pair.is_of(weights, (0,))
+    assert not pair.is_of(weights, [1])
+    for place in range(4):
+        others = list(weights)
+        others[place] = torch.ones(1)
+        assert not pair.is_of(others, [0])
+    weights[3] = weights[3].clone()  # nothing holds the old one now
+    assert not pair.is_of(weights, [0])
