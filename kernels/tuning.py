@@ -64,20 +64,20 @@ def shrink_config(
     plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
 ) -> ShrinkConfig:
     """For a layer of `slices` slices over `width` inputs. final: h must hold the sum, not the splits."""
-    if plan.tiles and not _small_entries_pay(plan, slices, width):
+    if plan.tiles and not _small_entries_pay(plan, width):
         return _shrink_tiles(plan, slices, width, element_size)
     if plan.rows_per_item == 1:
         return _shrink_single(plan, width, final)
     return _shrink_shared(plan, slices, width, element_size, final)
 
 
-def _small_entries_pay(plan: LaunchPlan, slices: int, width: int) -> bool:
+def _small_entries_pay(plan: LaunchPlan, width: int) -> bool:
     """Whether shrink takes entries of 16 rows where there are 64-row tiles: too few to fill the card."""
     if plan.tiles >= _MANY_TILES or plan.block_rank > 32:
         return False
     # H200 at (512, 8). Rank 32: qkv 14.8 (tiles: 19.5), o 10.4 (11.9), gate_up 31.9 (34.1), down 17.4 (17.2).
-    # Rank 16: o 8.5 (10.9), down 15.0 (14.2). qkv and gate_up at rank 16 were not measured.
-    return width <= _WIDE and (plan.block_rank == 32 or slices == 1)
+    # Rank 16: qkv 12.7 (14.1), o 8.3 (10.9), gate_up 24.2 (28.1), down 15.1 (14.3).
+    return width <= _WIDE
 
 
 def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
@@ -112,8 +112,11 @@ def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int,
     block_rank, finishes = max(plan.block_rank, ROWS_PER_ITEM), True
     if plan.tiles:
         # (512, 8), H200. Rank 32: qkv 14.8, gate_up 31.9; 512 inputs a step 19.9 and 31.9. o, rank 16: 8.5
-        # where expand adds up the splits, 9.9 where shrink does.
-        block_k, split, stages = (512 if slices == 1 else 256), 4, 3
+        # where expand adds up the splits, 9.9 where shrink does; 8.3 with 2 stages.
+        block_k, split, stages = (512 if slices == 1 else 256), 4, 2 if slices == 1 else 3
+        if slices == 2 and block_rank == 16:
+            # gate_up: 24.2; 256 inputs a step and 4 splits 25.7.
+            block_k, split, stages = 512, 8, 2
         finishes = final or slices > 1
     elif plan.items >= _MANY_ENTRIES:
         # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
