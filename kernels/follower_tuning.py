@@ -51,7 +51,8 @@ def beside_pays(plan: LaunchPlan) -> bool:
     """Whether shrink should run on a second stream beside the base product, fused or not.
 
     Added to the products, behind / beside: 30.5 / 21.0 at (64, 1), 73.4 / 69.1 at (64, 64), 108 / 113 at
-    (256, 64), 85.3 / 97.0 at (512, 8), 705 / 682 at (8192, 8).
+    (256, 64), 85.3 / 97.0 at (512, 8), 705 / 682 at (8192, 8). With followers, on an H200: 40.8 / 24.9 at
+    (64, 16), 48.6 / 47.4 at (256, 8).
     """
     if plan.tiles:
         return plan.tiles >= _MANY_TILES

@@ -19,6 +19,10 @@ STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
     ),
     "shared by some": (
         [(slot, 4) for slot in range(16)],
+        {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"},
+    ),
+    "shared by more": (
+        [(slot, 4) for slot in range(30)],
         {"add_rms_norm": "fused", "silu_mul": "fused", "rope": "fused"},
     ),
     "shared by many": (
@@ -74,6 +78,8 @@ def test_high_ranks_in_parts_take_the_pair() -> None:
     ("runs", "pays"),
     [
         ([(0, 64)], True),
+        ([(slot, 4) for slot in range(16)], True),
+        ([(slot, 4) for slot in range(30)], False),
         ([(slot, 1) for slot in range(64)], True),
         ([(slot, 4) for slot in range(64)], False),
         ([(0, 512)], False),
