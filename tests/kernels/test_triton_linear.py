@@ -72,15 +72,18 @@ def test_equals_the_row_by_row_answer_for_mixed_ranks(runs: list[Run], dtype: to
 @pytest.mark.parametrize(
     ("ranks", "in_features", "form"),
     [
-        ([[3, 16], [16, 1], [0, 9]], 130, "tiles"),
+        ([[3, 60], [64, 1], [0, 9]], 130, "tiles"),
+        ([[3, 16], [16, 1]], 8200, "tiles"),
+        ([[3, 16], [16, 1], [0, 9]], 130, "items"),
+        ([[3, 16], [16, 1]], 1100, "items"),
         ([[3, 16]], 1100, "items, splits added by expand"),
         ([[32, 20], [17, 0]], 300, "items"),
     ],
-    ids=["three slices", "one slice", "rank 32"],
+    ids=["rank 64", "wide", "three slices", "two slices", "one slice", "rank 32"],
 )
 def test_prefill_over_tiles_or_items(ranks: list[list[int]], in_features: int, form: str) -> None:
     torch.manual_seed(0)
-    stack = make_stack(ranks, in_features, [40, 8, 9][: len(ranks)], max_rank=32)
+    stack = make_stack(ranks, in_features, [40, 8, 9][: len(ranks)], max_rank=64)
     punica, runs = make_wrapper(stack), [(1, 300), (-1, 20), (0, 230)]
     step(punica, runs)
     plan = punica.token_mapping_meta.plan
