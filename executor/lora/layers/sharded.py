@@ -45,4 +45,5 @@ def gathered(group: ParallelGroup, h: Tensor, max_rank: int) -> Tensor:
     """h [slices, rows, ceil(max_rank / ranks)] of every rank -> [slices, rows, max_rank]: column i is column
     i // ranks of rank i % ranks, as A's rows were dealt."""
     dealt = group.all_gather(h).permute(1, 2, 3, 0).flatten(2)
-    return dealt[:, :, :max_rank].contiguous()
+    # A copy: `contiguous` leaves any stride to a dimension of size 1, and a single rank's must be 1, too.
+    return dealt[:, :, :max_rank].clone(memory_format=torch.contiguous_format)

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
+from executor.engine import GATHER_MOST_S, GATHER_QUIET_S, Engine
+from executor.engine_thread import EngineThread
+from executor.events import StepEvents
 from executor.residency import Tier
 from executor.sequence import FinishReason, StopRules
 from tests.support.engines import Driver, greedy, make_driver
@@ -251,6 +255,58 @@ def test_a_burst_that_comes_behind_its_first_prompt_is_one_step(ahead: Make) -> 
     driver.engine.add(greedy("4", range(3, 20)))
     driver.until(lambda: any(key in driver.tokens for key in burst))
     assert all(len(driver.tokens[key]) == 1 for key in burst)
+
+
+def test_a_burst_that_goes_on_is_waited_for_until_it_pauses(tiny_base: Path, tiny_store: DiskStore) -> None:
+    now = 100.0
+    driver = make_driver(str(tiny_base), tiny_store, async_scheduling="true", clock=lambda: now)
+    engine = driver.engine
+
+    def arrives(name: str) -> float:
+        engine.add(greedy(name, range(3, 20)))
+        return engine.gather_s()
+
+    assert arrives("first") == 0, "nobody waits for who may come behind the first prompt"
+    driver.step()
+    assert arrives("second") == 0, "the first one's step is under way"
+    driver.step()
+    assert driver.tokens.keys() == {(0, "first")}
+    assert engine.gather_s() == pytest.approx(GATHER_QUIET_S)
+    began = now
+    for number in range(12):
+        now += GATHER_QUIET_S * 0.75
+        left = began + GATHER_MOST_S - now
+        assert arrives(f"{number}") == pytest.approx(max(0.0, min(GATHER_QUIET_S, left)))
+    assert engine.gather_s() == 0, "it goes on for too long"
+    now = began + GATHER_QUIET_S / 2
+    driver.step()
+    assert engine.gather_s() == 0, "the next step is under way"
+    driver.until(lambda: not engine.batcher.sequences)
+    assert arrives("later") == 0
+    engine.close()
+
+
+def test_who_comes_while_the_engine_gathers_is_in_the_same_step(ahead: Make) -> None:
+    """Each comes when the one before it is in: an engine that did not wait would begin with the first."""
+    engine, arrived, told = ahead().engine, SimpleQueue[int](), SimpleQueue[StepEvents]()
+    number_in = 0
+    engine.gather_s = lambda: 60.0 if 0 < number_in < 4 else 0.0  # type: ignore[method-assign]
+    thread = EngineThread(lambda wake: engine, lambda info: None, told.put, lambda error: None)
+
+    def add(engine: Engine) -> None:
+        nonlocal number_in
+        engine.add(greedy(f"{number_in}", range(3, 12), max_new_tokens=2))
+        number_in += 1
+        arrived.put(number_in)
+
+    thread.start()
+    for number in range(1, 5):
+        thread.submit(add)
+        assert arrived.get(timeout=60) == number
+    firsts = next(tokens for events in iter(lambda: told.get(timeout=60), None) if (tokens := events.tokens))
+    assert [token.key[1] for token in firsts] == ["0", "1", "2", "3"]
+    thread.stop()
+    thread.join(60)
 
 
 def test_a_prompt_alone_is_planned_ahead(ahead: Make) -> None:

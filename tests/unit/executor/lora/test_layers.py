@@ -9,6 +9,7 @@ from executor.lora.config import LoRAConfig
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
 from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLayerWithLoRA
+from executor.lora.layers.sharded import gathered
 from executor.lora.layout import SlotLayout
 from kernels.errors import KernelArgumentError
 from kernels.meta import LoRAMapping, Run
@@ -209,6 +210,15 @@ def test_three_parts_take_one_adapter_over_all_as_one_tensor() -> None:
     compare(rig, [(1, 2), (-1, 1)])
     with pytest.raises(ValueError, match="for 3 parts"):
         rig.layer.set_lora(0, a, torch.randn(27, 3))
+
+
+@pytest.mark.parametrize("max_rank", [1, 3])
+def test_a_gathered_hidden_is_laid_out_as_kernels_read_it(max_rank: int) -> None:
+    """Of a single rank, too, where any stride of the last dimension counts as contiguous."""
+    h = torch.randn(2, 10, max_rank)
+    whole = gathered(SINGLE, h, max_rank)
+    assert torch.equal(whole, h)
+    assert whole.stride() == (10 * max_rank, max_rank, 1)
 
 
 def test_a_hidden_that_was_gathered_without_need_is_refused() -> None:
