@@ -42,30 +42,16 @@ class LoRAMapping:
     index_mapping: tuple[Run, ...] | Ints
     prompt_mapping: tuple[Run, ...] | Ints
 
-    def same_rows(self) -> bool:
-        """Whether every row reaches the head, in a step of plain decoding say. May miss some such steps."""
-        return _equal(self.index_mapping, self.prompt_mapping)
+    def content(self) -> tuple[Hashable, Hashable]:
+        """What both say now, whatever the caller writes into its arrays later: equal contents are equal runs.
 
-    def equals(self, other: "LoRAMapping") -> bool:
-        """May miss that pairs and an array say the same."""
-        return _equal(self.index_mapping, other.index_mapping) and _equal(
-            self.prompt_mapping, other.prompt_mapping
-        )
-
-    def snapshot(self) -> "LoRAMapping":
-        """What this says now, whatever the caller writes into its arrays later."""
-        return LoRAMapping(*map(_frozen, (self.index_mapping, self.prompt_mapping)))
+        Pairs and an array of the same runs differ.
+        """
+        return _content(self.index_mapping), _content(self.prompt_mapping)
 
 
-def _equal(runs: tuple[Run, ...] | Ints, others: tuple[Run, ...] | Ints) -> bool:
-    if isinstance(runs, np.ndarray) and isinstance(others, np.ndarray):
-        same_form = runs.shape == others.shape and runs.dtype == others.dtype
-        return runs is others or (same_form and runs.tobytes() == others.tobytes())
-    return isinstance(runs, tuple) and isinstance(others, tuple) and runs == others
-
-
-def _frozen(runs: tuple[Run, ...] | Ints) -> tuple[Run, ...] | Ints:
-    return runs.copy() if isinstance(runs, np.ndarray) else runs
+def _content(runs: tuple[Run, ...] | Ints) -> Hashable:
+    return (runs.shape, runs.dtype, runs.tobytes()) if isinstance(runs, np.ndarray) else runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,15 @@
 
 import logging
 import subprocess
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels import work_list
 from kernels.host_fields import HostFields
-from kernels.launch_plan import PARTS, RANK_CLASSES, ROWS_PER_TILE, LaunchPlan
+from kernels.launch_plan import PARTS, RANK_CLASSES, ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 from kernels.work_list import Ints, Runs, StepWork, as_pairs, choose, high_limit, settled
 
 _CLASSES = np.array(RANK_CLASSES, dtype=np.int32)
@@ -33,27 +32,25 @@ def load() -> Any | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class NativeWork:
-    """As StepWork: a step that was checked and counted, but is only cut while it is written."""
+class NativeWork(NamedTuple):
+    """As StepWork: a step that was checked and counted, but is only cut while it is written.
+
+    A tuple, as one is made twice a step: a frozen dataclass takes four times as long.
+    """
 
     module: Any
-    runs: Ints
+    runs: Ints | bytearray
     ranks: Ints
-    totals: Ints
+    totals: bytearray
+    cut: tuple[int, int, int, int]  # rows an item, rows a tile or 0, the limit of high ranks, their copies
     plan: LaunchPlan
-    copies: int
     num_rows: int
     num_active: int
 
     def write(self, fields: HostFields) -> None:
-        plan = self.plan
-        limit = high_limit(plan.block_rank) if plan.parts else _NO_LIMIT
-        per_tile = ROWS_PER_TILE if plan.tiles else 0
         self.module.write(
-            fields.buffer, fields.used, fields.sizes, self.runs, self.ranks, self.totals, plan.rows_per_item,
-            per_tile, limit, self.copies,
-        )  # fmt: skip
+            fields.buffer, fields.used, fields.sizes, self.runs, self.ranks, self.totals, *self.cut
+        )
 
 
 Work = StepWork | NativeWork
@@ -70,26 +67,34 @@ def describe(
 ) -> Work:
     """As work_list.describe, errors included."""
     pairs = _pairs(module, runs)
-    totals = np.empty(2 * (max_loras + 1), dtype=np.int32)
-    counted = module.count(pairs, slot_ranks, _CLASSES, totals, max_rows)
+    totals = bytearray(8 * (max_loras + 1))
+    per_item = plan.rows_per_item if plan else ROWS_PER_ITEM
+    counted = module.count(pairs, slot_ranks, _CLASSES, totals, max_rows, per_item, ROWS_PER_TILE)
     if counted is None:
-        return work_list.describe(pairs, max_loras, max_rows, max_items, slot_ranks, plan)  # says why not
-    rows, active, highest, class_rows = counted
-    base_rows = int(totals[0])
+        refused = np.frombuffer(pairs, dtype=np.int32).reshape(-1, 2)
+        return work_list.describe(refused, max_loras, max_rows, max_items, slot_ranks, plan)  # says why not
+    rows, active, highest, class_rows, base_rows, items, tiles = counted
     chosen = plan or choose(rows - base_rows, active, highest, class_rows)
-    items, copies = module.size(totals, chosen.rows_per_item), 0
+    per_item, per_tile, limit, copies = chosen.rows_per_item, ROWS_PER_TILE, _NO_LIMIT, 0
+    if per_item == 1:
+        items = rows - base_rows
+    if not chosen.tiles:
+        per_tile = tiles = 0
     if chosen.parts:
-        high = module.high(totals, slot_ranks, chosen.rows_per_item, high_limit(chosen.block_rank))
-        if items + high * (PARTS - 1) <= (chosen.items or max_items):
-            items, copies = items + high * (PARTS - 1), PARTS
-    tiles = module.size(totals, ROWS_PER_TILE) if chosen.tiles else 0
+        limit = high_limit(chosen.block_rank)
+        more = module.high(totals, slot_ranks, per_item, limit) * (PARTS - 1)
+        if items + more <= (chosen.items or max_items):
+            items, copies = items + more, PARTS
     final = settled(chosen, plan, items, tiles, base_rows)
-    return NativeWork(module, pairs, slot_ranks, totals, final, copies, rows, active)
+    return NativeWork(
+        module, pairs, slot_ranks, totals, (per_item, per_tile, limit, copies), final, rows, active
+    )
 
 
-def _pairs(module: Any, runs: Runs) -> Ints:
+def _pairs(module: Any, runs: Runs) -> Ints | bytearray:
+    """`runs` as int32 (slot, rows), one behind the other."""
     if isinstance(runs, tuple):
-        pairs = np.empty((len(runs), 2), dtype=np.int32)
+        pairs = bytearray(8 * len(runs))
         if module.pairs(runs, pairs):
             return pairs
     return np.ascontiguousarray(as_pairs(runs))

@@ -1,8 +1,8 @@
 """The step's LoRA work as the layers see it: fill the metadata once, then add deltas layer by layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from kernels.reference.moe_lora_align import moe_lora_align_block_size
 from kernels.reference.scale_outputs import scale_outputs
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
+class _Described(NamedTuple):
     """The last step as it was given, and what was made of it."""
 
-    mapping: LoRAMapping
+    content: tuple[Hashable, Hashable]
     plans: tuple[LaunchPlan | None, LaunchPlan | None]
     work: Work
     prompt_work: Work
@@ -56,22 +55,24 @@ class PunicaWrapperBase(ABC):
         to one stream.
         """
         tokens, prompt, last = self.token_mapping_meta, self.prompt_mapping_meta, self._last
+        content, plans = mapping.content(), (plan, prompt_plan)
         if (
             last is not None
             and tokens.describes(last.work)
             and prompt.describes(last.prompt_work)
-            and (plan, prompt_plan) == last.plans
-            and mapping.equals(last.mapping)
+            and plans == last.plans
+            and content == last.content
         ):
             return
         work = tokens.describe(mapping.index_mapping, plan)
-        same = plan == prompt_plan and mapping.same_rows()
+        # As in a step of plain decoding: every row reaches the head.
+        same = plan == prompt_plan and content[0] == content[1]
         prompt_work = work if same else prompt.describe(mapping.prompt_mapping, prompt_plan)
         turn = tokens.staging.begin()
         tokens.fill(turn, work)
         prompt.fill(turn, prompt_work)
         tokens.staging.send()
-        self._last = _Described(mapping.snapshot(), (plan, prompt_plan), work, prompt_work)
+        self._last = _Described(content, plans, work, prompt_work)
 
     def set_slot_rank(self, slot: int, rank: int) -> None:
         """Tell a slot's highest rank, when an adapter enters it. It steers speed only, never the result."""

@@ -14,7 +14,19 @@ static int class_of(int32_t rank, const int32_t *classes) {
     return index;
 }
 
-static int64_t pieces(int64_t rows, int64_t per_piece) { return (rows + per_piece - 1) / per_piece; }
+/* Most slots have few rows, and a division takes longest. */
+static int64_t pieces(int32_t rows, int32_t per_piece) {
+    return rows <= per_piece ? rows > 0 : 1 + (rows - 1) / per_piece;
+}
+
+/* The number as int32; 0 and *good cleared for what is none. */
+static int32_t number_of(PyObject *value, int *good) {
+    int beyond = 0;
+    long number = PyLong_AsLongAndOverflow(value, &beyond); /* beyond: -1, without an error */
+    if (number == -1 && (beyond || PyErr_Occurred())) *good = 0;
+    if (number != (int32_t)number) *good = 0;
+    return *good ? (int32_t)number : 0;
+}
 
 /* pairs(runs, out): the (slot, rows) of a tuple or list as out's int32. False: some are no pairs of such. */
 static PyObject *pairs(PyObject *self, PyObject *args) {
@@ -27,32 +39,31 @@ static PyObject *pairs(PyObject *self, PyObject *args) {
     for (Py_ssize_t i = 0; i < number && good; i++) {
         PyObject *pair = PySequence_Fast_GET_ITEM(runs, i);
         good = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
-        for (int j = 0; j < 2 && good; j++) {
-            int beyond = 0;
-            long long value = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(pair, j), &beyond);
-            good = !PyErr_Occurred() && !beyond && value == (int32_t)value;
-            *at++ = (int32_t)value;
-        }
+        for (int j = 0; j < 2 && good; j++) *at++ = number_of(PyTuple_GET_ITEM(pair, j), &good);
     }
     PyErr_Clear();
     PyBuffer_Release(&out);
     return PyBool_FromLong(good);
 }
 
-/* count(runs, ranks, classes, totals, max_rows): rows per slot into totals[1 + slot], base rows into totals[0];
- * totals has room for twice as many, where `write` counts places.
- * Returns (rows, active slots, their highest rank, rows of each rank class), or None for runs that cannot be:
- * the caller finds out why. */
+/* count(runs, ranks, classes, totals, max_rows, per_item, per_tile): rows per slot into totals[1 + slot], base
+ * rows into totals[0]; totals has room for twice as many, where `write` counts places.
+ * Returns (rows, active slots, their highest rank, rows of each rank class, base rows, items, tiles): how many
+ * pieces of per_item and of per_tile rows the adapters' rows make. None for runs that cannot be: the caller
+ * finds out why. */
 static PyObject *count(PyObject *self, PyObject *args) {
     Py_buffer runs, ranks, classes, totals;
     Py_ssize_t max_rows;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*n", &runs, &ranks, &classes, &totals, &max_rows)) return NULL;
+    int per_item, per_tile;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*nii", &runs, &ranks, &classes, &totals, &max_rows, &per_item, &per_tile))
+        return NULL;
     const int32_t *run = runs.buf, *rank = ranks.buf;
     int32_t *total = totals.buf;
     Py_ssize_t number = runs.len / 8, slots = ranks.len / 4;
-    int64_t rows = 0, class_rows[CLASSES] = {0};
-    int32_t highest = 0, active = 0, good = 1;
-    for (Py_ssize_t s = 0; s <= slots; s++) total[s] = 0;
+    int64_t rows = 0, items = 0, tiles = 0, class_rows[CLASSES] = {0};
+    int32_t highest = 0, active = 0, good = per_item > 0 && per_tile > 0;
+    good = good && totals.len / 8 == slots + 1 && classes.len / 4 == CLASSES;
+    for (Py_ssize_t s = 0; s <= slots && good; s++) total[s] = 0;
     for (Py_ssize_t i = 0; i < number && good; i++) {
         int32_t slot = run[2 * i], length = run[2 * i + 1];
         good = slot >= -1 && slot < slots && length >= 0 && rows + length <= max_rows;
@@ -61,18 +72,22 @@ static PyObject *count(PyObject *self, PyObject *args) {
         rows += length;
     }
     for (Py_ssize_t s = 0; s < slots && good; s++) {
-        if (total[s + 1] == 0) continue;
+        int32_t own = total[s + 1];
+        if (own == 0) continue;
         active++;
-        class_rows[class_of(rank[s], classes.buf)] += total[s + 1];
+        items += pieces(own, per_item), tiles += pieces(own, per_tile);
+        class_rows[class_of(rank[s], classes.buf)] += own;
         if (rank[s] > highest) highest = rank[s];
     }
+    int32_t base = good ? total[0] : 0;
     PyBuffer_Release(&runs);
     PyBuffer_Release(&ranks);
     PyBuffer_Release(&classes);
     PyBuffer_Release(&totals);
     if (!good) Py_RETURN_NONE;
-    return Py_BuildValue("Lii(LLLL)", (long long)rows, active, highest, (long long)class_rows[0],
-                         (long long)class_rows[1], (long long)class_rows[2], (long long)class_rows[3]);
+    return Py_BuildValue("Lii(LLLL)iLL", (long long)rows, active, highest, (long long)class_rows[0],
+                         (long long)class_rows[1], (long long)class_rows[2], (long long)class_rows[3], base,
+                         (long long)items, (long long)tiles);
 }
 
 static int32_t *entry(int32_t *out, int32_t slot, int32_t start, int32_t rows, int32_t part) {
@@ -94,20 +109,12 @@ static void fill(int32_t *field, Py_ssize_t from, Py_ssize_t to, int32_t value) 
     for (Py_ssize_t i = from; i < to; i++) field[i] = value;
 }
 
-static void idle(int32_t *entries, Py_ssize_t from, Py_ssize_t to) {
-    for (Py_ssize_t i = from; i < to; i++) entry(entries + 4 * i, -1, 0, 0, 0);
+static void ascend(int32_t *field, Py_ssize_t number, int32_t value) {
+    for (Py_ssize_t i = 0; i < number; i++) field[i] = value + (int32_t)i;
 }
 
-/* size(totals, per_piece): pieces of all adapters' rows. */
-static PyObject *size(PyObject *self, PyObject *args) {
-    Py_buffer totals;
-    int per_piece;
-    int64_t number = 0;
-    if (!PyArg_ParseTuple(args, "y*i", &totals, &per_piece)) return NULL;
-    const int32_t *total = totals.buf;
-    for (Py_ssize_t s = 1; s < totals.len / 8; s++) number += pieces(total[s], per_piece);
-    PyBuffer_Release(&totals);
-    return PyLong_FromLongLong(number);
+static void idle(int32_t *entries, Py_ssize_t from, Py_ssize_t to) {
+    for (Py_ssize_t i = from; i < to; i++) entry(entries + 4 * i, -1, 0, 0, 0);
 }
 
 /* high(totals, ranks, per_piece, limit): pieces of the slots with ranks above the limit. */
@@ -158,9 +165,15 @@ static PyObject *write_fields(PyObject *self, PyObject *args) {
                 item = cut(item, ids[a], starts[a], counts[a], per_item, pass ? copies : 0);
     for (int32_t a = 0; a < active && per_tile; a++) tile = cut(tile, ids[a], starts[a], counts[a], per_tile, 0);
     for (Py_ssize_t i = 0; i < runs.len / 8; i++) {
-        int32_t slot = run[2 * i], end = row + run[2 * i + 1], *at = order + next[slot + 1];
-        next[slot + 1] += end - row;
-        for (; row < end; row++) mapping[row] = slot, *at++ = row;
+        int32_t slot = run[2 * i], rows = run[2 * i + 1];
+        int32_t *at = order + next[slot + 1];
+        if (rows == 1) {
+            mapping[row] = slot, *at = row;
+        } else {
+            fill(mapping, row, row + rows, slot);
+            ascend(at, rows, row);
+        }
+        next[slot + 1] += rows, row += rows;
     }
     int32_t now[4] = {(item - items) / 4, (tile - tiles) / 4, active, row};
     idle(items, now[0], before[0]);
@@ -178,8 +191,8 @@ static PyObject *write_fields(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"pairs", pairs, METH_VARARGS, NULL}, {"count", count, METH_VARARGS, NULL}, {"size", size, METH_VARARGS, NULL},
-    {"high", high, METH_VARARGS, NULL}, {"write", write_fields, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"pairs", pairs, METH_VARARGS, NULL}, {"count", count, METH_VARARGS, NULL}, {"high", high, METH_VARARGS, NULL},
+    {"write", write_fields, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "lorafleet_work_list", NULL, -1, methods};
 

@@ -1,7 +1,8 @@
 """A step's rows, sorted by slot and cut into pieces of GPU work: numpy, from runs, never row by row."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -37,6 +38,9 @@ _FEW_ROWS = 8
 _ONE_ROW = np.array([0, 0, 1, WHOLE], dtype=np.int32)
 # 64-row tiles pay when most of their rows are filled.
 _MIN_TILED_ROWS = 512
+# Steps of decoding need few different ones, and one takes a microsecond to make.
+_plan = lru_cache(maxsize=1024)(LaunchPlan)
+_INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def describe(
 def as_pairs(runs: Runs) -> Ints:
     if not isinstance(runs, np.ndarray):
         return np.fromiter(chain.from_iterable(runs), dtype=np.int32).reshape(-1, 2)
-    if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 2:
+    if runs.dtype != _INT32 or runs.ndim != 2 or runs.shape[1] != 2:
         raise KernelArgumentError("runs", f"must be int32 [runs, 2], are {runs.dtype} {list(runs.shape)}")
     return runs
 
@@ -136,7 +140,8 @@ def _rows_in_order(lengths: Ints, order: npt.NDArray[np.int64]) -> Ints:
     return rows
 
 
-def choose(rows: int, active: int, highest: int, class_rows: Sequence[int]) -> LaunchPlan:
+@lru_cache(maxsize=1024)
+def choose(rows: int, active: int, highest: int, class_rows: tuple[int, ...]) -> LaunchPlan:
     """Which form fits a step of so many adapter rows and slots. Grid sizes follow once the lists are cut.
 
     highest: rank of the active slots; class_rows: how many rows each of RANK_CLASSES has.
@@ -151,7 +156,7 @@ def choose(rows: int, active: int, highest: int, class_rows: Sequence[int]) -> L
     return LaunchPlan(1 if single else ROWS_PER_ITEM, block_rank, 0, int(tiled), parts)
 
 
-def _typical_class(rows: int, class_rows: Sequence[int]) -> int:
+def _typical_class(rows: int, class_rows: tuple[int, ...]) -> int:
     """The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest."""
     reached = 0
     for rank_class, in_class in zip(RANK_CLASSES, class_rows, strict=True):
@@ -171,18 +176,18 @@ def settled(
 ) -> LaunchPlan:
     """The plan with its sizes; a given one stays. Raises KernelArgumentError where that is too small."""
     if given is None:
-        return LaunchPlan(chosen.rows_per_item, chosen.block_rank, items, tiles, chosen.parts, base_rows)
+        return _plan(chosen.rows_per_item, chosen.block_rank, items, tiles, chosen.parts, base_rows)
     if items > given.items or tiles > given.tiles > 0 or base_rows > given.base_rows:
         needed = f"{items} items, {tiles} tiles, {base_rows} base rows"
         raise KernelArgumentError("plan", f"{given} is too small for {needed}")
     return given
 
 
-def _rank_summary(counts: Ints, ranks: Ints) -> tuple[int, list[int]]:
+def _rank_summary(counts: Ints, ranks: Ints) -> tuple[int, tuple[int, ...]]:
     """choose's highest and class_rows."""
     classes = np.searchsorted(RANK_CLASSES[:-1], ranks)
     class_rows = np.bincount(classes, weights=counts, minlength=len(RANK_CLASSES))
-    return int(ranks.max(initial=0)), class_rows.astype(np.int64).tolist()
+    return int(ranks.max(initial=0)), tuple(class_rows.astype(np.int64).tolist())
 
 
 def _high_ranks_first(

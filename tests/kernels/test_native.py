@@ -66,6 +66,28 @@ def test_what_numpy_refuses_is_refused(module: Any, runs: list[Run], problem: st
         native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, None)
 
 
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**63, -(2**63) - 1, None])
+def test_numbers_that_are_no_int32_are_refused_as_numpy_refuses_them(module: Any, number: Any) -> None:
+    ranks = np.full(SLOTS, 16, dtype=np.int32)
+    for runs in (((0, 1), (number, 1)), ((0, number), (1, 1))):
+        with pytest.raises((OverflowError, ValueError, TypeError)) as wanted:
+            describe(runs, SLOTS, ROWS, ITEMS, ranks, None)
+        with pytest.raises(wanted.type):
+            native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, None)
+
+
+def test_runs_as_pairs_and_as_an_array_are_written_alike(module: Any) -> None:
+    """-1 is what Python's C functions also say for an error."""
+    runs = ((-1, 3), (SLOTS - 1, 1), (0, 0), (2, 70), (-1, 1), (2, 1))
+    of_pairs, of_array = make_fields(), make_fields()
+    ranks = np.full(SLOTS, 16, dtype=np.int32)
+    native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, None).write(of_pairs)
+    array = np.array(runs, dtype=np.int32)
+    native.describe(module, array, SLOTS, ROWS, ITEMS, ranks, None).write(of_array)
+    np.testing.assert_array_equal(of_pairs.buffer, of_array.buffer)
+    assert of_pairs.mapping[:4].tolist() == [-1, -1, -1, SLOTS - 1]
+
+
 def test_a_plan_that_is_too_small_is_refused(module: Any) -> None:
     plan = LaunchPlan.for_graph(4, 4, rows_per_item=1)
     with pytest.raises(KernelArgumentError, match=r"^plan .* too small for 5 items"):

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +123,24 @@ def test_a_step_like_the_last_one_is_described_again_when_anything_changed() -> 
     punica.set_slot_rank(0, 64)
     punica.update_metadata(LoRAMapping(runs, runs))
     assert meta.plan.block_rank == 64
+
+
+def test_bytes_like_the_last_steps_in_another_form_are_another_step() -> None:
+    punica = PunicaWrapperCPU(3, 8)
+    runs = np.array([[0, 1], [2, 1]], dtype=np.int32)
+    punica.update_metadata(LoRAMapping(runs, runs))
+    for other in (runs.view(np.float32), runs.reshape(1, 4)):
+        with pytest.raises(KernelArgumentError, match=r"^runs must be int32"):
+            punica.update_metadata(LoRAMapping(other, other))
+    assert punica.token_mapping_meta.token_lora_mapping.tolist()[:3] == [0, 2, -1]
+
+
+def test_rows_that_reach_the_head_are_told_from_all_rows() -> None:
+    """As arrays and as pairs, in turns: a step may share the head's description, the next one may not."""
+    punica = PunicaWrapperCPU(3, 8)
+    for runs, head in (([(0, 1), (2, 1)], [(0, 1), (2, 1)]), ([(0, 2), (2, 3)], [(0, 1), (2, 1)])):
+        for form in (tuple, partial(np.array, dtype=np.int32)):
+            punica.update_metadata(LoRAMapping(form(runs), form(head)))
+            for meta, wanted in ((punica.token_mapping_meta, runs), (punica.prompt_mapping_meta, head)):
+                slots = row_slots(wanted)
+                assert meta.token_lora_mapping.tolist() == slots + [-1] * (8 - len(slots))
