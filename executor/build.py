@@ -22,6 +22,7 @@ from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.forward_pass import ForwardPass
 from executor.host_pool import HostPool
+from executor.image_workers import ImageWorkers
 from executor.lora.arena import SlotArena
 from executor.lora.full_heads import check_full_heads
 from executor.lora.image import SlotImage, build_slot_image
@@ -111,9 +112,10 @@ class _Parts:
 def _on_one_rank(
     config: ExecutorConfig, spec: ModelSpec, store: WeightsSource, wake: Callable[[], None]
 ) -> _Parts:
-    # First, so that its memory is pinned while the model loads.
+    # First, so that its memory is pinned, and the processes come up, while the model loads.
     most, device = _max_image_bytes(config, spec), torch.device(config.device)
     pool = HostPool(config.host_memory_bytes, most, wake, device)
+    workers = ImageWorkers(config, most)
     try:
         shard = build_shard(config, SINGLE)
         slots, arena = shard.slots, shard.arena
@@ -123,9 +125,10 @@ def _on_one_rank(
             raise StartError(f"--host-memory-bytes {config.host_memory_bytes}: the machine gives none")
     except BaseException:
         pool.close()
+        workers.close()
         raise
     writer = make_writer(arena, shard.punica)
-    adapters = PooledAdapters(store, arena.layout, pool, writer, slots.dora, slots.full_heads)
+    adapters = PooledAdapters(store, arena.layout, pool, writer, slots.dora, slots.full_heads, workers)
     return _Parts(NoOtherRanks(), shard, shard.forward_pass, adapters, writer)
 
 

@@ -115,6 +115,12 @@ class ExecutorConfig:
         4, "Adapters copied into slots in one step at most; all sequences of the step wait for them."
     )
     loader_threads: int = _setting(4, "Threads that read adapters from the store.")
+    loader_processes: int = _setting(
+        -1,
+        "Processes that lay adapters out for as many loader threads, which then leave the interpreter to the "
+        "engine; each takes 0.2 GB and the bytes of an adapter. 0: none; -1: one a loader thread on a GPU, "
+        "none on the CPU. Several ranks have none.",
+    )
     load_timeout: float = _setting(
         60.0, "Seconds after which a load from the store is given up as retryable."
     )
@@ -148,6 +154,7 @@ class ExecutorConfig:
         _require("dtype", self.dtype in _DTYPES, f"one of {_DTYPES}")
         _require("gpu-memory-utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         _require("num-kv-blocks", self.num_kv_blocks >= 0, "at least 0")
+        _require("loader-processes", self.loader_processes >= -1, "at least -1")
         _require("compile-processes", self.compile_processes >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
@@ -177,6 +184,14 @@ class ExecutorConfig:
         if self.async_scheduling == "auto":
             return self.tensor_parallel_size == 1 and self.device.startswith("cuda")
         return self.async_scheduling == "true"
+
+    @property
+    def num_loader_processes(self) -> int:
+        """On one rank. More than threads would never work."""
+        wanted = self.loader_processes
+        if wanted < 0:
+            wanted = 0 if self.device == "cpu" else self.loader_threads
+        return min(wanted, self.loader_threads)
 
     @property
     def model_dtype(self) -> str:

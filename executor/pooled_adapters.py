@@ -2,14 +2,16 @@
 
 import logging
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adapter_store import Weights, WeightsSource
 from executor.host_pool import HostPool, Region
+from executor.image_workers import ImageWorkers
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads, check_full_heads
 from executor.lora.image import NUMPY_DTYPES, Buffer, SlotImage, build_slot_image, copy_into
@@ -49,9 +51,11 @@ class PooledAdapters:
         writer: SlotWriter,
         dora: DoRAFactors | None = None,
         full_heads: FullHeads | None = None,
+        workers: ImageWorkers | None = None,
     ) -> None:
-        """Adapters that need what is not given are refused."""
+        """Adapters that need what is not given are refused. `workers` read the same store."""
         self._store = store
+        self._workers = workers
         self._dora = dora
         self._full_heads = full_heads
         self._layout = layout
@@ -72,6 +76,23 @@ class PooledAdapters:
     def load_image(self, digest: str) -> PooledImage:
         """Room is claimed once the adapter is known to be whole and to fit: what cannot be served pushes out
         nothing. Raises what `open` and `build_slot_image` raise, FullHeadNotServed, and HostMemoryFull."""
+        pooled = self._from_workers(digest) or self._load_here(digest)
+        if pooled.image.error:
+            logger.info("quantized, relative error %.4f", pooled.image.error, extra={"digest": digest})
+        return pooled
+
+    def _from_workers(self, digest: str) -> PooledImage | None:
+        """None: not from there."""
+        if self._workers is None:
+            return None
+        with self._workers.image(digest, self._layout) as image:
+            if image is None:
+                return None
+            region = self._pool.claim(digest, image.nbytes)
+            np.copyto(region.array, image.block.numpy())  # lets go of the interpreter
+        return PooledImage(replace(image, block=torch.from_numpy(region.array)), region, None, {})
+
+    def _load_here(self, digest: str) -> PooledImage:
         with self._store.open(digest) as weights:
             check_full_heads(weights, self._full_heads)
             loading = _Loading(digest, weights, self._pool, self._dora, self._full_heads)
@@ -79,14 +100,11 @@ class PooledAdapters:
                 image = build_slot_image(
                     weights, self._layout, loading.allocate, with_dora=self._dora is not None
                 )
-                pooled = loading.pooled(image)
+                return loading.pooled(image)
             except BaseException:
                 if loading.region is not None:
                     self._pool.release(loading.region)
                 raise
-        if image.error:
-            logger.info("quantized, relative error %.4f", image.error, extra={"digest": digest})
-        return pooled
 
     def load(self, slot: int, image: PooledImage) -> None:
         extra = self._dora.enter(slot, image.factors) if self._dora else []
@@ -112,6 +130,8 @@ class PooledAdapters:
 
     def close(self) -> None:
         self._pool.close()
+        if self._workers is not None:
+            self._workers.close()
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {
     "num_kv_blocks": 64,
     "block_size": 8,
     "host_memory_bytes": 64 << 20,
+    "loader_processes": 0,  # they would open another store than the engine that a test makes
 }
 
 

@@ -84,6 +84,24 @@ def test_steps_are_planned_ahead_for_one_rank_on_a_gpu(
         assert load_config([*NEEDED, *flags], {}).schedules_ahead is ahead
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "processes"),
+    [
+        ("cpu", "-1", 0),
+        ("cuda", "-1", 3),
+        ("cuda:1", "-1", 3),
+        ("cuda", "0", 0),
+        ("cpu", "2", 2),
+        ("cpu", "5", 3),
+    ],
+)
+def test_each_loader_thread_has_a_process_on_a_gpu(device: str, given: str, processes: int) -> None:
+    flags = ["--device", device, "--loader-threads", "3", "--loader-processes", given]
+    assert load_config([*NEEDED, *flags], {}).num_loader_processes == processes
+    with pytest.raises(ConfigError, match="--loader-processes must be at least -1"):
+        load_config([*NEEDED, *flags, "--loader-processes", "-2"], {})
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_fp8_slots_hold_every_module_but_not_shards_of_adapters(device: str) -> None:
     flags = ["--lora-dtype", "fp8", "--lora-modules", "q_proj,experts,embed_tokens", "--device", device]
