@@ -2,7 +2,8 @@
 
 Triton compiles a kernel when it is first launched, one after another: about three minutes for all that an
 executor may launch. Here each process launches some of them, with a model of one layer and the same shapes,
-and leaves what it compiled in Triton's cache, where the executor then finds it.
+and leaves what it compiled in Triton's cache, where the executor then finds it. FlashInfer's two forms of
+attention take nvcc over a minute each, on their first start on a machine: they have a process each.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ import triton
 
 import kernels
 from executor.config import ExecutorConfig
+from executor.flashinfer_attention import FORMS
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +60,9 @@ class Compilation:
             return
         began = time.monotonic()
         settings = json.dumps(asdict(replace(self._config, store="unused")))
-        commands = [
-            (sys.executable, "-m", "executor.compile_ahead", str(part), str(parts)) for part in range(parts)
-        ]
-        logger.info("no kernels are compiled yet: %d processes compile them", parts)
-        with ThreadPoolExecutor(parts) as pool:
+        commands = [(sys.executable, "-m", "executor.compile_ahead", *share) for share in _shares(parts)]
+        logger.info("no kernels are compiled yet: %d processes compile them", len(commands))
+        with ThreadPoolExecutor(len(commands)) as pool:
             said = list(pool.map(lambda command: (run or _run)(command, settings), commands))
         for line in filter(None, said):
             logger.warning("compiling ahead failed, kernels are compiled one by one: %s", line)
@@ -75,6 +75,11 @@ class Compilation:
             self._marker.touch()
         except OSError as error:
             logger.warning("the next start compiles again: %s", error)
+
+
+def _shares(parts: int) -> list[tuple[str, str]]:
+    """What each process is told."""
+    return [*(("attention", form) for form in FORMS), *((str(part), str(parts)) for part in range(parts))]
 
 
 def _key(config: ExecutorConfig) -> str:
@@ -100,10 +105,20 @@ def _run(command: Command, settings: str) -> str:
 
 
 def main() -> None:
-    from executor.gpu_shard import compile_part
+    from executor.gpu_shard import compile_attention
 
     settings = json.load(sys.stdin)
     config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
+    what, which = sys.argv[1:]
+    if what == "attention":
+        compile_attention(config, next(form for form in FORMS if form == which))
+    else:
+        _compile_part(config, int(what), int(which))
+
+
+def _compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
+    from executor.gpu_shard import compile_part
+
     with tempfile.TemporaryDirectory(prefix="lorafleet-compile-") as folder:
         shapes = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
         (Path(folder) / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 1}))
@@ -111,7 +126,7 @@ def main() -> None:
         one_layer = replace(
             config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS, max_full_heads=heads
         )
-        compile_part(one_layer, int(sys.argv[1]), int(sys.argv[2]))
+        compile_part(one_layer, part, parts)
 
 
 if __name__ == "__main__":

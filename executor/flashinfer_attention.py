@@ -18,6 +18,9 @@ from executor.step_buffers import StepBuffers, StepShape
 # rows: for few rows a sequence (FlashAttention 2: a KV head's query heads share a tile); prefill: for many
 # (FlashAttention 3).
 Kind = Literal["rows", "prefill"]
+# Of FlashAttention: 2 for "rows", 3 for "prefill" on Hopper.
+Form = Literal["fa2", "fa3"]
+FORMS: tuple[Form, ...] = ("fa2", "fa3")
 
 _NO_POSITIONS, _CAUSAL, _TOKENS_FIRST = 0, 1, 0
 _HEAD_DIMS = (64, 128, 256)
@@ -37,6 +40,13 @@ def serves(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> boo
         and not config.attention_sinks
         and find_spec("flashinfer") is not None
     )
+
+
+def compile_for(config: ModelConfig, dtype: torch.dtype, device: torch.device, form: Form) -> None:
+    """What a FlashInfer needs of this form, unless it is there: nvcc takes a minute or more for each."""
+    if serves(config, dtype, device) and (form == "fa2" or _is_hopper(device)):
+        for window in set(config.windows):
+            _module(form, window, config.head_dim, dtype)
 
 
 class FlashInfer:
@@ -84,20 +94,28 @@ class _Plan:
     window_left: int
 
 
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _module(form: Form, window: int | None, head_dim: int, dtype: torch.dtype) -> Any:
+    """Compiled where it is not yet."""
+    from flashinfer.prefill import get_batch_prefill_module
+
+    return get_batch_prefill_module(
+        form, dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, window is not None, False,
+        False,
+    )  # fmt: skip
+
+
 class _Window:
     """The modules for layers of one window, and where their plans lie."""
 
     def __init__(self, window: int | None, head_dim: int, dtype: torch.dtype, workspace: Tensor) -> None:
-        from flashinfer.prefill import get_batch_prefill_module
-
         self._window_left = -1 if window is None else window - 1
-        form = (
-            dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, window is not None, False,
-            False,
-        )  # fmt: skip
-        self._rows = get_batch_prefill_module("fa2", *form)
-        hopper = torch.cuda.get_device_capability(workspace.device)[0] == 9
-        self._prefill = get_batch_prefill_module("fa3", *form) if hopper else None
+        self._rows = _module("fa2", window, head_dim, dtype)
+        hopper = _is_hopper(workspace.device)
+        self._prefill = _module("fa3", window, head_dim, dtype) if hopper else None
         self._float_workspace = workspace
         self._int_workspace = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=workspace.device)
         self._pinned = [

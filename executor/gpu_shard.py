@@ -18,7 +18,7 @@ from executor.config import ExecutorConfig
 from executor.cuda_graphs import GraphMemory
 from executor.distributed import SINGLE, ParallelGroup
 from executor.errors import StartError
-from executor.flashinfer_attention import FlashInfer, serves
+from executor.flashinfer_attention import FlashInfer, Form, compile_for, serves
 from executor.forward import SequenceRows
 from executor.forward_pass import ForwardPass
 from executor.gpu_memory import blocks_that_fit, log_captured, measure
@@ -27,7 +27,8 @@ from executor.graphed_forward import GraphedForwardPass
 from executor.layers.linear import kv_head_share
 from executor.layers.triton_followers import TritonFollowers
 from executor.model_config import ModelConfig
-from executor.models import CausalLM, load_model
+from executor.models import CausalLM, load_model, read_config
+from executor.no_attention import NoAttention
 from executor.shard import Shard, Slots, attach_slots, check_lora_dtype, dtype_of
 from executor.torch_attention import StepPlanner, TorchAttention
 from executor.warm_up import StepLimits, warm_up_steps
@@ -57,11 +58,19 @@ def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
 
 
 def compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
-    """Launch each `parts`-th kernel once, from the `part`-th on."""
-    _builder(config, SINGLE, _device(config, SINGLE)).compile(part, parts)
+    """Launch each `parts`-th kernel once, from the `part`-th on; attention's are `compile_attention`'s."""
+    _builder(config, SINGLE, _device(config, SINGLE), NoAttention()).compile(part, parts)
 
 
-def _builder(config: ExecutorConfig, group: ParallelGroup, device: torch.device) -> "_Builder":
+def compile_attention(config: ExecutorConfig, form: Form) -> None:
+    """One of FlashInfer's forms, if the model has it."""
+    model = read_config(Path(config.model))
+    compile_for(model, dtype_of(config), _device(config, SINGLE), form)
+
+
+def _builder(
+    config: ExecutorConfig, group: ParallelGroup, device: torch.device, attention: StepPlanner | None = None
+) -> "_Builder":
     started = time.monotonic()
     dummy = config.load_format == "dummy"
     model = load_model(
@@ -71,7 +80,7 @@ def _builder(config: ExecutorConfig, group: ParallelGroup, device: torch.device)
     punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
     slots = attach_slots(config, model, punica)
     logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
-    return _Builder(config, group, device, model, punica, slots)
+    return _Builder(config, group, device, model, punica, slots, attention)
 
 
 def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
@@ -101,7 +110,9 @@ class _Builder:
         model: CausalLM,
         punica: PunicaWrapperGPU,
         slots: Slots,
+        attention: StepPlanner | None,
     ) -> None:
+        """attention: None for the fastest that serves the model."""
         self.model, self.punica, self.slots = model, punica, slots
         self._config, self._group, self._device, self._dtype = config, group, device, dtype_of(config)
         self._limits = StepLimits(
@@ -114,14 +125,16 @@ class _Builder:
         heads = model.config.num_heads // group.size
         kv_heads = len(kv_head_share(model.config.num_kv_heads, group))
         self._captures = config.cuda_graphs and _decodes(model.config, heads, kv_heads, self._dtype)
-        self._attention: StepPlanner
-        if serves(model.config, self._dtype, device):
-            self._attention = FlashInfer(model.config, heads, kv_heads, self._dtype, device)
-        else:
-            logger.warning(
-                "FlashInfer is not installed or does not serve this model: attention of prompts is torch's"
-            )
-            self._attention = TorchAttention(model.config.windows)
+        self._attention = attention or self._fastest_attention(heads, kv_heads)
+
+    def _fastest_attention(self, heads: int, kv_heads: int) -> StepPlanner:
+        model = self.model.config
+        if serves(model, self._dtype, self._device):
+            return FlashInfer(model, heads, kv_heads, self._dtype, self._device)
+        logger.warning(
+            "FlashInfer is not installed or does not serve this model: attention of prompts is torch's"
+        )
+        return TorchAttention(model.windows)
 
     def build(self) -> tuple[KVCache, ForwardPass]:
         spare = self._cache(0)

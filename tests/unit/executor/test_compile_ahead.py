@@ -30,8 +30,8 @@ def config(tmp_path: Path) -> Iterator[ExecutorConfig]:
 def test_each_process_has_its_part_and_no_secrets(config: ExecutorConfig, tmp_path: Path) -> None:
     processes = Processes()
     Compilation(config, tmp_path).start(processes)
-    parts = sorted(tuple(command[-2:]) for command, _ in processes.started)
-    assert parts == [("0", "3"), ("1", "3"), ("2", "3")]
+    shares = sorted(tuple(command[-2:]) for command, _ in processes.started)
+    assert shares == [("0", "3"), ("1", "3"), ("2", "3"), ("attention", "fa2"), ("attention", "fa3")]
     assert "secret" not in str(processes.started)
     for _, settings in processes.started:
         settings["lora_modules"] = tuple(settings["lora_modules"])  # type: ignore[arg-type]
@@ -42,15 +42,15 @@ def test_a_start_like_one_before_starts_none(config: ExecutorConfig, tmp_path: P
     processes, cache = Processes(), tmp_path / "cache"
     Compilation(config, cache).start(processes)
     Compilation(config, cache).start(processes)
-    assert len(processes.started) == 6, "the executor did not become ready in between"
+    assert len(processes.started) == 10, "the executor did not become ready in between"
     Compilation(config, cache).done()
     Compilation(config, cache).start(processes)
     Compilation(replace(config, store="other", listen="127.0.0.1:1"), cache).start(processes)
-    assert len(processes.started) == 6
+    assert len(processes.started) == 10
     Compilation(replace(config, max_lora_rank=8), cache).start(processes)
     (tmp_path / "config.json").write_text('{"hidden_size": 64}')
     Compilation(config, cache).start(processes)
-    assert len(processes.started) == 12
+    assert len(processes.started) == 20
 
 
 def test_failures_are_told_and_the_start_goes_on(

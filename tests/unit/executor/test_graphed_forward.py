@@ -20,6 +20,7 @@ from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM, load_model
+from executor.no_attention import NoAttention
 from executor.warm_up import StepLimits
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 from tests.support.gpu_steps import BufferAttention, BufferStep, RerunMemory, SkippingFollowers
@@ -136,6 +137,20 @@ def test_decoding_with_adapters_that_come_and_go(pair: Pair) -> None:
 def test_a_step_of_many_rows_of_one_adapter(pair: Pair) -> None:
     pair.check([SequenceRows(list(range(32)), 0, list(range(8)), 2, (31,))])
     pair.check([SequenceRows(list(range(30)), 0, list(range(8)), 7, range(30))])
+
+
+def test_without_attention_steps_run_all_else(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured and not. Nothing of what is in the cache is in their logits."""
+    monkeypatch.setattr(pair.graphed, "_attention", NoAttention())
+    tokens = [5 + number for number in range(60)]
+    for rows in (40, 60):
+        alone, behind = (
+            pair.graphed.run([SequenceRows(tokens[:rows], start, list(range(30)), 2, (rows - 1,))])
+            for start in (0, 30)
+        )
+        assert alone.shape == (1, 128) and alone.isfinite().all()
+        if rows == 60:  # not captured: a captured one keeps what was where attention writes
+            torch.testing.assert_close(alone, behind)
 
 
 def test_an_empty_step_has_no_logits(pair: Pair) -> None:
