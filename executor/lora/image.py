@@ -40,8 +40,6 @@ _BITS: Mapping[int, tuple[np.dtype[np.integer[Any]], np.dtype[np.integer[Any]]]]
     2: (np.dtype(np.int16), np.dtype(np.uint16)),
     4: (np.dtype(np.int32), np.dtype(np.uint32)),
 }
-# What is copied without giving the interpreter away: getting it back from a busy engine takes longer.
-_SHORT_COPY = 1 << 16
 _CHECKED_AT_ONCE = 1 << 20  # elements: what a core's cache holds between two passes
 Buffer = npt.NDArray[np.uint8]
 
@@ -210,11 +208,7 @@ def _cast(target: _Array, source: _Array) -> None:
         return
     # As integers: numpy copies those of any width fast, and holds no lock meanwhile.
     _, bits = _BITS[target.dtype.itemsize]
-    into, values = target.view(bits), source.view(bits)
-    if 0 < into.nbytes <= _SHORT_COPY and into.flags.c_contiguous and values.flags.c_contiguous:
-        into.data.cast("B")[:] = values.data.cast("B")
-    else:
-        np.copyto(into, values)
+    np.copyto(target.view(bits), source.view(bits))
 
 
 def _all_finite(values: _Array) -> bool:
