@@ -35,7 +35,8 @@ def main(name: str) -> None:
     if mode == "die":
         sys.stderr.write("out of luck\n")
         sys.exit(3)
-    stopped.wait()
+    while not stopped.wait(0.2):  # a signal that arrives just before an endless wait would not end it
+        pass
     sys.stderr.write("draining\n")
     sys.stderr.flush()
     if mode == "linger":
