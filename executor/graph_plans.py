@@ -13,7 +13,7 @@ Runs = npt.NDArray[np.int32]
 
 # Largest piecewise captured step: beyond, the GPU takes longer than Python does to launch all kernels.
 MOST_MIXED_ROWS = 512
-# Entries of the graphs for few adapters: shrink beside the base product pays up to here.
+# Entries of the graphs for few adapters, whose kernels have no programs for more.
 _FEW_ITEMS = 8
 # Graphs are captured for this height of a rank tile: LoRA's usual rank. Higher ranks loop.
 _BLOCK_RANK = 16

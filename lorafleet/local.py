@@ -1,7 +1,6 @@
 """A whole LoraFleet on one machine: one scheduler, some executors, a store in a folder, as real processes."""
 
 import queue
-import socket
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from lorafleet.errors import LaunchError, ServiceEnded
+from lorafleet.ports import hold_port
 from lorafleet.service import LogLine, Service
 
 _POLL_SECONDS = 0.2
@@ -144,15 +144,12 @@ def _free_ports(config: LocalConfig) -> _Ports:
 
 
 def _bind(sockets: ExitStack, host: str, port: int, flag: str) -> int:
-    probe = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        probe.bind((host, port))
+        return hold_port(sockets, host, port)
     except (OSError, OverflowError) as error:  # the latter of a port above 65535
         why = getattr(error, "strerror", None) or error
         what = f"stop what listens there or choose with {flag} (0 takes a free one)"
         raise LaunchError(f"cannot listen on {host}:{port}: {why}; {what}") from error
-    return int(probe.getsockname()[1])
 
 
 def _executor_commands(config: LocalConfig, ports: _Ports) -> list[tuple[int, list[str]]]:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from adapter_store import open_store
 from lorafleet import Client
+from lorafleet.ports import hold_port
 from tests.support.fleet import scrape
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +33,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 def free_ports(count: int) -> list[int]:
     with ExitStack() as sockets:  # held until all are found, so that none is found twice
-        found = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in found]
+        return [hold_port(sockets, "127.0.0.1", 0) for _ in range(count)]
 
 
 class Node:
