@@ -88,6 +88,19 @@ def test_runs_as_pairs_and_as_an_array_are_written_alike(module: Any) -> None:
     assert of_pairs.mapping[:4].tolist() == [-1, -1, -1, SLOTS - 1]
 
 
+def test_a_described_step_is_written_as_it_was_described(module: Any) -> None:
+    """Whatever becomes of the caller's array and of the ranks: C writes as many entries as were counted."""
+    ranks, runs = np.full(SLOTS, 8, dtype=np.int32), np.array([(0, 3), (2, 20), (-1, 1)], dtype=np.int32)
+    plan = LaunchPlan(16, 8, 40, 0, parts=True, base_rows=1)
+    expected, got = make_fields(), make_fields()
+    wanted = describe(runs.copy(), SLOTS, ROWS, ITEMS, ranks, plan)
+    work = native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, plan)
+    ranks[:], runs[:] = 256, (5, 1)
+    wanted.write(expected)
+    work.write(got)
+    np.testing.assert_array_equal(got.buffer, expected.buffer)
+
+
 def test_a_plan_that_is_too_small_is_refused(module: Any) -> None:
     plan = LaunchPlan.for_graph(4, 4, rows_per_item=1)
     with pytest.raises(KernelArgumentError, match=r"^plan .* too small for 5 items"):
