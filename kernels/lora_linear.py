@@ -18,6 +18,8 @@ from kernels.tuning import expand_config, shrink_config
 
 # Far more than a model's layers. Beyond it somebody passes new tensors in each call: start afresh.
 _MOST_LAYERS = 4096
+# Of a layer. Prefill has ever new plans, and what is known of each is 3 KB: without an end, gigabytes.
+_MOST_FORMS = 256
 
 
 def add_pair(
@@ -139,6 +141,8 @@ class LinearPair:
         )  # fmt: skip
         form = self._forms.get(key)
         if form is None:
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
             form = self._forms[key] = self._make(y, x, lora_a, lora_b, ranks, scales, meta)
         form(y, x, lora_a, lora_b, ranks, scales, meta)
 

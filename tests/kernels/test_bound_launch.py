@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import launch, lora_expand, lora_shrink
+from kernels import launch, lora_expand, lora_linear, lora_shrink
 from kernels.launch_plan import LaunchPlan
 from kernels.lora_linear import LinearPair
 from kernels.meta import LoRAMapping
@@ -150,6 +150,23 @@ def test_each_form_of_rows_and_each_plan_has_launches_of_its_own(kernels: tuple[
         add(punica, stack, y, x)
         entries = punica.token_mapping_meta.plan.items
         assert [kernel.short[-1]["grid"] for kernel in kernels] == [(1, 1, entries), (1, entries, 1)]
+
+
+def test_a_layer_keeps_a_bounded_number_of_forms(
+    kernels: tuple[Recorder, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill has steps with ever new numbers of rows: what is known of each must not add up for days."""
+    monkeypatch.setattr(lora_linear, "_MOST_FORMS", 4)
+    stack = make_stack([[4, 4]], 40, [32], max_rank=4)
+    punica = prepared([(0, 2)])
+    for base in range(20):
+        punica.update_metadata(LoRAMapping(((0, 2), (-1, base)), ()))
+        for _ in range(2):
+            add(punica, stack, torch.ones(2 + base, 35), torch.ones(2 + base, 40))
+    (pair,) = punica.token_mapping_meta.linears.values()
+    assert 1 <= len(pair._forms) <= 4
+    assert len(kernels[0].through_triton) == 1
+    assert len(kernels[0].short) == 39
 
 
 def test_a_step_without_adapters_starts_nothing(kernels: tuple[Recorder, Recorder]) -> None:
