@@ -76,6 +76,11 @@ def test_numbers_that_are_no_int32_are_refused_as_numpy_refuses_them(module: Any
             native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, None)
 
 
+def test_a_list_which_could_change_while_it_is_read_is_left_to_numpy(module: Any) -> None:
+    assert module.pairs(((0, 1), (2, 3)), bytearray(16))
+    assert not module.pairs([(0, 1), (2, 3)], bytearray(16))
+
+
 def test_runs_as_pairs_and_as_an_array_are_written_alike(module: Any) -> None:
     """-1 is what Python's C functions also say for an error."""
     runs = ((-1, 3), (SLOTS - 1, 1), (0, 0), (2, 70), (-1, 1), (2, 1))
