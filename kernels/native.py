@@ -28,7 +28,7 @@ def load() -> Any | None:
     try:
         return compile_module_from_src(source, "lorafleet_work_list")
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
-        _log.warning("no C compiler for kernels/work_list.c, a step's metadata takes longer: %s", error)
+        _log.warning("kernels/work_list.c is not compiled, a step's metadata takes longer: %s", error)
         return None
 
 

@@ -1,6 +1,7 @@
 """The description in C, against numpy's, field by field."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ ITEMS = SIZES[0] // 4
 @pytest.fixture(scope="module")
 def module() -> Any:
     return native.load()
+
+
+def test_where_it_cannot_be_compiled_there_is_none_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place of compiled code that nobody can write to; a compiler there is."""
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    assert native.load.__wrapped__() is None
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("kernels/work_list.c is not compiled")
+    assert "Not a directory" in message
 
 
 def make_fields() -> HostFields:
