@@ -56,7 +56,7 @@ def beside_pays(plan: LaunchPlan) -> bool:
     """
     if plan.tiles:
         return plan.tiles >= _MANY_TILES
-    return (plan.rows_per_item == 1 and not plan.parts) or plan.items <= _FEW_ENTRIES
+    return not plan.parts and (plan.rows_per_item == 1 or plan.items <= _FEW_ENTRIES)
 
 
 def best_form(plan: LaunchPlan, follower: Follower) -> Form:

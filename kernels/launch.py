@@ -37,22 +37,22 @@ class Launch:
         self._start(x, y, z, stream, *self._compiled, *passed, *self._values)
 
     def bound(
-        self, grid: tuple[int, int, int], lists: Sequence[Tensor], numbers: Sequence[int]
+        self, grid: tuple[int, int, int], kept: Sequence[Tensor], numbers: Sequence[int]
     ) -> Callable[..., None] | None:
         """The call (num_rows, *addresses), which costs the host least, for a kernel whose run-time arguments
-        are tensors of the call, the metadata's lists, num_rows and `numbers`.
+        are tensors of the call, those that are `kept`, num_rows and `numbers`.
 
         None before the first call of this Launch, for an empty grid, and where kernels are interpreted. It
-        knows the lists by their addresses: it must not outlive the metadata.
+        knows `kept` by their addresses: whoever calls it makes sure that they are still there.
         """
         if self._start is None or 0 in grid:
             return None
         start, compiled, device = self._start, self._compiled, self._device
         stream_of = driver.active.get_current_stream
-        listed, last = [tensor.data_ptr() for tensor in lists], (*numbers, *self._values)
+        known, last = [tensor.data_ptr() for tensor in kept], (*numbers, *self._values)
 
         def launch(num_rows: int, *addresses: int) -> None:
-            start(*grid, stream_of(device), *compiled, *addresses, *listed, num_rows, *last)
+            start(*grid, stream_of(device), *compiled, *addresses, *known, num_rows, *last)
 
         return launch
 

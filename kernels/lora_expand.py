@@ -181,16 +181,16 @@ class ExpandLaunch:
         work, entries = _work(self.config, meta)
         if entries == 0:
             return
-        self.kernel(
-            (self.tiles, entries), y, h, lora_b[0], lora_b[min(1, len(lora_b) - 1)], lora_b[-1], ranks,
-            output_scale, work, meta.token_indices_sorted_by_lora_ids, meta.num_rows, *self.strides,
-        )  # fmt: skip
+        kept = _kept(lora_b, ranks, output_scale, work, meta)
+        self.kernel((self.tiles, entries), y, h, *kept, meta.num_rows, *self.strides)
 
-    def bound(self, meta: LoRAKernelMeta) -> Callable[..., None] | None:
-        """Launch.bound with meta's plan; takes y, h, three of lora_b, ranks and output_scale."""
+    def bound(
+        self, lora_b: Sequence[Tensor], ranks: Tensor, output_scale: Tensor, meta: LoRAKernelMeta
+    ) -> Callable[..., None] | None:
+        """Launch.bound with meta's plan; takes y and h."""
         work, entries = _work(self.config, meta)
-        lists = (work, meta.token_indices_sorted_by_lora_ids)
-        return self.kernel.bound((self.tiles, entries, 1), lists, self.strides)
+        kept = _kept(lora_b, ranks, output_scale, work, meta)
+        return self.kernel.bound((self.tiles, entries, 1), kept, self.strides)
 
 
 def expand_launch(
@@ -221,6 +221,14 @@ def expand_launch(
         tiles = sum(-(-weight.shape[2] // config.block_n) for weight in lora_b)
         launch = meta.launches[key] = ExpandLaunch(kernel, config, tiles, strides)
     return launch
+
+
+def _kept(
+    lora_b: Sequence[Tensor], ranks: Tensor, output_scale: Tensor, work: Tensor, meta: LoRAKernelMeta
+) -> tuple[Tensor, ...]:
+    """The kernel's tensors from b0 to order."""
+    slices = lora_b[0], lora_b[min(1, len(lora_b) - 1)], lora_b[-1]
+    return (*slices, ranks, output_scale, work, meta.token_indices_sorted_by_lora_ids)
 
 
 def _work(config: ExpandConfig, meta: LoRAKernelMeta) -> tuple[Tensor, int]:

@@ -18,6 +18,8 @@ from kernels.tuning import expand_config, shrink_config
 
 # Far more than a model's layers. Beyond it somebody passes new tensors in each call: start afresh.
 _MOST_LAYERS = 4096
+# Of a layer. Prefill has ever new plans, and what is known of each is 3 KB: without an end, gigabytes.
+_MOST_FORMS = 256
 
 
 def add_pair(
@@ -33,10 +35,10 @@ def add_pair(
     """y[row, start_s : start_s + out_s] += (scale * x[row] @ A_s[slot, :r].T) @ B_s[slot, :r].
 
     As lora_shrink and lora_expand, with their checks. A layer's weights are checked when these tensor objects
-    come for the first time, x and y in every call. Raises KernelArgumentError.
+    come for the first time or with other memory, x and y in every call. Raises KernelArgumentError.
     """
     weights = (*lora_a, *lora_b, ranks, scales)
-    # The ids choose an entry; only the same living objects confirm it.
+    # The ids choose an entry; only the same living objects, at the same addresses, confirm it.
     key = (len(lora_a), *map(id, weights))
     linear: LinearPair | None = meta.linears.get(key)
     if linear is None or not linear.is_of(weights, column_starts):
@@ -89,26 +91,21 @@ class _Form:
         meta: LoRAKernelMeta,
     ) -> None:
         """x and y must be of the form and have the step's rows: nothing is checked here."""
+        if meta.plan.items == 0:
+            return
         rows = meta.num_rows
         h = torch.empty((*self._splits, rows, self._max_rank), dtype=torch.float32, device=x.device)
         if self._bound is None:
             self._shrink(h, x, lora_a[0], ranks, scales, meta)
             self._expand(y, h, lora_b, ranks, ranks, meta)
-            self._bound = self._bind(meta)
+            shrink = self._shrink.bound(lora_a[0], ranks, scales, meta)
+            expand = self._expand.bound(lora_b, ranks, ranks, meta)
+            self._bound = None if shrink is None or expand is None else (shrink, expand)
             return
         shrink, expand = self._bound
-        partials = self._shrink.partials(h)
-        # Asked for in each call: a tensor object can be given other memory.
-        at_h, at_ranks = h.data_ptr(), ranks.data_ptr()
-        at_partials = at_h if partials is h else partials.data_ptr()
-        shrink(rows, at_h, at_partials, x.data_ptr(), lora_a[0].data_ptr(), at_ranks, scales.data_ptr())
-        at_b = [weight.data_ptr() for weight in lora_b]
-        second = at_b[min(1, len(at_b) - 1)]
-        expand(rows, y.data_ptr(), at_h, at_b[0], second, at_b[-1], at_ranks, at_ranks)
-
-    def _bind(self, meta: LoRAKernelMeta) -> tuple[Callable[..., None], Callable[..., None]] | None:
-        shrink, expand = self._shrink.bound(meta), self._expand.bound(meta)
-        return None if shrink is None or expand is None else (shrink, expand)
+        partials, at_h = self._shrink.partials(h), h.data_ptr()
+        shrink(rows, at_h, at_h if partials is h else partials.data_ptr(), x.data_ptr())
+        expand(rows, y.data_ptr(), at_h)
 
 
 class LinearPair:
@@ -116,12 +113,15 @@ class LinearPair:
 
     def __init__(self, weights: Sequence[Tensor], column_starts: Sequence[int]) -> None:
         self._weights = [ref(weight) for weight in weights]
+        self._addresses = list(map(Tensor.data_ptr, weights))
         self._starts = list(column_starts)
         self._forms: dict[Hashable, _Form] = {}
 
     def is_of(self, weights: Sequence[Tensor], column_starts: Sequence[int]) -> bool:
         alive = all(map(is_, map(call, self._weights), weights))
-        return alive and self._starts == list(column_starts)
+        # A living object may have been given other memory: x.data = y.
+        there = alive and self._addresses == list(map(Tensor.data_ptr, weights))
+        return there and self._starts == list(column_starts)
 
     def __call__(
         self,
@@ -141,6 +141,8 @@ class LinearPair:
         )  # fmt: skip
         form = self._forms.get(key)
         if form is None:
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
             form = self._forms[key] = self._make(y, x, lora_a, lora_b, ranks, scales, meta)
         form(y, x, lora_a, lora_b, ranks, scales, meta)
 

@@ -195,9 +195,11 @@ class ShrinkLaunch:
             grid, h, self.partials(h), x, first_a, ranks, scales, *lists, meta.num_rows, *self.strides
         )
 
-    def bound(self, meta: LoRAKernelMeta) -> Callable[..., None] | None:
-        """Launch.bound with meta's plan; takes h, partials, x, first_a, ranks and scales."""
-        return self.kernel.bound(self._grid(meta), self._lists(meta), self.strides)
+    def bound(
+        self, first_a: Tensor, ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
+    ) -> Callable[..., None] | None:
+        """Launch.bound with meta's plan; takes h, partials and x."""
+        return self.kernel.bound(self._grid(meta), (first_a, ranks, scales, *self._lists(meta)), self.strides)
 
     def partials(self, h: Tensor) -> Tensor:
         """Memory for the splits where the kernel adds them up, else h."""

@@ -43,7 +43,7 @@ class LoRAMapping:
     prompt_mapping: tuple[Run, ...] | Ints
 
     def content(self) -> tuple[Hashable, Hashable]:
-        """What both say now, whatever the caller writes into its arrays later: equal contents are equal runs.
+        """What both say now, whatever the caller changes later: equal contents are equal runs.
 
         Pairs and an array of the same runs differ.
         """
@@ -51,7 +51,7 @@ class LoRAMapping:
 
 
 def _content(runs: tuple[Run, ...] | Ints) -> Hashable:
-    return (runs.shape, runs.dtype, runs.tobytes()) if isinstance(runs, np.ndarray) else runs
+    return (runs.shape, runs.dtype, runs.tobytes()) if isinstance(runs, np.ndarray) else tuple(runs)
 
 
 @dataclass(frozen=True, slots=True)

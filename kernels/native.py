@@ -28,7 +28,7 @@ def load() -> Any | None:
     try:
         return compile_module_from_src(source, "lorafleet_work_list")
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
-        _log.warning("no C compiler for kernels/work_list.c, a step's metadata takes longer: %s", error)
+        _log.warning("kernels/work_list.c is not compiled, a step's metadata takes longer: %s", error)
         return None
 
 
@@ -39,8 +39,8 @@ class NativeWork(NamedTuple):
     """
 
     module: Any
-    runs: Ints | bytearray
-    ranks: Ints
+    runs: bytes | bytearray
+    ranks: bytes
     totals: bytearray
     cut: tuple[int, int, int, int]  # rows an item, rows a tile or 0, the limit of high ranks, their copies
     plan: LaunchPlan
@@ -66,10 +66,11 @@ def describe(
     plan: LaunchPlan | None,
 ) -> Work:
     """As work_list.describe, errors included."""
-    pairs = _pairs(module, runs)
+    # Copies: what is written later must be what is counted now, or it would not fit the buffer.
+    pairs, ranks = _pairs(module, runs), slot_ranks.tobytes()
     totals = bytearray(8 * (max_loras + 1))
     per_item = plan.rows_per_item if plan else ROWS_PER_ITEM
-    counted = module.count(pairs, slot_ranks, _CLASSES, totals, max_rows, per_item, ROWS_PER_TILE)
+    counted = module.count(pairs, ranks, _CLASSES, totals, max_rows, per_item, ROWS_PER_TILE)
     if counted is None:
         refused = np.frombuffer(pairs, dtype=np.int32).reshape(-1, 2)
         return work_list.describe(refused, max_loras, max_rows, max_items, slot_ranks, plan)  # says why not
@@ -82,19 +83,17 @@ def describe(
         per_tile = tiles = 0
     if chosen.parts:
         limit = high_limit(chosen.block_rank)
-        more = module.high(totals, slot_ranks, per_item, limit) * (PARTS - 1)
+        more = module.high(totals, ranks, per_item, limit) * (PARTS - 1)
         if items + more <= (chosen.items or max_items):
             items, copies = items + more, PARTS
     final = settled(chosen, plan, items, tiles, base_rows)
-    return NativeWork(
-        module, pairs, slot_ranks, totals, (per_item, per_tile, limit, copies), final, rows, active
-    )
+    return NativeWork(module, pairs, ranks, totals, (per_item, per_tile, limit, copies), final, rows, active)
 
 
-def _pairs(module: Any, runs: Runs) -> Ints | bytearray:
+def _pairs(module: Any, runs: Runs) -> bytes | bytearray:
     """`runs` as int32 (slot, rows), one behind the other."""
     if isinstance(runs, tuple):
         pairs = bytearray(8 * len(runs))
         if module.pairs(runs, pairs):
             return pairs
-    return np.ascontiguousarray(as_pairs(runs))
+    return as_pairs(runs).tobytes()

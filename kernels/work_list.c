@@ -28,16 +28,17 @@ static int32_t number_of(PyObject *value, int *good) {
     return *good ? (int32_t)number : 0;
 }
 
-/* pairs(runs, out): the (slot, rows) of a tuple or list as out's int32. False: some are no pairs of such. */
+/* pairs(runs, out): the (slot, rows) of a tuple as out's int32. False: some are no pairs of such. Of no list: a
+ * number's __index__ could change it while it is read. */
 static PyObject *pairs(PyObject *self, PyObject *args) {
     PyObject *runs;
     Py_buffer out;
     if (!PyArg_ParseTuple(args, "Ow*", &runs, &out)) return NULL;
     int32_t *at = out.buf;
     Py_ssize_t number = out.len / 8;
-    int good = (PyTuple_Check(runs) || PyList_Check(runs)) && PySequence_Fast_GET_SIZE(runs) == number;
+    int good = PyTuple_Check(runs) && PyTuple_GET_SIZE(runs) == number;
     for (Py_ssize_t i = 0; i < number && good; i++) {
-        PyObject *pair = PySequence_Fast_GET_ITEM(runs, i);
+        PyObject *pair = PyTuple_GET_ITEM(runs, i);
         good = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
         for (int j = 0; j < 2 && good; j++) *at++ = number_of(PyTuple_GET_ITEM(pair, j), &good);
     }

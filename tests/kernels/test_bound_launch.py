@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import launch, lora_expand, lora_shrink
+from kernels import launch, lora_expand, lora_linear, lora_shrink
 from kernels.launch_plan import LaunchPlan
 from kernels.lora_linear import LinearPair
 from kernels.meta import LoRAMapping
@@ -107,6 +107,31 @@ def test_a_plan_starts_with_the_rows_and_addresses_of_each_call(kernels: tuple[R
     assert last["scales"] == other.scales.data_ptr()
 
 
+def test_weights_whose_memory_is_replaced_are_compiled_and_found_anew(
+    kernels: tuple[Recorder, Recorder],
+) -> None:
+    """What a launch knows of its weights' memory: where slices lie from the first one, and the alignment."""
+    stack, other = (make_stack([[4, 4]] * 3, 40, [32, 8, 16], max_rank=4) for _ in range(2))
+    punica, x, y = prepared([(0, 2), (1, 1)]), torch.ones(3, 40), torch.ones(3, 80)
+
+    def third_a() -> list[Any]:
+        """Where the next two calls find it: one through Triton, one that is known."""
+        add(punica, stack, y, x)
+        add(punica, stack, y, x)
+        calls: list[Any] = [kernels[0].through_triton[-1], kernels[0].short[-1]]
+        return [call["a"] + 4 * call["offset2"] for call in calls]
+
+    assert third_a() == [stack.lora_a[2].data_ptr()] * 2
+    stack.lora_a[2].data = other.lora_a[2]
+    assert third_a() == [other.lora_a[2].data_ptr()] * 2
+    compiled = [len(kernel.through_triton) for kernel in kernels]
+    for weights in (stack.lora_a, stack.lora_b):
+        unaligned = torch.empty(stack.arena.numel() + 1)
+        weights[0].data = unaligned.as_strided(weights[0].shape, weights[0].stride(), 1)
+    third_a()
+    assert [len(kernel.through_triton) for kernel in kernels] == [number + 1 for number in compiled]
+
+
 def test_each_form_of_rows_and_each_plan_has_launches_of_its_own(kernels: tuple[Recorder, Recorder]) -> None:
     """Triton compiles for dtypes, strides, alignments; a plan changes the grid, or more."""
     stack, memory = make_stack([[4, 4]], 40, [32], max_rank=4), torch.ones(3, 60)
@@ -125,6 +150,23 @@ def test_each_form_of_rows_and_each_plan_has_launches_of_its_own(kernels: tuple[
         add(punica, stack, y, x)
         entries = punica.token_mapping_meta.plan.items
         assert [kernel.short[-1]["grid"] for kernel in kernels] == [(1, 1, entries), (1, entries, 1)]
+
+
+def test_a_layer_keeps_a_bounded_number_of_forms(
+    kernels: tuple[Recorder, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill has steps with ever new numbers of rows: what is known of each must not add up for days."""
+    monkeypatch.setattr(lora_linear, "_MOST_FORMS", 4)
+    stack = make_stack([[4, 4]], 40, [32], max_rank=4)
+    punica = prepared([(0, 2)])
+    for base in range(20):
+        punica.update_metadata(LoRAMapping(((0, 2), (-1, base)), ()))
+        for _ in range(2):
+            add(punica, stack, torch.ones(2 + base, 35), torch.ones(2 + base, 40))
+    (pair,) = punica.token_mapping_meta.linears.values()
+    assert 1 <= len(pair._forms) <= 4
+    assert len(kernels[0].through_triton) == 1
+    assert len(kernels[0].short) == 39
 
 
 def test_a_step_without_adapters_starts_nothing(kernels: tuple[Recorder, Recorder]) -> None:

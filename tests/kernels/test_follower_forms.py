@@ -66,12 +66,16 @@ def test_a_captured_step_may_hold_rows_without_an_adapter(rows: int, rows_per_it
     assert best_form(plan, "silu_mul") != "pair"
 
 
-def test_high_ranks_in_parts_take_the_pair() -> None:
+@pytest.mark.parametrize("rows", [4, 8, 64])
+def test_high_ranks_in_parts_take_the_pair(rows: int) -> None:
+    """One program does all ranks of such an item in the fused followers."""
     meta = LoRAKernelMeta.make(64, 1024, "cpu")
-    meta.slot_ranks[:] = [8] * 63 + [256]
-    meta.prepare_tensors([(slot, 1) for slot in range(64)])
-    assert meta.plan.parts
-    assert best_form(meta.plan, "silu_mul") == "pair"
+    meta.slot_ranks[:] = [256, *[8] * 63]
+    for count in (1, 2):
+        meta.prepare_tensors([(0, 1), *((slot, count) for slot in range(1, rows))])
+        assert meta.plan.parts
+        assert best_form(meta.plan, "silu_mul") == "pair"
+        assert not beside_pays(meta.plan)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The description in C, against numpy's, field by field."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ ITEMS = SIZES[0] // 4
 @pytest.fixture(scope="module")
 def module() -> Any:
     return native.load()
+
+
+def test_where_it_cannot_be_compiled_there_is_none_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place of compiled code that nobody can write to; a compiler there is."""
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    assert native.load.__wrapped__() is None
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("kernels/work_list.c is not compiled")
+    assert "Not a directory" in message
 
 
 def make_fields() -> HostFields:
@@ -76,6 +89,11 @@ def test_numbers_that_are_no_int32_are_refused_as_numpy_refuses_them(module: Any
             native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, None)
 
 
+def test_a_list_which_could_change_while_it_is_read_is_left_to_numpy(module: Any) -> None:
+    assert module.pairs(((0, 1), (2, 3)), bytearray(16))
+    assert not module.pairs([(0, 1), (2, 3)], bytearray(16))
+
+
 def test_runs_as_pairs_and_as_an_array_are_written_alike(module: Any) -> None:
     """-1 is what Python's C functions also say for an error."""
     runs = ((-1, 3), (SLOTS - 1, 1), (0, 0), (2, 70), (-1, 1), (2, 1))
@@ -86,6 +104,19 @@ def test_runs_as_pairs_and_as_an_array_are_written_alike(module: Any) -> None:
     native.describe(module, array, SLOTS, ROWS, ITEMS, ranks, None).write(of_array)
     np.testing.assert_array_equal(of_pairs.buffer, of_array.buffer)
     assert of_pairs.mapping[:4].tolist() == [-1, -1, -1, SLOTS - 1]
+
+
+def test_a_described_step_is_written_as_it_was_described(module: Any) -> None:
+    """Whatever becomes of the caller's array and of the ranks: C writes as many entries as were counted."""
+    ranks, runs = np.full(SLOTS, 8, dtype=np.int32), np.array([(0, 3), (2, 20), (-1, 1)], dtype=np.int32)
+    plan = LaunchPlan(16, 8, 40, 0, parts=True, base_rows=1)
+    expected, got = make_fields(), make_fields()
+    wanted = describe(runs.copy(), SLOTS, ROWS, ITEMS, ranks, plan)
+    work = native.describe(module, runs, SLOTS, ROWS, ITEMS, ranks, plan)
+    ranks[:], runs[:] = 256, (5, 1)
+    wanted.write(expected)
+    work.write(got)
+    np.testing.assert_array_equal(got.buffer, expected.buffer)
 
 
 def test_a_plan_that_is_too_small_is_refused(module: Any) -> None:

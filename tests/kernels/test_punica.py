@@ -135,6 +135,15 @@ def test_bytes_like_the_last_steps_in_another_form_are_another_step() -> None:
     assert punica.token_mapping_meta.token_lora_mapping.tolist()[:3] == [0, 2, -1]
 
 
+def test_a_list_that_changed_since_the_last_step_is_another_step() -> None:
+    """No LoRAMapping should hold one; missed, its rows would get the last step's adapters."""
+    punica, runs = PunicaWrapperCPU(3, 8), [(0, 2), (1, 1)]
+    for expected in ([0, 0, 1], [0, 0, 2]):
+        runs[1] = (expected[-1], 1)
+        punica.update_metadata(LoRAMapping(runs, ()))  # type: ignore[arg-type]
+        assert punica.token_mapping_meta.token_lora_mapping.tolist()[:3] == expected
+
+
 def test_rows_that_reach_the_head_are_told_from_all_rows() -> None:
     """As arrays and as pairs, in turns: a step may share the head's description, the next one may not."""
     punica = PunicaWrapperCPU(3, 8)

@@ -184,21 +184,23 @@ def test_a_known_layer_is_right_in_each_call() -> None:
                 torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=1e-5)
 
 
-def test_a_known_layer_whose_memory_is_replaced_reads_the_new_one() -> None:
+@pytest.mark.parametrize("replaced", [slice(None), slice(1, None)], ids=["all slices", "the second"])
+def test_a_known_layer_whose_memory_is_replaced_reads_the_new_one(replaced: slice) -> None:
     torch.manual_seed(0)
-    stack, other = (make_stack([[4, 4]], 40, [32], max_rank=4).to(DEVICE) for _ in range(2))
+    stack, other = (make_stack([[4, 4]] * 2, 40, [32, 8], max_rank=4).to(DEVICE) for _ in range(2))
     punica, x = make_wrapper(stack), torch.ones(3, 40, device=DEVICE)
     step(punica, [(0, 2), (1, 1)])
 
     def added(to: Stack) -> torch.Tensor:
-        y = torch.zeros(3, 35, device=DEVICE)
+        y = torch.zeros(3, 46, device=DEVICE)
         punica.add_lora_linear(y, x, to.lora_a, to.lora_b, to.ranks, to.scales, to.column_starts)
-        return y
+        return y[:, stack.column_starts[1] if replaced.start else 0 :]
 
+    stack.scales.copy_(other.scales)
     before, wanted = [added(stack) for _ in range(3)], added(other)
-    for own, others in zip((*stack.lora_a, *stack.lora_b), (*other.lora_a, *other.lora_b), strict=True):
-        own.data = others
-    stack.scales.data = other.scales
+    for own, others in ((stack.lora_a, other.lora_a), (stack.lora_b, other.lora_b)):
+        for weight, by in zip(own[replaced], others[replaced], strict=True):
+            weight.data = by
     assert not torch.equal(before[2], wanted)
     assert torch.equal(added(stack), wanted)
 
