@@ -2,6 +2,8 @@
 captured."""
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -18,22 +20,24 @@ from kernels.follower_tuning import (
     silu_mul_config,
 )
 from kernels.launch_plan import LaunchPlan
+from kernels.lora_linear_fp8 import pair_expand_config_fp8
+from kernels.lora_shrink_fp8 import shrink_config_fp8
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from kernels.tuning import expand_config, shrink_config
 
 LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_loras=64, max_rank=64)
+# Inputs and slices of each layer of Llama-3.1-8B, by what follows it.
+LAYERS = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
+Forms = set[tuple[object, ...]]
 CACHE = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
 
 
-def forms(plan: LaunchPlan, scaled: bool) -> set[tuple[object, ...]]:
-    """What is compiled for a step of this plan, for the layers of Llama-3.1-8B; `scaled`: by DoRA's factors,
-    which come between a pair and what follows."""
-    if not plan.items:
-        return set()
-    found: set[tuple[object, ...]] = set()
-    followers = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
-    for name, (slices, width) in followers.items():
+def forms(plan: LaunchPlan, *, scaled: bool) -> Forms:
+    """What is compiled for a step of this plan; `scaled`: by DoRA's factors, which come between a pair and
+    what follows."""
+    found: Forms = set()
+    for name, (slices, width) in LAYERS.items():
         follower = "add_rms_norm" if name == "down" else name
         way = "pair" if scaled else best_form(plan, follower)  # type: ignore[arg-type]
         beside = way == "beside" or (way == "pair" and beside_pays(plan))
@@ -52,15 +56,29 @@ def forms(plan: LaunchPlan, scaled: bool) -> set[tuple[object, ...]]:
     return found
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
-def test_every_form_of_an_eager_step_has_run(scaled: bool) -> None:
+def fp8_forms(plan: LaunchPlan) -> Forms:
+    """The same for FP8 slots: always pairs, whose kernels find an item's parts in the step itself."""
+    found: Forms = set()
+    for name, (slices, width) in LAYERS.items():
+        shrink = shrink_config_fp8(plan, slices, width, 2)
+        found.add((name, "shrink", shrink))
+        found.add((name, "expand", pair_expand_config_fp8(plan), 1 if shrink.final else shrink.split))
+    return found
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms],
+    ids=["plain", "scaled", "fp8"],
+)
+def test_every_form_of_an_eager_step_has_run(forms: Callable[[LaunchPlan], Forms]) -> None:
     punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
-    meta, warm = punica.token_mapping_meta, set()
+    meta, warm = punica.token_mapping_meta, Forms()
     for step in warm_up_steps(LIMITS, CACHE, punica):
         assert sum(len(sequence.token_ids) for sequence in step) <= LIMITS.max_rows
         assert len(step) <= LIMITS.warm_up_sequences
         punica.update_metadata(LoRAMapping(step_runs(step), ()))
-        warm |= forms(meta.plan, scaled)
+        warm |= forms(meta.plan) if meta.plan.items else set()
     assert (meta.slot_ranks == 16).all()  # as before
     for ranks in ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32):
         for slot, rank in enumerate(ranks):
@@ -73,7 +91,7 @@ def test_every_form_of_an_eager_step_has_run(scaled: bool) -> None:
             own = [(slot, rows) for slot in range(adapters)]
             for others in {max(0, MOST_MIXED_ROWS + 1 - total), LIMITS.max_rows - total}:
                 punica.update_metadata(LoRAMapping((*own, (-1, others)), ()))
-                missing = forms(meta.plan, scaled) - warm
+                missing = forms(meta.plan) - warm
                 assert not missing, (ranks[:2], adapters, rows, others, meta.plan, missing)
 
 
