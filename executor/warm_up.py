@@ -100,13 +100,15 @@ def _dense_steps(limits: StepLimits) -> list[_Step]:
 
 
 def _sequences(step: _Step, limits: StepLimits, kv_cache: KVCache) -> list[SequenceRows]:
-    """They read and write the spare block. A step without adapters asks for as many logits as one can."""
+    """They read and write the spare block, and ask for as many logits as a step can: the head's adapters have
+    forms of their own, in captured steps, too."""
     sequences: list[SequenceRows] = []
-    most = limits.max_sequences if len(step) == 1 and step[0][0] < 0 else 1
+    logits = limits.max_sequences
     for slot, rows in step:
         for start in range(0, rows, limits.max_model_len):
             count = min(limits.max_model_len, rows - start)
             blocks = [kv_cache.num_blocks] * -(-count // kv_cache.block_size)
-            wanted = range(0 if sequences else min(count, most))
+            wanted = range(min(count, logits))
+            logits -= len(wanted)
             sequences.append(SequenceRows([0] * count, 0, blocks, slot, wanted))
     return sequences

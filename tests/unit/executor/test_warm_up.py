@@ -2,7 +2,7 @@
 captured."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from executor.attention import KVCache, LayerCache
 from executor.forward import check
-from executor.graph_plans import MOST_MIXED_ROWS, step_runs
+from executor.graph_plans import MOST_MIXED_ROWS, head_runs, step_runs
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels.follower_tuning import (
     add_rms_norm_config,
@@ -30,6 +30,8 @@ LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_lor
 # Inputs and slices of each layer of Llama-3.1-8B, by what follows it.
 LAYERS = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
 Forms = set[tuple[object, ...]]
+HEAD = {"head": (1, 4096)}
+RANKS = ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32)
 CACHE = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
 
 
@@ -56,14 +58,24 @@ def forms(plan: LaunchPlan, *, scaled: bool) -> Forms:
     return found
 
 
-def fp8_forms(plan: LaunchPlan) -> Forms:
+def fp8_forms(plan: LaunchPlan, layers: Mapping[str, tuple[int, int]] = LAYERS) -> Forms:
     """The same for FP8 slots: always pairs, whose kernels find an item's parts in the step itself."""
     found: Forms = set()
-    for name, (slices, width) in LAYERS.items():
+    for name, (slices, width) in layers.items():
         shrink = shrink_config_fp8(plan, slices, width, 2)
         found.add((name, "shrink", shrink))
         found.add((name, "expand", pair_expand_config_fp8(plan), 1 if shrink.final else shrink.split))
     return found
+
+
+def head_forms(plan: LaunchPlan) -> Forms:
+    """For the rows that reach the head: a pair, whatever the step is."""
+    shrink = shrink_config(plan, *HEAD["head"], 2)
+    expand = expand_config(plan, 2)
+    return {
+        ("shrink", shrink, plan.parts),
+        ("expand", expand, plan.parts, 1 if shrink.final else shrink.split),
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,7 +92,7 @@ def test_every_form_of_an_eager_step_has_run(forms: Callable[[LaunchPlan], Forms
         punica.update_metadata(LoRAMapping(step_runs(step), ()))
         warm |= forms(meta.plan) if meta.plan.items else set()
     assert (meta.slot_ranks == 16).all()  # as before
-    for ranks in ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32):
+    for ranks in RANKS:
         for slot, rank in enumerate(ranks):
             punica.set_slot_rank(slot, rank)
         counts = itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 7, 17, 64, 100, 128, 1000, 4000))
@@ -93,6 +105,26 @@ def test_every_form_of_an_eager_step_has_run(forms: Callable[[LaunchPlan], Forms
                 punica.update_metadata(LoRAMapping((*own, (-1, others)), ()))
                 missing = forms(meta.plan) - warm
                 assert not missing, (ranks[:2], adapters, rows, others, meta.plan, missing)
+
+
+@pytest.mark.parametrize("forms", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"])
+def test_every_form_of_the_heads_adapters_has_run(forms: Callable[[LaunchPlan], Forms]) -> None:
+    """Of steps with a row a sequence there, captured ones, too: they end before the head."""
+    punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
+    meta, warm = punica.prompt_mapping_meta, Forms()
+    for step in warm_up_steps(LIMITS, CACHE, punica):
+        assert sum(len(sequence.logit_rows) for sequence in step) <= LIMITS.max_sequences
+        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
+        warm |= forms(meta.plan) if meta.plan.items else set()
+    for ranks in RANKS:
+        for slot, rank in enumerate(ranks):
+            punica.set_slot_rank(slot, rank)
+        for adapters, rows in itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 4, 7, 8, 17, 32, 64)):
+            if (total := adapters * rows) <= LIMITS.max_sequences:
+                own = [(slot, rows) for slot in range(adapters)]
+                punica.update_metadata(LoRAMapping((), (*own, (-1, LIMITS.max_sequences - total))))
+                missing = forms(meta.plan) - warm
+                assert not missing, (ranks[:2], adapters, rows, meta.plan, missing)
 
 
 def test_the_steps_are_possible_ones() -> None:
