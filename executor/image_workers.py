@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import Empty, LifoQueue
-from threading import Lock
+from threading import Lock, Thread
 
 import numpy as np
 import torch
@@ -65,7 +65,8 @@ class ImageWorkers:
         self._idle: LifoQueue[ImageWorker] = LifoQueue()
         try:
             for _ in range(config.num_loader_processes):
-                self._start()
+                self._workers.append(ImageWorker(config, max_block_bytes))
+                self._idle.put(self._workers[-1])
         except OSError as error:
             logger.error("loader threads lay adapters out themselves, a process cannot be started: %s", error)
 
@@ -76,7 +77,7 @@ class ImageWorkers:
         try:
             worker = self._idle.get_nowait()
         except Empty:
-            self._replace()
+            self._replace(digest, layout)
             yield None
             return
         try:
@@ -96,12 +97,6 @@ class ImageWorkers:
         for worker in self._workers:
             worker.kill()
 
-    def _start(self) -> None:
-        """Raises OSError."""
-        worker = ImageWorker(self._config, self._max_block_bytes)
-        self._workers.append(worker)
-        self._idle.put(worker)
-
     def _give_up(self, worker: "ImageWorker", error: Exception) -> None:
         worker.kill()
         with self._lock:
@@ -109,18 +104,33 @@ class ImageWorkers:
                 self._workers.remove(worker)
                 logger.error("process %d lays no adapters out any more: %s", worker.pid, repr(error))
 
-    def _replace(self) -> None:
-        """One of those that are gone, now that it is missed."""
+    def _replace(self, digest: str, layout: SlotLayout) -> None:
+        """One of those that are gone, now that it is missed for this load."""
         with self._lock:
             now = time.monotonic()
             full = len(self._workers) >= self._config.num_loader_processes
             if full or self._closing or now < self._next_replacement:
                 return
             self._next_replacement = now + _REPLACE_INTERVAL_S
-            try:
-                self._start()
-            except OSError as error:
-                logger.error("no process takes the place of one that is gone: %s", error)
+        Thread(target=self._try_another, args=(digest, layout), name="image-worker", daemon=True).start()
+
+    def _try_another(self, digest: str, layout: SlotLayout) -> None:
+        """No load waits for it: it is idle once it has laid out an adapter for nobody."""
+        try:
+            worker = ImageWorker(self._config, self._max_block_bytes)
+        except OSError as error:
+            logger.error("no process takes the place of one that is gone: %s", error)
+            return
+        with self._lock:
+            self._workers.append(worker)
+            if self._closing:
+                worker.kill()
+        try:
+            worker.lay_out(digest, layout, self._patience_s)
+        except Exception as error:
+            self._give_up(worker, error)
+        else:
+            self._idle.put(worker)
 
 
 class ImageWorker:

@@ -155,13 +155,25 @@ def test_another_takes_the_place_of_one_that_is_gone(
     with rig.new_workers() as workers:
         end()
         assert not rig.works(digests[0]), "this one is missed"
-        assert rig.works(digests[0])
+        wait_until(lambda: rig.works(digests[0]), "another is up")
         rig.check_same(digests[1])
         end()
         assert not rig.works(digests[0]) and not workers._workers
         monkeypatch.setattr(workers, "_next_replacement", 0.0)
-        assert not rig.works(digests[0])
-        assert rig.works(digests[0])
+        wait_until(lambda: rig.works(digests[0]), "another is up")
+
+
+def test_no_load_waits_for_one_that_takes_the_place_of_another(rig: ImageRig, digests: list[str]) -> None:
+    with rig.new_workers() as workers:
+        os.kill(workers._workers[0].pid, signal.SIGKILL)
+        for _ in ("is gone", "is missed"):
+            rig.check_same(digests[0])
+        wait_until(lambda: bool(workers._workers), "another is started")
+        [worker] = workers._workers
+        os.kill(worker.pid, signal.SIGSTOP)  # before it is up
+        rig.check_same(digests[1])
+        assert is_running(worker.pid)
+    assert not is_running(worker.pid)
 
 
 def test_an_answer_to_another_digest_is_not_taken(
