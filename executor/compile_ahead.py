@@ -25,6 +25,7 @@ import triton
 import kernels
 from executor.config import ExecutorConfig
 from executor.flashinfer_attention import FORMS
+from executor.lifeline import end_with_executor
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +95,17 @@ def _key(config: ExecutorConfig) -> str:
 
 
 def _run(command: Command, settings: str) -> str:
+    watched, held = os.pipe()
     try:
         done = subprocess.run(
-            command, input=settings, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-        )
+            (*command, str(watched)), input=settings, capture_output=True, text=True, timeout=_LIMIT_S,
+            check=False, pass_fds=(watched,),
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    finally:
+        os.close(watched)
+        os.close(held)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return lines[-1] if done.returncode else ""
 
@@ -107,9 +113,11 @@ def _run(command: Command, settings: str) -> str:
 def main() -> None:
     from executor.gpu_shard import compile_attention
 
+    what, which, watched = sys.argv[1:]
+    # Or it would compile for minutes, and keep memory from the executor that is started next.
+    end_with_executor(int(watched))
     settings = json.load(sys.stdin)
     config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
-    what, which = sys.argv[1:]
     if what == "attention":
         compile_attention(config, next(form for form in FORMS if form == which))
     else:
