@@ -247,7 +247,9 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("at", ["start", "idle", "work"])
-def test_processes_end_with_a_killed_executor(store_folder: Path, tmp_path: Path, at: str) -> None:
+def test_processes_end_with_a_killed_executor(
+    tiny_store: DiskStore, store_folder: Path, tmp_path: Path, at: str
+) -> None:
     (tmp_path / "locks").mkdir()
     command = [sys.executable, "-c", EXECUTOR, str(store_folder), str(tmp_path), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as executor:
