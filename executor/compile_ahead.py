@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -90,8 +91,17 @@ def _key(config: ExecutorConfig) -> str:
     digest.update((Path(config.model) / "config.json").read_bytes())
     chosen = [str(getattr(config, name)) for name in _SETTINGS]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    digest.update("\0".join((*chosen, triton.__version__, torch.__version__, gpu)).encode())
+    versions = triton.__version__, torch.__version__, _flashinfer_version()
+    digest.update("\0".join((*chosen, *versions, gpu)).encode())
     return digest.hexdigest()[:32]
+
+
+def _flashinfer_version() -> str:
+    """Empty where it is not installed."""
+    try:
+        return version("flashinfer-python")
+    except PackageNotFoundError:
+        return ""
 
 
 def _run(command: Command, settings: str) -> str:

@@ -57,6 +57,21 @@ def test_a_start_like_one_before_starts_none(config: ExecutorConfig, tmp_path: P
     assert len(processes.started) == 20
 
 
+def test_another_flashinfer_is_compiled_again(
+    config: ExecutorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes()
+    for name in ("flashinfer_python-8.0", "flashinfer_python-9.0"):
+        metadata = tmp_path / name / f"{name}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: " + name[-3:])
+        monkeypatch.syspath_prepend(tmp_path / name)
+        for _ in range(2):
+            Compilation(config, tmp_path).start(processes)
+            Compilation(config, tmp_path).done()
+    assert len(processes.started) == 10
+
+
 def test_failures_are_told_and_the_start_goes_on(
     config: ExecutorConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
