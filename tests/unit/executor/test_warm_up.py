@@ -20,6 +20,7 @@ from kernels.follower_tuning import (
     silu_mul_config,
 )
 from kernels.launch_plan import LaunchPlan
+from kernels.lora_expand_fp8 import expand_config_fp8
 from kernels.lora_linear_fp8 import pair_expand_config_fp8
 from kernels.lora_shrink_fp8 import shrink_config_fp8
 from kernels.meta import LoRAMapping
@@ -59,8 +60,9 @@ def forms(plan: LaunchPlan, *, scaled: bool) -> Forms:
 
 
 def fp8_forms(plan: LaunchPlan, layers: Mapping[str, tuple[int, int]] = LAYERS) -> Forms:
-    """The same for FP8 slots: always pairs, whose kernels find an item's parts in the step itself."""
-    found: Forms = set()
+    """The same for FP8 slots: always pairs, whose kernels find an item's parts in the step itself; and what
+    the embedding's adapters add."""
+    found: Forms = {("embed_tokens", "expand", expand_config_fp8(plan))} if layers is LAYERS else set()
     for name, (slices, width) in layers.items():
         shrink = shrink_config_fp8(plan, slices, width, 2)
         found.add((name, "shrink", shrink))
