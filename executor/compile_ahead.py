@@ -124,8 +124,8 @@ def main() -> None:
     from executor.gpu_shard import compile_attention
 
     what, which, watched = sys.argv[1:]
-    # Or it would compile for minutes, and keep memory from the executor that is started next.
-    end_with_executor(int(watched))
+    # Or it would keep memory from the executor that is started next, and nvcc write where that one's does.
+    end_with_executor(int(watched), with_group=True)
     settings = json.load(sys.stdin)
     config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
     if what == "attention":
