@@ -3,6 +3,7 @@ captured."""
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -80,30 +81,35 @@ def head_forms(plan: LaunchPlan) -> Forms:
     }
 
 
+@pytest.mark.parametrize("max_loras", [16, 64, 128])
+@pytest.mark.parametrize("max_rows", [2048, 4096, 8192])
 @pytest.mark.parametrize(
     "forms",
     [partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms],
     ids=["plain", "scaled", "fp8"],
 )
-def test_every_form_of_an_eager_step_has_run(forms: Callable[[LaunchPlan], Forms]) -> None:
-    punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
+def test_every_form_of_an_eager_step_has_run(
+    forms: Callable[[LaunchPlan], Forms], max_rows: int, max_loras: int
+) -> None:
+    limits = replace(LIMITS, max_rows=max_rows, max_loras=max_loras)
+    punica = PunicaWrapperCPU(max_loras, max_rows)
     meta, warm = punica.token_mapping_meta, Forms()
-    for step in warm_up_steps(LIMITS, CACHE, punica):
-        assert sum(len(sequence.token_ids) for sequence in step) <= LIMITS.max_rows
-        assert len(step) <= LIMITS.warm_up_sequences
+    for step in warm_up_steps(limits, CACHE, punica):
+        assert sum(len(sequence.token_ids) for sequence in step) <= max_rows
+        assert len(step) <= limits.warm_up_sequences
         punica.update_metadata(LoRAMapping(step_runs(step), ()))
         warm |= forms(meta.plan) if meta.plan.items else set()
     assert (meta.slot_ranks == 16).all()  # as before
     for ranks in RANKS:
-        for slot, rank in enumerate(ranks):
-            punica.set_slot_rank(slot, rank)
-        counts = itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 7, 17, 64, 100, 128, 1000, 4000))
+        for slot in range(max_loras):
+            punica.set_slot_rank(slot, ranks[slot % len(ranks)])
+        counts = itertools.product((1, 2, 8, 9, 20, 33, 64, 128), (1, 2, 7, 17, 64, 100, 128, 1000, 4000))
         for adapters, rows in counts:
             total = adapters * rows
-            if total > LIMITS.max_rows:
+            if total > max_rows or adapters > max_loras:
                 continue
             own = [(slot, rows) for slot in range(adapters)]
-            for others in {max(0, MOST_MIXED_ROWS + 1 - total), LIMITS.max_rows - total}:
+            for others in {max(0, MOST_MIXED_ROWS + 1 - total), max_rows - total}:
                 punica.update_metadata(LoRAMapping((*own, (-1, others)), ()))
                 missing = forms(meta.plan) - warm
                 assert not missing, (ranks[:2], adapters, rows, others, meta.plan, missing)
