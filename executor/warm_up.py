@@ -75,6 +75,7 @@ def _sparse_steps(limits: StepLimits) -> list[_Step]:
         (8, 8),
         (8, 17),
         (16, 8),
+        (32, 8),
         (32, 9),
         (1, MAX_SINGLE_ROWS),
     ]

@@ -115,22 +115,25 @@ def test_every_form_of_an_eager_step_has_run(
                 assert not missing, (ranks[:2], adapters, rows, others, meta.plan, missing)
 
 
+@pytest.mark.parametrize("max_sequences", [16, 64, 256])
 @pytest.mark.parametrize("forms", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"])
-def test_every_form_of_the_heads_adapters_has_run(forms: Callable[[LaunchPlan], Forms]) -> None:
+def test_every_form_of_the_heads_adapters_has_run(
+    forms: Callable[[LaunchPlan], Forms], max_sequences: int
+) -> None:
     """Of steps with a row a sequence there, captured ones, too: they end before the head."""
     punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
     meta, warm = punica.prompt_mapping_meta, Forms()
-    for step in warm_up_steps(LIMITS, CACHE, punica):
-        assert sum(len(sequence.logit_rows) for sequence in step) <= LIMITS.max_sequences
+    for step in warm_up_steps(replace(LIMITS, max_sequences=max_sequences), CACHE, punica):
+        assert sum(len(sequence.logit_rows) for sequence in step) <= max_sequences
         punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
         warm |= forms(meta.plan) if meta.plan.items else set()
     for ranks in RANKS:
         for slot, rank in enumerate(ranks):
             punica.set_slot_rank(slot, rank)
         for adapters, rows in itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 4, 7, 8, 17, 32, 64)):
-            if (total := adapters * rows) <= LIMITS.max_sequences:
+            if (total := adapters * rows) <= max_sequences:
                 own = [(slot, rows) for slot in range(adapters)]
-                punica.update_metadata(LoRAMapping((), (*own, (-1, LIMITS.max_sequences - total))))
+                punica.update_metadata(LoRAMapping((), (*own, (-1, max_sequences - total))))
                 missing = forms(meta.plan) - warm
                 assert not missing, (ranks[:2], adapters, rows, meta.plan, missing)
 
