@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ import triton
 import kernels
 from executor.config import ExecutorConfig
 from executor.flashinfer_attention import FORMS
+from executor.lifeline import end_with_executor
 
 logger = logging.getLogger(__name__)
 
@@ -89,17 +91,31 @@ def _key(config: ExecutorConfig) -> str:
     digest.update((Path(config.model) / "config.json").read_bytes())
     chosen = [str(getattr(config, name)) for name in _SETTINGS]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    digest.update("\0".join((*chosen, triton.__version__, torch.__version__, gpu)).encode())
+    versions = triton.__version__, torch.__version__, _flashinfer_version()
+    digest.update("\0".join((*chosen, *versions, gpu)).encode())
     return digest.hexdigest()[:32]
 
 
+def _flashinfer_version() -> str:
+    """Empty where it is not installed."""
+    try:
+        return version("flashinfer-python")
+    except PackageNotFoundError:
+        return ""
+
+
 def _run(command: Command, settings: str) -> str:
+    watched, held = os.pipe()
     try:
         done = subprocess.run(
-            command, input=settings, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-        )
+            (*command, str(watched)), input=settings, capture_output=True, text=True, timeout=_LIMIT_S,
+            check=False, pass_fds=(watched,),
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    finally:
+        os.close(watched)
+        os.close(held)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return lines[-1] if done.returncode else ""
 
@@ -107,9 +123,11 @@ def _run(command: Command, settings: str) -> str:
 def main() -> None:
     from executor.gpu_shard import compile_attention
 
+    what, which, watched = sys.argv[1:]
+    # Or it would keep memory from the executor that is started next, and nvcc write where that one's does.
+    end_with_executor(int(watched), with_group=True)
     settings = json.load(sys.stdin)
     config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
-    what, which = sys.argv[1:]
     if what == "attention":
         compile_attention(config, next(form for form in FORMS if form == which))
     else:

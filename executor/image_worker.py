@@ -6,10 +6,7 @@ other end of the connection is closed, by whatever end of the executor.
 
 import logging
 import mmap
-import os
-import select
 import sys
-import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -17,6 +14,7 @@ import numpy as np
 
 from adapter_store import WeightsSource
 from executor.image_workers import LaidOut
+from executor.lifeline import end_with_executor
 from executor.logs import setup_logging
 from executor.lora.image import Buffer, build_slot_image
 from executor.lora.layout import SlotLayout
@@ -27,7 +25,7 @@ logger = logging.getLogger("executor.image_worker")
 
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
-    threading.Thread(target=_end_with_executor, args=(connection.fileno(),), daemon=True).start()
+    end_with_executor(connection.fileno())  # also in the middle of a load
     buffer: Buffer = np.frombuffer(mmap.mmap(int(sys.argv[2]), 0), np.uint8)
     config = connection.recv()
     setup_logging(config.log_format, config.log_level)
@@ -51,14 +49,6 @@ def _lay_out(digest: str, store: WeightsSource, layout: SlotLayout, buffer: Buff
     return LaidOut(found, image.slot_layout, image.nbytes, image.ranks, image.scales, image.error)
 
 
-def _end_with_executor(connection: int) -> None:
-    """Also in the middle of a load."""
-    hang_up = select.poll()
-    hang_up.register(connection, 0)
-    hang_up.poll()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    with suppress(EOFError, ConnectionError):  # `_end_with_executor` may come second
+    with suppress(EOFError, ConnectionError):  # `end_with_executor` may come second
         main()

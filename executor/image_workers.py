@@ -2,7 +2,7 @@
 of Python, and on a thread each of them may take the interpreter from the engine's.
 
 A process only makes a plain load faster. Whatever is not plain, it leaves to the loader's thread that asked:
-other kinds of adapters, every error, and everything once a process is gone.
+other kinds of adapters, every error, and what a process was asked that is gone.
 """
 
 import logging
@@ -11,12 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import Empty, LifoQueue
+from threading import Lock, Thread
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from executor.lora.image import Buffer, SlotImage
 from executor.lora.layout import SlotLayout
 
 _END_GRACE_S = 5.0
+# Between two that take the place of others: what ended those may go on.
+_REPLACE_INTERVAL_S = 60.0
 # One thread: what it hashes has threads of its own. No GPU: a context there takes memory.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -50,8 +54,12 @@ class ImageWorkers:
 
     def __init__(self, config: ExecutorConfig, max_block_bytes: int) -> None:
         """As many as the settings say; fewer, in the log, where they cannot be started."""
+        self._config = config
+        self._max_block_bytes = max_block_bytes
         self._patience_s = config.load_timeout
+        self._lock = Lock()
         self._closing = False
+        self._next_replacement = 0.0
         self._workers: list[ImageWorker] = []
         # Last in, first out: who has worked has memory and has verified what comes again.
         self._idle: LifoQueue[ImageWorker] = LifoQueue()
@@ -69,6 +77,7 @@ class ImageWorkers:
         try:
             worker = self._idle.get_nowait()
         except Empty:
+            self._replace(digest, layout)
             yield None
             return
         try:
@@ -83,14 +92,45 @@ class ImageWorkers:
             self._idle.put(worker)
 
     def close(self) -> None:
-        self._closing = True
+        with self._lock:
+            self._closing = True
         for worker in self._workers:
             worker.kill()
 
     def _give_up(self, worker: "ImageWorker", error: Exception) -> None:
         worker.kill()
-        if not self._closing:
-            logger.error("process %d lays no adapters out any more: %s", worker.pid, repr(error))
+        with self._lock:
+            if not self._closing:
+                self._workers.remove(worker)
+                logger.error("process %d lays no adapters out any more: %s", worker.pid, repr(error))
+
+    def _replace(self, digest: str, layout: SlotLayout) -> None:
+        """One of those that are gone, now that it is missed for this load."""
+        with self._lock:
+            now = time.monotonic()
+            full = len(self._workers) >= self._config.num_loader_processes
+            if full or self._closing or now < self._next_replacement:
+                return
+            self._next_replacement = now + _REPLACE_INTERVAL_S
+        Thread(target=self._try_another, args=(digest, layout), name="image-worker", daemon=True).start()
+
+    def _try_another(self, digest: str, layout: SlotLayout) -> None:
+        """No load waits for it: it is idle once it has laid out an adapter for nobody."""
+        try:
+            worker = ImageWorker(self._config, self._max_block_bytes)
+        except OSError as error:
+            logger.error("no process takes the place of one that is gone: %s", error)
+            return
+        with self._lock:
+            self._workers.append(worker)
+            if self._closing:
+                worker.kill()
+        try:
+            worker.lay_out(digest, layout, self._patience_s)
+        except Exception as error:
+            self._give_up(worker, error)
+        else:
+            self._idle.put(worker)
 
 
 class ImageWorker:

@@ -70,16 +70,17 @@ def _sparse_steps(limits: StepLimits) -> list[_Step]:
         (16, 1),
         (64, 1),
         (64, 2),
+        (128, 1),
         (1, 64),
         (8, 8),
         (8, 17),
         (16, 8),
+        (32, 8),
         (32, 9),
         (1, MAX_SINGLE_ROWS),
     ]
     steps = []
-    for adapters, rows in shapes:
-        count = min(adapters, limits.max_loras)
+    for count, rows in dict.fromkeys((min(adapters, limits.max_loras), rows) for adapters, rows in shapes):
         # What the entries have room for: one or two rows a slot go row by row.
         room = count * rows if rows < 3 else count * -(-rows // ROWS_PER_ITEM) * ROWS_PER_ITEM
         few = max(1, MOST_MIXED_ROWS + 1 - count * rows)
@@ -94,19 +95,26 @@ def _dense_steps(limits: StepLimits) -> list[_Step]:
     rows = {tiles * ROWS_PER_TILE for tiles in _TILED_ROWS} | {limits.max_rows}
     fitting = sorted(count for count in rows if MOST_MIXED_ROWS < count <= limits.max_rows)
     few = min(8, limits.max_loras)
-    return [[(0, count)] for count in fitting] + [[(slot, limits.max_rows // few) for slot in range(few)]] * (
-        limits.max_rows > MOST_MIXED_ROWS
-    )
+    steps = [[(0, count)] for count in fitting]
+    # Adapters have two tiles each from one row more than a tile on: so fewer rows have as many tiles.
+    for slots in (tiles // 2 for tiles in _TILED_ROWS if tiles * ROWS_PER_TILE > limits.max_rows):
+        if slots <= limits.max_loras and MOST_MIXED_ROWS < slots * (ROWS_PER_TILE + 1) <= limits.max_rows:
+            steps.append([(slot, ROWS_PER_TILE + 1) for slot in range(slots)])
+    if limits.max_rows > MOST_MIXED_ROWS:
+        steps.append([(slot, limits.max_rows // few) for slot in range(few)])
+    return steps
 
 
 def _sequences(step: _Step, limits: StepLimits, kv_cache: KVCache) -> list[SequenceRows]:
-    """They read and write the spare block. A step without adapters asks for as many logits as one can."""
+    """They read and write the spare block, and ask for as many logits as a step can: the head's adapters have
+    forms of their own, in captured steps, too."""
     sequences: list[SequenceRows] = []
-    most = limits.max_sequences if len(step) == 1 and step[0][0] < 0 else 1
+    logits = limits.max_sequences
     for slot, rows in step:
         for start in range(0, rows, limits.max_model_len):
             count = min(limits.max_model_len, rows - start)
             blocks = [kv_cache.num_blocks] * -(-count // kv_cache.block_size)
-            wanted = range(0 if sequences else min(count, most))
+            wanted = range(min(count, logits))
+            logits -= len(wanted)
             sequences.append(SequenceRows([0] * count, 0, blocks, slot, wanted))
     return sequences

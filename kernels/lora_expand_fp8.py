@@ -55,7 +55,7 @@ def lora_expand_fp8(
     read while the kernel before may still run. Raises KernelArgumentError; also for e4m3 below sm_89.
     """
     check_expand_fp8(y, h, lora_b, b_scales, ranks, column_starts, meta, (group_k, group_n), h_scales)
-    config = config or _config(meta.plan)
+    config = config or expand_config_fp8(meta.plan)
     work = BlockWork.of_rows(meta, config.rows)
     if work.entries == 0:
         return
@@ -83,7 +83,7 @@ def lora_expand_fp8(
     )  # fmt: skip
 
 
-def _config(plan: LaunchPlan) -> ExpandConfig:
+def expand_config_fp8(plan: LaunchPlan) -> ExpandConfig:
     """Measured with gate_up of Llama-3.1-8B, rank 16, on an H100 (kernels/bench/results/lora_fp8_tune.json).
 
     Figures are us at (tokens, adapters).

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.checks import check
 from kernels.launch_plan import LaunchPlan
-from kernels.lora_expand_fp8 import FEW_ENTRIES, MANY_ENTRIES, lora_expand_fp8
+from kernels.lora_expand_fp8 import FEW_ENTRIES, MANY_ENTRIES, expand_config_fp8, lora_expand_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8, shrink_config_fp8
 from kernels.meta import LoRAKernelMeta
 from kernels.tuning import ExpandConfig
@@ -39,13 +39,13 @@ def add_pair_fp8(
     shape = (*splits, len(lora_a), len(x), lora_a[0].shape[1])
     h = torch.empty(shape, dtype=torch.float32, device=x.device)
     lora_shrink_fp8(h, x, lora_a, a_scales, ranks, scales, meta, config=shrink)
-    config = config or _expand_config(meta.plan)
+    config = config or pair_expand_config_fp8(meta.plan)
     lora_expand_fp8(y, h, lora_b, b_scales, ranks, column_starts, meta, config=config)
 
 
-def _expand_config(plan: LaunchPlan) -> ExpandConfig | None:
-    """None: as expand alone. On an H100 (kernels/bench/results/lora_fp8_tune.json) gate_up's pair takes 10.5
+def pair_expand_config_fp8(plan: LaunchPlan) -> ExpandConfig:
+    """Expand's behind shrink. On an H100 (kernels/bench/results/lora_fp8_tune.json) gate_up's pair takes 10.5
     us at (64, 8) and 44.4 at (512, 64) with 128 columns, 11.4 and 41.3 with the 512 of expand alone."""
     if plan.rows_per_item == 1 or not FEW_ENTRIES <= plan.items < MANY_ENTRIES:
-        return None
+        return expand_config_fp8(plan)
     return ExpandConfig(plan.rows_per_item, max(plan.rows_per_item, plan.block_rank), 128, 4)

@@ -1,6 +1,8 @@
 """Kernels are compiled by several processes at a first start, and only then."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,8 @@ import pytest
 
 from executor.compile_ahead import Command, Compilation
 from executor.config import ExecutorConfig
+from tests.support.cluster import wait_until
+from tests.unit.executor.test_main import is_running
 
 
 class Processes:
@@ -53,6 +57,21 @@ def test_a_start_like_one_before_starts_none(config: ExecutorConfig, tmp_path: P
     assert len(processes.started) == 20
 
 
+def test_another_flashinfer_is_compiled_again(
+    config: ExecutorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes()
+    for name in ("flashinfer_python-8.0", "flashinfer_python-9.0"):
+        metadata = tmp_path / name / f"{name}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: " + name[-3:])
+        monkeypatch.syspath_prepend(tmp_path / name)
+        for _ in range(2):
+            Compilation(config, tmp_path).start(processes)
+            Compilation(config, tmp_path).done()
+    assert len(processes.started) == 10
+
+
 def test_failures_are_told_and_the_start_goes_on(
     config: ExecutorConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,6 +87,35 @@ def test_a_cache_that_cannot_be_written_is_told(
     (tmp_path / "file").touch()
     Compilation(config, tmp_path / "file" / "cache").done()
     assert "the next start compiles again" in caplog.text
+
+
+EXECUTOR = """
+import os, sys
+from pathlib import Path
+from executor.compile_ahead import Compilation
+from executor.config import ExecutorConfig
+config = ExecutorConfig(model=sys.argv[1], store="s", compile_processes=2)
+compilation = Compilation(config, Path(sys.argv[1]))
+config_file = Path(sys.argv[1]) / "config.json"
+config_file.unlink()
+os.mkfifo(config_file)  # whoever reads it waits for ever
+compilation.start()
+"""
+
+
+def test_processes_end_with_a_killed_executor(config: ExecutorConfig) -> None:
+    with subprocess.Popen([sys.executable, "-c", EXECUTOR, config.model]) as executor:
+        try:
+            wait_until(lambda: len(children(executor.pid)) == 4, "they are started")
+            pids = children(executor.pid)
+        finally:
+            executor.kill()
+        wait_until(lambda: not any(map(is_running, pids)), "they end")
+
+
+def children(pid: int) -> list[int]:
+    by_thread = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for children in by_thread for child in children.read_text().split()]
 
 
 def test_one_process_is_the_executor_itself(config: ExecutorConfig, tmp_path: Path) -> None:

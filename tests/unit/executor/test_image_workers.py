@@ -136,10 +136,44 @@ def test_a_process_that_is_gone_costs_no_load(
         loading.join(30)
         assert not loading.is_alive()
         rig.check_same(digests[1])
-        assert not rig.works(digests[1]) and not is_running(worker.pid)
+        assert not is_running(worker.pid)
     assert (
         len([line for line in caplog.messages if f"process {worker.pid} lays no adapters out" in line]) == 1
     )
+
+
+def test_another_takes_the_place_of_one_that_is_gone(
+    rig: ImageRig, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is missed; not at once again, as what ends them may go on."""
+
+    def end() -> None:
+        [worker] = workers._workers
+        os.kill(worker.pid, signal.SIGKILL)
+        assert not rig.works(digests[0]) and not workers._workers
+
+    with rig.new_workers() as workers:
+        end()
+        assert not rig.works(digests[0]), "this one is missed"
+        wait_until(lambda: rig.works(digests[0]), "another is up")
+        rig.check_same(digests[1])
+        end()
+        assert not rig.works(digests[0]) and not workers._workers
+        monkeypatch.setattr(workers, "_next_replacement", 0.0)
+        wait_until(lambda: rig.works(digests[0]), "another is up")
+
+
+def test_no_load_waits_for_one_that_takes_the_place_of_another(rig: ImageRig, digests: list[str]) -> None:
+    with rig.new_workers() as workers:
+        os.kill(workers._workers[0].pid, signal.SIGKILL)
+        for _ in ("is gone", "is missed"):
+            rig.check_same(digests[0])
+        wait_until(lambda: bool(workers._workers), "another is started")
+        [worker] = workers._workers
+        os.kill(worker.pid, signal.SIGSTOP)  # before it is up
+        rig.check_same(digests[1])
+        assert is_running(worker.pid)
+    assert not is_running(worker.pid)
 
 
 def test_an_answer_to_another_digest_is_not_taken(
@@ -178,8 +212,9 @@ def test_a_process_that_cannot_start_costs_no_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with rig.new_workers(replace(rig.config, store=str(tmp_path / "none"))) as workers:
+        [worker] = workers._workers
         rig.check_same(digests[0])
-        assert not is_running(workers._workers[0].pid)
+        assert not is_running(worker.pid)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with rig.new_workers() as workers:
         rig.check_same(digests[0])
@@ -212,7 +247,9 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("at", ["start", "idle", "work"])
-def test_processes_end_with_a_killed_executor(store_folder: Path, tmp_path: Path, at: str) -> None:
+def test_processes_end_with_a_killed_executor(
+    tiny_store: DiskStore, store_folder: Path, tmp_path: Path, at: str
+) -> None:
     (tmp_path / "locks").mkdir()
     command = [sys.executable, "-c", EXECUTOR, str(store_folder), str(tmp_path), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as executor:

@@ -2,13 +2,16 @@
 captured."""
 
 import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from executor.attention import KVCache, LayerCache
 from executor.forward import check
-from executor.graph_plans import MOST_MIXED_ROWS, step_runs
+from executor.graph_plans import MOST_MIXED_ROWS, head_runs, step_runs
 from executor.warm_up import StepLimits, warm_up_steps
 from kernels.follower_tuning import (
     add_rms_norm_config,
@@ -18,22 +21,27 @@ from kernels.follower_tuning import (
     silu_mul_config,
 )
 from kernels.launch_plan import LaunchPlan
+from kernels.lora_expand_fp8 import expand_config_fp8
+from kernels.lora_linear_fp8 import pair_expand_config_fp8
+from kernels.lora_shrink_fp8 import shrink_config_fp8
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from kernels.tuning import expand_config, shrink_config
 
 LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_loras=64, max_rank=64)
+# Inputs and slices of each layer of Llama-3.1-8B, by what follows it.
+LAYERS = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
+Forms = set[tuple[object, ...]]
+HEAD = {"head": (1, 4096)}
+RANKS = ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32)
 CACHE = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
 
 
-def forms(plan: LaunchPlan, scaled: bool) -> set[tuple[object, ...]]:
-    """What is compiled for a step of this plan, for the layers of Llama-3.1-8B; `scaled`: by DoRA's factors,
-    which come between a pair and what follows."""
-    if not plan.items:
-        return set()
-    found: set[tuple[object, ...]] = set()
-    followers = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
-    for name, (slices, width) in followers.items():
+def forms(plan: LaunchPlan, *, scaled: bool) -> Forms:
+    """What is compiled for a step of this plan; `scaled`: by DoRA's factors, which come between a pair and
+    what follows."""
+    found: Forms = set()
+    for name, (slices, width) in LAYERS.items():
         follower = "add_rms_norm" if name == "down" else name
         way = "pair" if scaled else best_form(plan, follower)  # type: ignore[arg-type]
         beside = way == "beside" or (way == "pair" and beside_pays(plan))
@@ -52,29 +60,82 @@ def forms(plan: LaunchPlan, scaled: bool) -> set[tuple[object, ...]]:
     return found
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
-def test_every_form_of_an_eager_step_has_run(scaled: bool) -> None:
-    punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
-    meta, warm = punica.token_mapping_meta, set()
-    for step in warm_up_steps(LIMITS, CACHE, punica):
-        assert sum(len(sequence.token_ids) for sequence in step) <= LIMITS.max_rows
-        assert len(step) <= LIMITS.warm_up_sequences
+def fp8_forms(plan: LaunchPlan, layers: Mapping[str, tuple[int, int]] = LAYERS) -> Forms:
+    """The same for FP8 slots: always pairs, whose kernels find an item's parts in the step itself; and what
+    the embedding's adapters add."""
+    found: Forms = {("embed_tokens", "expand", expand_config_fp8(plan))} if layers is LAYERS else set()
+    for name, (slices, width) in layers.items():
+        shrink = shrink_config_fp8(plan, slices, width, 2)
+        found.add((name, "shrink", shrink))
+        found.add((name, "expand", pair_expand_config_fp8(plan), 1 if shrink.final else shrink.split))
+    return found
+
+
+def head_forms(plan: LaunchPlan) -> Forms:
+    """For the rows that reach the head: a pair, whatever the step is."""
+    shrink = shrink_config(plan, *HEAD["head"], 2)
+    expand = expand_config(plan, 2)
+    return {
+        ("shrink", shrink, plan.parts),
+        ("expand", expand, plan.parts, 1 if shrink.final else shrink.split),
+    }
+
+
+@pytest.mark.parametrize("max_loras", [16, 64, 128])
+@pytest.mark.parametrize("max_rows", [2048, 4096, 8192])
+@pytest.mark.parametrize(
+    "forms",
+    [partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms],
+    ids=["plain", "scaled", "fp8"],
+)
+def test_every_form_of_an_eager_step_has_run(
+    forms: Callable[[LaunchPlan], Forms], max_rows: int, max_loras: int
+) -> None:
+    limits = replace(LIMITS, max_rows=max_rows, max_loras=max_loras)
+    punica = PunicaWrapperCPU(max_loras, max_rows)
+    meta, warm = punica.token_mapping_meta, Forms()
+    for step in warm_up_steps(limits, CACHE, punica):
+        assert sum(len(sequence.token_ids) for sequence in step) <= max_rows
+        assert len(step) <= limits.warm_up_sequences
         punica.update_metadata(LoRAMapping(step_runs(step), ()))
-        warm |= forms(meta.plan, scaled)
+        warm |= forms(meta.plan) if meta.plan.items else set()
     assert (meta.slot_ranks == 16).all()  # as before
-    for ranks in ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32):
-        for slot, rank in enumerate(ranks):
-            punica.set_slot_rank(slot, rank)
-        counts = itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 7, 17, 64, 100, 128, 1000, 4000))
+    for ranks in RANKS:
+        for slot in range(max_loras):
+            punica.set_slot_rank(slot, ranks[slot % len(ranks)])
+        counts = itertools.product((1, 2, 8, 9, 20, 33, 64, 128), (1, 2, 7, 17, 64, 100, 128, 1000, 4000))
         for adapters, rows in counts:
             total = adapters * rows
-            if total > LIMITS.max_rows:
+            if total > max_rows or adapters > max_loras:
                 continue
             own = [(slot, rows) for slot in range(adapters)]
-            for others in {max(0, MOST_MIXED_ROWS + 1 - total), LIMITS.max_rows - total}:
+            for others in {max(0, MOST_MIXED_ROWS + 1 - total), max_rows - total}:
                 punica.update_metadata(LoRAMapping((*own, (-1, others)), ()))
-                missing = forms(meta.plan, scaled) - warm
+                missing = forms(meta.plan) - warm
                 assert not missing, (ranks[:2], adapters, rows, others, meta.plan, missing)
+
+
+@pytest.mark.parametrize("max_sequences", [16, 64, 256])
+@pytest.mark.parametrize("forms", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"])
+def test_every_form_of_the_heads_adapters_has_run(
+    forms: Callable[[LaunchPlan], Forms], max_sequences: int
+) -> None:
+    """Of steps with a row a sequence there, captured ones, too: they end before the head."""
+    punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
+    meta, warm = punica.prompt_mapping_meta, Forms()
+    for step in warm_up_steps(replace(LIMITS, max_sequences=max_sequences), CACHE, punica):
+        assert sum(len(sequence.logit_rows) for sequence in step) <= max_sequences
+        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
+        warm |= forms(meta.plan) if meta.plan.items else set()
+    for ranks in RANKS:
+        for slot, rank in enumerate(ranks):
+            punica.set_slot_rank(slot, rank)
+        for adapters, rows in itertools.product((1, 2, 8, 9, 20, 40, 64), (1, 2, 4, 7, 8, 17, 32, 64)):
+            if (total := adapters * rows) <= max_sequences:
+                own = [(slot, rows) for slot in range(adapters)]
+                punica.update_metadata(LoRAMapping((), (*own, (-1, max_sequences - total))))
+                missing = forms(meta.plan) - warm
+                assert not missing, (ranks[:2], adapters, rows, meta.plan, missing)
 
 
 def test_the_steps_are_possible_ones() -> None:
