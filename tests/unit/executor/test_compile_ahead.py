@@ -12,7 +12,7 @@ import pytest
 from executor.compile_ahead import Command, Compilation
 from executor.config import ExecutorConfig
 from tests.support.cluster import wait_until
-from tests.unit.executor.test_main import is_running
+from tests.support.processes import children, is_running
 
 
 class Processes:
@@ -111,11 +111,6 @@ def test_processes_end_with_a_killed_executor(config: ExecutorConfig) -> None:
         finally:
             executor.kill()
         wait_until(lambda: not any(map(is_running, pids)), "they end")
-
-
-def children(pid: int) -> list[int]:
-    by_thread = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for children in by_thread for child in children.read_text().split()]
 
 
 def test_one_process_is_the_executor_itself(config: ExecutorConfig, tmp_path: Path) -> None:

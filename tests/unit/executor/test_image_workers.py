@@ -22,8 +22,8 @@ from executor.pooled_adapters import PooledAdapters
 from tests.support.adapters import make_adapter, rewrite
 from tests.support.cluster import wait_until
 from tests.support.engines import PROMPTS, greedy, make_driver
+from tests.support.processes import children, is_running
 from tests.unit.executor.image_rig import ImageRig
-from tests.unit.executor.test_main import is_running
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 UNKNOWN = f"sha256:{'0' * 64}"
@@ -302,6 +302,4 @@ def test_an_engine_pages_in_from_processes(
 
 
 def image_processes() -> set[int]:
-    by_thread = Path("/proc/self/task").glob("*/children")
-    found = {int(pid) for children in by_thread for pid in children.read_text().split()}
-    return {pid for pid in found if b"executor.image_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return set(children(os.getpid(), "executor.image_worker"))

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.support.cluster import wait_until
-from tests.unit.executor.test_main import is_running
+from tests.support.processes import is_running
 
 PROCESS = """
 import os, subprocess, sys

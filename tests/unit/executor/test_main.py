@@ -16,6 +16,7 @@ import pytest
 from adapter_store import open_store
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.cluster import wait_until
+from tests.support.processes import children, is_running
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -118,16 +119,7 @@ def test_ranks_end_with_a_killed_executor(start: Start, tiny_base: Path) -> None
 
 def rank_processes(parent: int) -> list[int]:
     """Not the process that multiprocessing keeps for its own resources, nor what is about to become it."""
-    by_thread = Path(f"/proc/{parent}/task").glob("*/children")
-    found = [int(pid) for children in by_thread for pid in children.read_text().split()]
-    return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return children(parent, "spawn_main")
 
 
 def _held_open(commands: list[executor_pb2.ExecutorCommand]) -> Iterator[executor_pb2.ExecutorCommand]:

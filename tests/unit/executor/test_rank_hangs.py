@@ -19,11 +19,11 @@ from executor.errors import RankLost
 from lorafleet.v1 import executor_pb2_grpc
 from tests.support.cluster import wait_until
 from tests.support.engines import SMALL, greedy
+from tests.support.processes import is_running
 from tests.unit.executor.test_main import (
     Start,
     _held_open,
     endless,
-    is_running,
     log_until,
     rank_processes,
     start,

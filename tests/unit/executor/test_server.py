@@ -186,7 +186,7 @@ async def test_health_reflection_and_metrics(app: ExecutorApp, digests: list[str
     async with connected(app) as scheduler, grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", SERVICE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=1)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await scheduler.dispatch(dispatch("m", digest=digests[0]))
         await scheduler.ended("m")

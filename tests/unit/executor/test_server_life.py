@@ -109,7 +109,7 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         await scheduler.dispatch(dispatch("x"))
         async with asyncio.timeout(20):
             while True:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=1)
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=10)
                 if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                     break
                 await asyncio.sleep(0.05)
