@@ -218,7 +218,7 @@ def test_while_the_store_is_paused_digests_are_served_and_aliases_are_not(
         wait_until(lambda: answers(there, "paused"), "the other scheduler knows it")
         for client in (here, there):
             serving(client, f"paused@{digest}")
-        time.sleep(3 * POLL_S)  # what is known was read after the news of the push
+        time.sleep(5 * POLL_S)  # what is known was read after the news of the push
         fleet.server.pause()
         try:
             for client in (here, there):
