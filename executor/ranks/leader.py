@@ -22,6 +22,7 @@ from executor.ranks.messages import Answer, Control, Done, Failed, Hello, Ready,
 from executor.ranks.worker import run_rank
 
 END_GRACE_S = 5.0
+END_SEEN_S = 1.0
 
 Message = TypeVar("Message", Hello, Ready)
 
@@ -47,6 +48,7 @@ class Ranks:
         self._meeting = meeting
         self._config = config
         self._processes = processes
+        self._sentinels = [process.sentinel for process in processes]
         self._controls = controls
         self._lost = lost
         self._closing = False
@@ -71,7 +73,7 @@ class Ranks:
         try:
             yield
         except Exception as error:
-            raise RankLost("a step failed on this rank, or another rank left it") from error
+            raise self._gone("a step failed on this rank, or another rank left it") from error
 
     def tell(self, message: Control) -> None:
         data = ForkingPickler.dumps(message)  # once for all
@@ -79,7 +81,7 @@ class Ranks:
             for control in self._controls:
                 control.send_bytes(data)
         except OSError as error:
-            raise RankLost("a rank is gone") from error
+            raise self._gone("a rank has closed its connection") from error
 
     def answers(self) -> list[Answer]:
         """One from each rank, to what was told last."""
@@ -90,7 +92,7 @@ class Ranks:
         try:
             return [self._receive(connection, patience_s) for connection in connections]
         except (EOFError, OSError) as error:
-            raise RankLost("a rank is gone") from error
+            raise self._gone("a rank has closed its connection") from error
 
     def _receive(self, connection: Connection, patience_s: float) -> Any:
         if not connection.poll(patience_s):
@@ -128,14 +130,22 @@ class Ranks:
         return message
 
     def _watch(self) -> None:
-        wait([process.sentinel for process in self._processes])
+        wait(self._sentinels)
         if self._closing:
             return
+        end = self._end()
         for process in self._processes:
             process.kill()
+        logger.error("%s; the executor ends with it", end)
+        self._lost(RankLost(end))
+
+    def _gone(self, otherwise: str) -> RankLost:
+        """A rank's end breaks what it was part of a moment before it is seen itself."""
+        return RankLost(self._end() if wait(self._sentinels, END_SEEN_S) else otherwise)
+
+    def _end(self) -> str:
         codes = [process.exitcode for process in self._processes]
-        logger.error("a rank has ended; the executor ends with it (exit codes of ranks 1 on: %s)", codes)
-        self._lost(RankLost("a rank has ended"))
+        return f"a rank has ended (exit codes of ranks 1 on: {codes})"
 
 
 def start_ranks(config: ExecutorConfig, lost: Callable[[Exception], None]) -> tuple[Ranks, ParallelGroup]:
