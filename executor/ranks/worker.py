@@ -16,6 +16,7 @@ from adapter_store import AdapterStoreError, WeightsSource
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
 from executor.errors import ExecutorError
+from executor.lifeline import end_with_executor
 from executor.logs import setup_logging
 from executor.lora.image import SlotImage, build_slot_image
 from executor.ranks.forward import SharedTokensPass
@@ -134,10 +135,4 @@ def _end_with_parent() -> None:
     """A rank may hang in a collective when rank 0 is killed; nothing it holds outlives the process anyway."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        watched = parent
-
-        def watch() -> None:
-            watched.join()
-            os._exit(1)
-
-        threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+        end_with_executor(parent.sentinel)

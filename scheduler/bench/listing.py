@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+
+from lorafleet.ports import hold_port
 
 _CLIENT = """
 import sys, time
@@ -30,9 +31,8 @@ print(count, seconds, busy, int(peak) * 1024)
 @contextlib.contextmanager
 def scheduler(model: Path, store: str) -> Iterator[tuple[str, int]]:
     """Address and process id of one without executors."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with contextlib.ExitStack() as sockets:
+        address = f"127.0.0.1:{hold_port(sockets, '127.0.0.1', 0)}"
     flags = ["--model", str(model), "--store", store, "--listen", address, "--metrics-port", "-1"]
     command = [sys.executable, "-m", "scheduler", *flags, "--executor", "127.0.0.1:1", "--log-level", "error"]
     process = subprocess.Popen(command)

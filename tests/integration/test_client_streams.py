@@ -21,6 +21,7 @@ from lorafleet import (
     Unavailable,
 )
 from lorafleet.v1 import inference_pb2_grpc
+from tests.support.cluster import wait_until
 from tests.support.scripted_server import DIGEST, SEED, ScriptedInference, ServerThread, script, serving
 
 PIECES = ["Zwölf", " ", "Bo", "", "xkämpfer", " 🥊", " jagen", "", " Viktor", "."]
@@ -125,20 +126,13 @@ def test_the_deadline_is_for_the_whole_call(kind: str, target: str) -> None:
         generate(kind, target, script(PIECES, [4, 4], hang=True), timeout=0.3)
 
 
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_closing_a_stream_cancels_the_call(target: str, inference: ScriptedInference) -> None:
     with Client(target) as client:
         stream = client.stream(script(PIECES, [2], hang=True), request_id="closed")
         assert next(stream).text == ""
         assert next(stream).token_ids == (100,)
         stream.close()
-        wait_until(lambda: "closed" in inference.cancelled)
+        wait_until(lambda: "closed" in inference.cancelled, "it is cancelled")
 
 
 async def test_closing_an_asyncio_stream_cancels_the_call(target: str, inference: ScriptedInference) -> None:
@@ -147,17 +141,17 @@ async def test_closing_an_asyncio_stream_cancels_the_call(target: str, inference
         assert (await anext(stream)).text == ""
         assert (await anext(stream)).token_ids == (100,)  # so that the server has come to where it hangs
         await stream.aclose()
-        await asyncio.to_thread(wait_until, lambda: "aclosed" in inference.cancelled)
+        await asyncio.to_thread(wait_until, lambda: "aclosed" in inference.cancelled, "it is cancelled")
 
 
 async def test_a_cancelled_task_cancels_the_call(target: str, inference: ScriptedInference) -> None:
     async with AsyncClient(target) as client:
         task = asyncio.create_task(client.generate(script(PIECES, [2], hang=True), request_id="task"))
-        await asyncio.to_thread(wait_until, lambda: inference.requests["task"])
+        await asyncio.to_thread(wait_until, lambda: inference.requests["task"], "it is asked")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.to_thread(wait_until, lambda: "task" in inference.cancelled)
+        await asyncio.to_thread(wait_until, lambda: "task" in inference.cancelled, "it is cancelled")
 
 
 async def test_what_a_closed_client_was_doing_is_a_typed_error(target: str) -> None:
