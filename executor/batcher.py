@@ -148,15 +148,18 @@ class Batcher:
             return []
         return [sequence for sequence in self.waiting if sequence.digest == digest]
 
-    def plan(self, now: float, loaded: Container[str]) -> StepPlan:
-        """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs."""
+    def plan(self, now: float, loaded: Container[str], most_tokens: int | None = None) -> StepPlan:
+        """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs.
+
+        `most_tokens`: fewer than `max_batched_tokens`, if not fewer than seats."""
         plan = StepPlan()
-        budget = self._plan_running(plan)
+        budget = min(self.max_batched_tokens, most_tokens or self.max_batched_tokens)
+        budget = self._plan_running(plan, budget)
         self._plan_waiting(plan, budget, now, loaded)
         return plan
 
-    def _plan_running(self, plan: StepPlan) -> int:
-        budget = self.max_batched_tokens
+    def _plan_running(self, plan: StepPlan, budget: int) -> int:
+        """Returns what is left of the budget."""
         index = 0
         while index < len(self.running):
             sequence = self.running[index]

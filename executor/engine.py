@@ -1,8 +1,8 @@
 """The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread.
 
-With `steps_ahead` 1 a step is planned and launched while the one before it runs (but see `_gathers`); what
-is drawn there is known on the device only. So a sequence that ends may be part of one more step: what that
-step draws for it is dropped, and its blocks, slot and adapter are free when that step is over.
+With `steps_ahead` 1 a step is planned and launched while the one before it runs; what is drawn there is known
+on the device only. So a sequence that ends may be part of one more step: what that step draws for it is
+dropped, and its blocks, slot and adapter are free when that step is over.
 """
 
 import logging
@@ -14,6 +14,7 @@ from typing import Any
 from executor.batcher import Batcher, StepPlan
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
+from executor.graph_plans import MOST_MIXED_ROWS
 from executor.metrics import Metrics
 from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
@@ -24,9 +25,9 @@ from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 
 logger = logging.getLogger(__name__)
 
-GATHER_TOKENS = 512  # A step of so many is over in some milliseconds.
-GATHER_QUIET_S = 0.002  # From the last arrival on: a burst of 64 comes over ten or twenty milliseconds.
-GATHER_MOST_S = 0.012
+# While a burst comes in (see `_most_tokens`): some milliseconds a step, and so many steps of them in a row.
+SHORT_STEP_TOKENS = MOST_MIXED_ROWS
+MOST_SHORT_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class Engine:
         self._steps = 0
         self._landed_at = 0.0
         self._arrivals = 0
-        self._arrived_at = 0.0
-        self._gather_until = 0.0
+        self._planned_arrivals = 0  # when the last step was planned
+        self._short_steps = 0  # in a row
         self._tokens: list[NewToken] = []
         self._finished: list[Finished] = []
         self._rejected: list[Rejected] = []
@@ -80,12 +81,7 @@ class Engine:
     def step(self) -> StepEvents:
         """One heartbeat. When it raises, call `fail` with the exception before anything else."""
         self._settle(now := self._clock())
-        if self._gathers():
-            self._land(self._flights.popleft())
-            self._gather_until = self._clock() + GATHER_MOST_S
-            return self._emit(ran=True)
-        self._gather_until = 0.0
-        plan = self._plan = self.batcher.plan(now, self.pager.host)
+        plan = self._plan = self.batcher.plan(now, self.pager.host, self._most_tokens())
         self.pager.page_in(plan.page_ins)
         if plan.num_tokens:
             self._launch(plan, now)
@@ -101,8 +97,7 @@ class Engine:
             self._tell_rejected(dispatch, rejection)
             return
         self._arrivals += 1
-        self._arrived_at = self._clock()
-        sequence = Sequence(dispatch, self._arrivals, self._arrived_at, self._limits.max_length(dispatch))
+        sequence = Sequence(dispatch, self._arrivals, self._clock(), self._limits.max_length(dispatch))
         reason = self._limits.finished(sequence)
         if reason is not None:
             self._tell_finished(sequence, reason)
@@ -171,31 +166,24 @@ class Engine:
         if users != self.pager.users():
             raise RuntimeError(f"adapters are used by {users}, counted {self.pager.users()}")
 
-    def gather_s(self) -> float:
-        """How many seconds longer the next step may wait for who else comes: while a burst goes on whose
-        first prompts are done (see `_gathers`), until `GATHER_QUIET_S` pass without another one. Mostly 0."""
-        if self._flights or not self.batcher.waiting:
-            return 0.0
-        return max(0.0, min(self._gather_until, self._arrived_at + GATHER_QUIET_S) - self._clock())
+    def _most_tokens(self) -> int:
+        """Of the next step: few while a burst of requests comes in behind the step under way.
 
-    def _gathers(self) -> bool:
-        """Whether to wait for the step under way before the next one is planned.
+        The requests of a burst come one by one, over some ten milliseconds. A step for those that are there
+        by now would be of a thousand rows or more, so no captured one, and its launch competes with the
+        arrivals for the interpreter: 13 prompts of 128 tokens took 45 ms to launch, for 33 ms on the GPU. A
+        captured step takes a tenth of that to launch and no more time a token on the GPU. So the GPU has such
+        steps to do until nobody came during one of them, and then all the rest in one.
 
-        A burst of prompts comes one by one. Its first few make a short step that nobody decodes in; planned
-        while it begins, the next one would be as short again, and short ones of many rows take longer to
-        launch than to run: of 64 prompts a dozen took 45 ms to launch, as the rest of the burst was taken in
-        meanwhile, for 33 ms on the GPU. Planned when it is over and the burst, too, it has all of it.
-
-        The wait is one such step at most, then `gather_s`, and only while somebody waits to join the next
-        one: a prompt alone is planned ahead as ever. Streams that began before, and prompts that take several
-        steps, never wait.
+        An idle engine begins with all that are there. Where requests never stop coming, every
+        `MOST_SHORT_STEPS` + 1st step is not short.
         """
-        if len(self._flights) != 1 or not self.batcher.waiting:
-            return False
-        plan = self._flights[0].plan
-        if len(plan.draws) < len(plan.num_tokens) or sum(plan.num_tokens.values()) > GATHER_TOKENS:
-            return False
-        return not any(sequence.has_drawn for sequence in self.batcher.running)
+        comes, self._planned_arrivals = self._arrivals > self._planned_arrivals, self._arrivals
+        if not comes or not self._flights or self._short_steps == MOST_SHORT_STEPS:
+            self._short_steps = 0
+            return self.batcher.max_batched_tokens
+        self._short_steps += 1
+        return max(SHORT_STEP_TOKENS, self.batcher.max_seats)
 
     def _settle(self, now: float) -> None:
         """What happened since the last step: time limits that passed, loads that ended."""

@@ -93,7 +93,7 @@ class EngineThread:
 
     def _loop(self, engine: Engine) -> None:
         busy = False
-        while self._run_commands(engine, engine.gather_s() if busy else self._patience(engine)):
+        while self._run_commands(engine, 0.0 if busy else self._patience(engine)):
             self._busy_since = self._busy_since or time.monotonic()
             events = self._beat(engine)
             self._on_events(events)
@@ -104,19 +104,15 @@ class EngineThread:
         return WAITING_WAIT_S if engine.batcher.sequences else IDLE_WAIT_S
 
     def _run_commands(self, engine: Engine, patience: float) -> bool:
-        """Wait up to `patience` seconds for a command, then run all there are, and those that come while the
-        engine gathers. False: it is time to stop."""
+        """Wait up to `patience` seconds for a command, then run all there are. False: it is time to stop."""
         try:
-            command = self._next(patience)
+            command = self._commands.get(timeout=patience) if patience else self._commands.get_nowait()
             while command is not None:
                 command(engine)
-                command = self._next(engine.gather_s())
+                command = self._commands.get_nowait()
         except Empty:
             return True
         return False
-
-    def _next(self, patience: float) -> Command | None:
-        return self._commands.get(timeout=patience) if patience else self._commands.get_nowait()
 
     def _beat(self, engine: Engine) -> StepEvents:
         try:

@@ -49,10 +49,6 @@ class PacedEngine:
     def cancel(self, key: Key) -> None:
         self.sequences.pop(key, None)
 
-    def gather_s(self) -> float:
-        """Whoever comes is in the next step."""
-        return 0.0
-
     def prefetch(self, digest: str, in_s: float = 0.0) -> None:
         """Nothing is ever loaded."""
 

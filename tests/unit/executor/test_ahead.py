@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
-from executor.engine import GATHER_MOST_S, GATHER_QUIET_S, Engine
-from executor.engine_thread import EngineThread
-from executor.events import StepEvents
+from executor import engine as engine_module
+from executor.batcher import StepPlan
+from executor.engine import MOST_SHORT_STEPS
 from executor.residency import Tier
 from executor.sequence import FinishReason, StopRules
 from tests.support.engines import Driver, greedy, make_driver
@@ -62,6 +62,7 @@ def alone(tiny_base: Path, tiny_store: DiskStore, digests: list[str]) -> list[Ou
     cancels=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 11)), max_size=4),
     slots=st.sampled_from([1, 2, 4]),
     chunk=st.sampled_from([12, 16, 64]),
+    short=st.sampled_from([12, 512]),
     blocks=st.sampled_from([10, 14, 64]),
     page_ins=st.sampled_from([1, 4]),
 )
@@ -75,6 +76,7 @@ def test_the_same_traffic_brings_the_same_tokens(
     cancels: list[tuple[int, int]],
     slots: int,
     chunk: int,
+    short: int,
     blocks: int,
     page_ins: int,
 ) -> None:
@@ -100,16 +102,17 @@ def test_the_same_traffic_brings_the_same_tokens(
         beat += 1
         streams = [s for s in driver.engine.batcher.running if s.has_drawn and s.uncomputed]
         driver.step()
-        # Whatever is gathered, a stream that has begun is in the next step at once.
+        # However short it is, a stream that has begun is in the next step at once.
         assert all(stream.in_flight for stream in streams if stream in driver.engine.batcher.running)
 
-    for pause, number in zip(pauses, order, strict=True):
-        driver.engine.add(wanted[number])
-        for _ in range(pause):
+    with mock.patch.object(engine_module, "SHORT_STEP_TOKENS", short):
+        for pause, number in zip(pauses, order, strict=True):
+            driver.engine.add(wanted[number])
+            for _ in range(pause):
+                step()
+        while beat <= 41:
             step()
-    while beat <= 41:
-        step()
-    driver.until(lambda: not driver.engine.batcher.sequences)
+        driver.until(lambda: not driver.engine.batcher.sequences)
     driver.engine.close()
     assert not driver.rejected
     for number, (got, truth) in enumerate(zip(outcomes(driver, [d.key for d in wanted]), alone, strict=True)):
@@ -243,70 +246,67 @@ def test_a_failed_step_takes_its_own_sequences_only(
     assert not driver.rejected and idle(driver)
 
 
-def test_a_burst_that_comes_behind_its_first_prompt_is_one_step(ahead: Make) -> None:
+@pytest.fixture
+def rows(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[int]]:
+    """An engine whose short steps have 24 tokens, and how many each step has."""
+    monkeypatch.setattr(engine_module, "SHORT_STEP_TOKENS", 24)
+    driver, counts = ahead(max_batched_tokens=128, prefix_cache=False), list[int]()
+    plan = driver.engine.batcher.plan
+
+    def counted(*arguments: float) -> StepPlan:
+        planned = plan(*arguments)  # type: ignore[arg-type]
+        counts.append(sum(planned.num_tokens.values()))
+        return planned
+
+    monkeypatch.setattr(driver.engine.batcher, "plan", counted)
+    return driver, counts
+
+
+def arrive(driver: Driver, *names: str) -> None:
+    for name in names:
+        driver.engine.add(greedy(name, range(3, 19)))
+
+
+def test_while_a_burst_comes_in_steps_are_short(rows: tuple[Driver, list[int]]) -> None:
+    driver, counts = rows
+    arrive(driver, "first")
+    driver.step()
+    arrive(driver, "1", "2", "3", "4")
+    driver.step()
+    arrive(driver, "5")
+    driver.step()
+    driver.step()  # nobody came since the last one
+    assert counts == [16, 24, 24, 6 * 16 - 16 - 23 - 22 + 3]
+    driver.until(lambda: len(driver.finished) == 6)
+
+
+def test_an_idle_engine_begins_with_all_that_are_there(rows: tuple[Driver, list[int]]) -> None:
+    driver, counts = rows
+    arrive(driver, "0", "1", "2")
+    driver.step()
+    assert counts == [48]
+
+
+def test_where_requests_never_stop_coming_some_steps_are_whole(rows: tuple[Driver, list[int]]) -> None:
+    driver, counts = rows
+    arrive(driver, "first", "0")
+    for beat in range(MOST_SHORT_STEPS + 2):
+        driver.step()
+        arrive(driver, f"a{beat}", f"b{beat}")
+    short = [24] * MOST_SHORT_STEPS
+    assert counts[:-1] == [32, *short]
+    assert counts[-1] > 24
+    driver.until(lambda: not driver.engine.batcher.sequences)
+
+
+def test_every_seat_has_its_token_in_a_short_step(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SHORT_STEP_TOKENS", 2)
     driver = ahead()
-    driver.engine.add(greedy("first", range(3, 20)))
+    arrive(driver, "0", "1", "2", "3")
     driver.step()
-    burst = [(0, f"{number}") for number in range(5)]
-    for number in range(4):
-        driver.engine.add(greedy(f"{number}", range(3 + number, 20)))
-    driver.step()  # nobody decodes: it is over before the next one is planned
-    assert driver.tokens.keys() == {(0, "first")}
-    driver.engine.add(greedy("4", range(3, 20)))
-    driver.until(lambda: any(key in driver.tokens for key in burst))
-    assert all(len(driver.tokens[key]) == 1 for key in burst)
-
-
-def test_a_burst_that_goes_on_is_waited_for_until_it_pauses(tiny_base: Path, tiny_store: DiskStore) -> None:
-    now = 100.0
-    driver = make_driver(str(tiny_base), tiny_store, async_scheduling="true", clock=lambda: now)
-    engine = driver.engine
-
-    def arrives(name: str) -> float:
-        engine.add(greedy(name, range(3, 20)))
-        return engine.gather_s()
-
-    assert arrives("first") == 0, "nobody waits for who may come behind the first prompt"
+    arrive(driver, "late")
     driver.step()
-    assert arrives("second") == 0, "the first one's step is under way"
-    driver.step()
-    assert driver.tokens.keys() == {(0, "first")}
-    assert engine.gather_s() == pytest.approx(GATHER_QUIET_S)
-    began = now
-    for number in range(12):
-        now += GATHER_QUIET_S * 0.75
-        left = began + GATHER_MOST_S - now
-        assert arrives(f"{number}") == pytest.approx(max(0.0, min(GATHER_QUIET_S, left)))
-    assert engine.gather_s() == 0, "it goes on for too long"
-    now = began + GATHER_QUIET_S / 2
-    driver.step()
-    assert engine.gather_s() == 0, "the next step is under way"
-    driver.until(lambda: not engine.batcher.sequences)
-    assert arrives("later") == 0
-    engine.close()
-
-
-def test_who_comes_while_the_engine_gathers_is_in_the_same_step(ahead: Make) -> None:
-    """Each comes when the one before it is in: an engine that did not wait would begin with the first."""
-    engine, arrived, told = ahead().engine, SimpleQueue[int](), SimpleQueue[StepEvents]()
-    number_in = 0
-    engine.gather_s = lambda: 60.0 if 0 < number_in < 4 else 0.0  # type: ignore[method-assign]
-    thread = EngineThread(lambda wake: engine, lambda info: None, told.put, lambda error: None)
-
-    def add(engine: Engine) -> None:
-        nonlocal number_in
-        engine.add(greedy(f"{number_in}", range(3, 12), max_new_tokens=2))
-        number_in += 1
-        arrived.put(number_in)
-
-    thread.start()
-    for number in range(1, 5):
-        thread.submit(add)
-        assert arrived.get(timeout=60) == number
-    firsts = next(tokens for events in iter(lambda: told.get(timeout=60), None) if (tokens := events.tokens))
-    assert [token.key[1] for token in firsts] == ["0", "1", "2", "3"]
-    thread.stop()
-    thread.join(60)
+    assert all(sequence.in_flight for sequence in driver.engine.batcher.running)
 
 
 def test_a_prompt_alone_is_planned_ahead(ahead: Make) -> None:
@@ -320,7 +320,7 @@ def test_a_prompt_alone_is_planned_ahead(ahead: Make) -> None:
 
 
 def test_a_burst_whose_first_prompt_is_cancelled_goes_on(ahead: Make, digests: list[str]) -> None:
-    """The step that is waited for has nobody any more."""
+    """The step under way has nobody any more."""
     expected = ahead().run(*(greedy(f"{n}", range(3 + n, 20), digest=digests[n % 2]) for n in range(4)))
     driver = ahead()
     first = greedy("first", range(3, 20), digest=digests[0])
@@ -336,7 +336,7 @@ def test_a_burst_whose_first_prompt_is_cancelled_goes_on(ahead: Make, digests: l
 
 
 def test_prompts_that_keep_arriving_hold_up_no_stream(ahead: Make) -> None:
-    """One more waits at every beat: only the step before the first token is waited for."""
+    """One more waits at every beat."""
     driver = ahead()
     driver.engine.add(greedy("stream", range(3, 20), max_new_tokens=20))
     beats = 0
@@ -344,8 +344,8 @@ def test_prompts_that_keep_arriving_hold_up_no_stream(ahead: Make) -> None:
         driver.engine.add(greedy(f"{beats}", range(3, 12), max_new_tokens=1))
         driver.step()
         beats += 1
-    # Launched, waited for, then a token a beat, each step of its own landing behind the next one's launch.
-    assert beats == 22
+    # Launched, then a token a beat, each step landing behind the next one's launch.
+    assert beats == 21
 
 
 @pytest.mark.parametrize("where", ["collect", "commit"])
