@@ -3,6 +3,7 @@ import pytest
 
 from executor.forward import SequenceRows
 from executor.graph_plans import GraphSizes, LoRAPlans, head_runs, rehearsal_runs, step_runs
+from kernels.follower_tuning import beside_pays
 from kernels.meta import LoRAKernelMeta
 
 SIZES = GraphSizes.up_to(256, 8192)
@@ -59,11 +60,13 @@ def test_every_captured_step_is_rehearsed_within_its_plan() -> None:
 
 
 def test_families_by_how_rows_share_adapters() -> None:
-    one, eight, each = (runs(*((n % k, 1) for n in range(64))) for k in (1, 8, 64))
-    chosen = [PLANS.choose(step, 64, True) for step in (one, eight, each)]
-    assert [(plan.rows_per_item, plan.items) for plan in chosen if plan] == [(16, 8), (16, 8), (1, 64)]
-    many = PLANS.choose(runs(*((n % 20, 1) for n in range(256))), 256, True)
-    assert many is not None and many.rows_per_item == 16 and many.items > 8
+    adapters = 1, 8, 9, 24, 25, 64
+    chosen = [PLANS.choose(runs(*((n % k, 1) for n in range(64))), 64, True) for k in adapters]
+    families = [(plan.rows_per_item, plan.items) for plan in chosen if plan]
+    assert families == [(16, 8), (16, 8), (16, 24), (16, 24), (16, 64), (1, 64)]
+    assert [beside_pays(plan) for plan in chosen if plan] == [True, True, True, True, False, True]
+    many = PLANS.choose(runs(*((n % 30, 1) for n in range(256))), 256, True)
+    assert many is not None and (many.rows_per_item, many.items) == (16, 80)
 
 
 def test_runs_of_a_step_and_of_its_head() -> None:
