@@ -5,6 +5,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.pinned_copy import PinnedCopy, load_driver
+
 
 class Staging:
     """A device buffer and its host side. On the CPU both are the same memory.
@@ -16,27 +18,23 @@ class Staging:
     def __init__(self, size: int, device: torch.device | str) -> None:
         self.device_buffer = torch.zeros(size, dtype=torch.int32, device=device)
         on_gpu = self.device_buffer.is_cuda
-        self._hosts = (
-            [torch.zeros(size, dtype=torch.int32, device="cpu", pin_memory=True) for _ in range(2)]
-            if on_gpu
-            else [self.device_buffer]
+        self._copies = [PinnedCopy(self.device_buffer, load_driver()) for _ in range(2)] if on_gpu else []
+        self.arrays: list[npt.NDArray[np.int32]] = (
+            [copy.array for copy in self._copies] if on_gpu else [self.device_buffer.numpy()]
         )
-        self.arrays: list[npt.NDArray[np.int32]] = [host.numpy() for host in self._hosts]
-        self._copied = [torch.cuda.Event() for _ in self._hosts] if on_gpu else []  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def begin(self) -> int:
         """Which of `arrays` to fill now. What it holds is older than the last step, where there are two."""
-        self._turn = (self._turn + 1) % len(self._hosts)
-        if self._copied:
-            self._copied[self._turn].synchronize()
+        if self._copies:
+            self._turn = 1 - self._turn
+            self._copies[self._turn].wait()
         return self._turn
 
     def send(self) -> None:
         """Copy what was filled to the device, in the current stream's order."""
-        if self._copied:
-            self.device_buffer.copy_(self._hosts[self._turn], non_blocking=True)
-            self._copied[self._turn].record()
+        if self._copies:
+            self._copies[self._turn].send()
 
     def part(self, start: int, size: int) -> Tensor:
         return self.device_buffer[start : start + size]
