@@ -3,7 +3,8 @@
 Triton compiles a kernel when it is first launched, one after another: about three minutes for all that an
 executor may launch. Here each process launches some of them, with a model of one layer and the same shapes,
 and leaves what it compiled in Triton's cache, where the executor then finds it. FlashInfer's two forms of
-attention take nvcc over a minute each, on their first start on a machine: they have a process each.
+attention take nvcc over a minute each, on their first start on a machine: they have a process each, of which
+nvcc compiles as many files at once as host memory has room for.
 """
 
 import hashlib
@@ -26,12 +27,15 @@ import triton
 import kernels
 from executor.config import ExecutorConfig
 from executor.flashinfer_attention import FORMS
+from executor.free_memory import free_host_memory
 from executor.lifeline import end_with_executor
 
 logger = logging.getLogger(__name__)
 
 _MOST_PROCESSES = 8
 _LIMIT_S = 600.0
+# Of host memory for a file that nvcc compiles: its compilers took up to 3.7 GB each, 28 GB together.
+_NVCC_BYTES = 4 << 30
 # A few blocks: what is read and written there means nothing.
 _KV_BLOCKS = 64
 # Settings that choose what is compiled.
@@ -104,12 +108,17 @@ def _flashinfer_version() -> str:
         return ""
 
 
+def _nvcc_jobs() -> str:
+    """Files at once, for each of the forms."""
+    return str(max(1, min(os.cpu_count() or 1, free_host_memory() // (len(FORMS) * _NVCC_BYTES))))
+
+
 def _run(command: Command, settings: str) -> str:
     watched, held = os.pipe()
     try:
         done = subprocess.run(
             (*command, str(watched)), input=settings, capture_output=True, text=True, timeout=_LIMIT_S,
-            check=False, pass_fds=(watched,),
+            check=False, pass_fds=(watched,), env={"MAX_JOBS": _nvcc_jobs()} | os.environ,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

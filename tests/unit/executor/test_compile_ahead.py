@@ -1,6 +1,8 @@
 """Kernels are compiled by several processes at a first start, and only then."""
 
+import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,9 +110,13 @@ def test_processes_end_with_a_killed_executor(config: ExecutorConfig) -> None:
         try:
             wait_until(lambda: len(children(executor.pid)) == 4, "they are started")
             pids = children(executor.pid)
+            environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
         finally:
             executor.kill()
         wait_until(lambda: not any(map(is_running, pids)), "they end")
+    jobs = [line for line in itertools.chain(*environments) if line.startswith(b"MAX_JOBS=")]
+    assert len(jobs) == len(pids)
+    assert 1 <= int(jobs[0].removeprefix(b"MAX_JOBS=")) <= (os.cpu_count() or 1)
 
 
 def test_one_process_is_the_executor_itself(config: ExecutorConfig, tmp_path: Path) -> None:
