@@ -1,6 +1,6 @@
-"""Measurements that compare two plays: what happens to running streams, and to first tokens."""
+"""Measurements that compare plays: what happens to running streams, and to first tokens. A row a play."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lorafleet.bench.errors import BenchError
@@ -38,7 +38,7 @@ def shrunk(divisor: int) -> Sizes:
     )
 
 
-async def page_in_stall(session: Session, sizes: Sizes) -> list[Row]:
+async def page_in_stall(session: Session, sizes: Sizes) -> AsyncIterator[Row]:
     """64 streams on 8 resident adapters while 100 others page in back to back, from the store and then from
     host memory, against the same streams alone. Only gaps that end while adapters page in are counted.
 
@@ -48,7 +48,7 @@ async def page_in_stall(session: Session, sizes: Sizes) -> list[Row]:
     await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
     alone = await session.run("64 streams alone", [streams])
     quiet = _gaps(alone.recording.lane("streams"))
-    rows = [_spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone)]
+    yield _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone)
     for source in ("from the store", "from host memory"):
         pages = Lane("pages", _pages(session), max_concurrency=1, background=True)
         played = await session.run(f"64 streams while adapters page in {source}", [streams, pages])
@@ -59,15 +59,16 @@ async def page_in_stall(session: Session, sizes: Sizes) -> list[Row]:
         start, end = paging[0].sent, paging[-1].pieces[-1][0]
         gaps = _gaps(played.recording.lane("streams"), start, end)
         row = _spread_row(f"ITL of 64 streams, page-ins {source}", COLD_ADAPTERS, gaps, played)
-        rows.append(row | _against(gaps, quiet) | {"paged_in": len(paging), "paging_s": rounded(end - start)})
-    return rows
+        yield row | _against(gaps, quiet) | {"paged_in": len(paging), "paging_s": rounded(end - start)}
 
 
-async def arriving_prompts(session: Session, sizes: Sizes) -> list[Row]:
+async def arriving_prompts(session: Session, sizes: Sizes) -> AsyncIterator[Row]:
     """64 streams while short prompts (32 to 128 tokens, 8 tokens back) keep arriving, against them alone."""
     streams = _streams(session, sizes)
     await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
     alone = await session.run("64 streams alone", [streams])
+    quiet = _gaps(alone.recording.lane("streams"))
+    yield _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone)
     short = Description(
         requests=round(sizes.prompts_per_s * 600),
         prompt=Lengths("uniform", 32, 128),
@@ -79,23 +80,20 @@ async def arriving_prompts(session: Session, sizes: Sizes) -> list[Row]:
     )
     lane = Lane("short", generate(short, session.names, session.seed), background=True)
     played = await session.run("64 streams while prompts arrive", [streams, lane])
-    quiet, gaps = (_gaps(each.recording.lane("streams")) for each in (alone, played))
+    gaps = _gaps(played.recording.lane("streams"))
     arrived = sum(record.whole for record in played.recording.lane("short").records)
     name = f"ITL of 64 streams, {sizes.prompts_per_s:g} prompts/s arriving"
     row = _spread_row(name, STREAM_ADAPTERS, gaps, played) | _against(gaps, quiet)
-    return [
-        _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone),
-        row | {"prompts_arrived": arrived, "arrived_ttft_ms": spread_row(played.summary("short").ttft_ms)},
-    ]
+    yield row | {"prompts_arrived": arrived, "arrived_ttft_ms": spread_row(played.summary("short").ttft_ms)}
 
 
-async def no_cliff(session: Session, sizes: Sizes) -> list[Row]:
+async def no_cliff(session: Session, sizes: Sizes) -> AsyncIterator[Row]:
     """Time to first token under the same light load, with as many adapters as slots and with up to four times
     as many.
 
     The executor should have 8 slots. Everything was used before: adapters come from host memory.
     """
-    rows: list[Row] = []
+    few = None
     for adapters, popularity in LIGHT_LOADS:
         light = Description(
             requests=sizes.light_requests,
@@ -113,14 +111,14 @@ async def no_cliff(session: Session, sizes: Sizes) -> list[Row]:
         name = f"TTFT p50, {sizes.light_per_s:g} requests/s" + (", Zipf" if popularity == "zipf" else "")
         row = make_row(name, adapters, ttft.p50 if ttft else None, "ms", played.slots)
         row |= details(played.summary(), played.slots, played.cpu)
-        if rows:
-            few = rows[0]["ours"]
-            row["of_8_adapters"] = rounded(row["ours"] / few) if few and row["ours"] else None
-        rows.append(row)
-    return rows
+        if (adapters, popularity) == LIGHT_LOADS[0]:
+            few = row["ours"]
+        elif few and row["ours"]:
+            row["of_8_adapters"] = rounded(row["ours"] / few)
+        yield row
 
 
-Measure = Callable[[Session, Sizes], Awaitable[list[Row]]]
+Measure = Callable[[Session, Sizes], AsyncIterator[Row]]
 MEASURES: Mapping[str, Measure] = {
     "page-in-stall": page_in_stall,
     "arriving-prompts": arriving_prompts,

@@ -182,7 +182,8 @@ async def _presets(current: Session, outcome: Outcome) -> None:
     shrink = outcome.args.shrink
     for name in outcome.args.preset:
         if name in measures.MEASURES:
-            outcome.add(*await measures.MEASURES[name](current, measures.shrunk(shrink)))
+            async for measured in measures.MEASURES[name](current, measures.shrunk(shrink)):
+                outcome.add(measured)
         for case in presets.PRESETS.get(name, ()):
             if row := await presets.run_case(presets.shrunk(case, shrink), current):
                 outcome.add(row)
