@@ -4,7 +4,7 @@ Triton compiles a kernel when it is first launched, one after another: about thr
 executor may launch. Here each process launches some of them, with a model of one layer and the same shapes,
 and leaves what it compiled in Triton's cache, where the executor then finds it. FlashInfer's two forms of
 attention take nvcc over a minute each, on their first start on a machine: they have a process each, of which
-nvcc compiles as many files at once as host memory has room for.
+nvcc compiles as many files at once as host memory has room for. The sampler's kernels have one, too.
 """
 
 import hashlib
@@ -85,7 +85,8 @@ class Compilation:
 
 def _shares(parts: int) -> list[tuple[str, str]]:
     """What each process is told."""
-    return [*(("attention", form) for form in FORMS), *((str(part), str(parts)) for part in range(parts))]
+    others = [*(("attention", form) for form in FORMS), ("sampler", "all")]
+    return [*others, *((str(part), str(parts)) for part in range(parts))]
 
 
 def _key(config: ExecutorConfig) -> str:
@@ -130,7 +131,7 @@ def _run(command: Command, settings: str) -> str:
 
 
 def main() -> None:
-    from executor.gpu_shard import compile_attention
+    from executor.gpu_shard import compile_attention, compile_sampler
 
     what, which, watched = sys.argv[1:]
     # Or it would keep memory from the executor that is started next, and nvcc write where that one's does.
@@ -139,6 +140,8 @@ def main() -> None:
     config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
     if what == "attention":
         compile_attention(config, next(form for form in FORMS if form == which))
+    elif what == "sampler":
+        compile_sampler(config)
     else:
         _compile_part(config, int(what), int(which))
 

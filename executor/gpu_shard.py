@@ -29,6 +29,7 @@ from executor.layers.triton_followers import TritonFollowers
 from executor.model_config import ModelConfig
 from executor.models import CausalLM, load_model, read_config
 from executor.no_attention import NoAttention
+from executor.sampler import Sampler
 from executor.shard import Shard, Slots, attach_slots, check_lora_dtype, dtype_of
 from executor.torch_attention import StepPlanner, TorchAttention
 from executor.warm_up import StepLimits, warm_up_steps
@@ -66,6 +67,12 @@ def compile_attention(config: ExecutorConfig, form: Form) -> None:
     """One of FlashInfer's forms, if the model has it."""
     model = read_config(Path(config.model))
     compile_for(model, dtype_of(config), _device(config, SINGLE), form)
+
+
+def compile_sampler(config: ExecutorConfig) -> None:
+    """What draws tokens, in every way."""
+    vocab = read_config(Path(config.model)).vocab_size
+    Sampler(config.max_seats, _device(config, SINGLE)).warm_up(vocab)
 
 
 def _builder(

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lorafleet.cli import main as lorafleet
-from tests.support.cluster import ROOT, Pair
+from tests.support.cluster import ROOT, Pair, wait_until
 
 EXECUTOR = "--torch-threads 1 --max-loras 4 --max-lora-rank 8 --prefix-cache false --log-level warning"
 
@@ -130,39 +131,39 @@ def test_what_cannot_be_measured_or_kept_is_told_first(
         assert not out and err.startswith(f"error: {said}") and err.count("\n") == 1
 
 
-def test_an_interrupt_tells_what_was_measured(home: Path) -> None:
-    file = home / "interrupted.json"
-    arguments = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
-    load = ["load", "--requests", "400", "--rate", "20", "--output-tokens", "4", "--warm-up", "0"]
+def interrupted(home: Path, *work: str, rows: int) -> tuple[str, list[dict[str, Any]]]:
+    """What a bench prints and writes that is interrupted half a second after it has written so many rows."""
+    file = home / f"interrupted-{work[0]}.json"
+
+    def written() -> list[dict[str, Any]]:
+        with suppress(FileNotFoundError, json.JSONDecodeError):  # not yet, or just being written
+            return list(json.loads(file.read_text())["rows"])
+        return []
+
+    bench = [sys.executable, "-m", "lorafleet", "bench", *work, "--in-process", "--json", str(file)]
+    system = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
     with (home / "interrupted.log").open("w+") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "lorafleet",
-                "bench",
-                *load,
-                "--in-process",
-                *arguments,
-                "--json",
-                str(file),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=ROOT,
+            [*bench, *system], stdout=subprocess.PIPE, stderr=log, cwd=ROOT, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            text=True,
-        )
-        deadline = time.monotonic() + 60
-        while (
-            not file.exists() and time.monotonic() < deadline
-        ):  # its first row tells that the engine is ready
-            time.sleep(0.05)
+        )  # fmt: skip
+        wait_until(lambda: len(written()) >= rows, "it has written them")
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
+    return out, written()
+
+
+def test_an_interrupt_tells_what_was_measured(home: Path) -> None:
+    load = ["load", "--requests", "400", "--rate", "20", "--output-tokens", "4", "--warm-up", "0"]
+    out, rows = interrupted(home, *load, rows=1)  # the first one says that the engine is ready
     assert "throughput" in out
-    row = json.loads(file.read_text())["rows"][-1]
-    assert row["workload"] == "load, interrupted"
-    assert 0 < row["whole"] < 400
+    assert rows[-1]["workload"] == "load, interrupted"
+    assert 0 < rows[-1]["whole"] < 400
+
+
+def test_an_interrupt_leaves_what_a_measurement_has_so_far(home: Path) -> None:
+    _, rows = interrupted(home, "preset", "no-cliff", "--shrink", "2", rows=2)
+    assert rows[1]["workload"] == "TTFT p50, 8 requests/s"
+    assert "interrupted" in rows[-1]["workload"]

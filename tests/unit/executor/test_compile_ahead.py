@@ -37,7 +37,8 @@ def test_each_process_has_its_part_and_no_secrets(config: ExecutorConfig, tmp_pa
     processes = Processes()
     Compilation(config, tmp_path).start(processes)
     shares = sorted(tuple(command[-2:]) for command, _ in processes.started)
-    assert shares == [("0", "3"), ("1", "3"), ("2", "3"), ("attention", "fa2"), ("attention", "fa3")]
+    others = [("attention", "fa2"), ("attention", "fa3"), ("sampler", "all")]
+    assert shares == [("0", "3"), ("1", "3"), ("2", "3"), *others]
     assert "secret" not in str(processes.started)
     for _, settings in processes.started:
         settings["lora_modules"] = tuple(settings["lora_modules"])  # type: ignore[arg-type]
@@ -48,15 +49,15 @@ def test_a_start_like_one_before_starts_none(config: ExecutorConfig, tmp_path: P
     processes, cache = Processes(), tmp_path / "cache"
     Compilation(config, cache).start(processes)
     Compilation(config, cache).start(processes)
-    assert len(processes.started) == 10, "the executor did not become ready in between"
+    assert len(processes.started) == 12, "the executor did not become ready in between"
     Compilation(config, cache).done()
     Compilation(config, cache).start(processes)
     Compilation(replace(config, store="other", listen="127.0.0.1:1"), cache).start(processes)
-    assert len(processes.started) == 10
+    assert len(processes.started) == 12
     Compilation(replace(config, max_lora_rank=8), cache).start(processes)
     (tmp_path / "config.json").write_text('{"hidden_size": 64}')
     Compilation(config, cache).start(processes)
-    assert len(processes.started) == 20
+    assert len(processes.started) == 24
 
 
 def test_another_flashinfer_is_compiled_again(
@@ -71,7 +72,7 @@ def test_another_flashinfer_is_compiled_again(
         for _ in range(2):
             Compilation(config, tmp_path).start(processes)
             Compilation(config, tmp_path).done()
-    assert len(processes.started) == 10
+    assert len(processes.started) == 12
 
 
 def test_failures_are_told_and_the_start_goes_on(
@@ -108,7 +109,7 @@ compilation.start()
 def test_processes_end_with_a_killed_executor(config: ExecutorConfig) -> None:
     with subprocess.Popen([sys.executable, "-c", EXECUTOR, config.model]) as executor:
         try:
-            wait_until(lambda: len(children(executor.pid)) == 4, "they are started")
+            wait_until(lambda: len(children(executor.pid)) == 5, "they are started")
             pids = children(executor.pid)
             environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
         finally:
