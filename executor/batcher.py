@@ -151,7 +151,7 @@ class Batcher:
     def plan(self, now: float, loaded: Container[str], most_tokens: int | None = None) -> StepPlan:
         """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs.
 
-        `most_tokens`: fewer than `max_batched_tokens`, if not fewer than seats."""
+        `most_tokens`, at least the number of seats, makes it a shorter one than `max_batched_tokens`."""
         plan = StepPlan()
         budget = min(self.max_batched_tokens, most_tokens or self.max_batched_tokens)
         budget = self._plan_running(plan, budget)
