@@ -167,7 +167,8 @@ class Engine:
             raise RuntimeError(f"adapters are used by {users}, counted {self.pager.users()}")
 
     def _most_tokens(self) -> int:
-        """Of the next step: few while a burst of requests comes in behind the step under way.
+        """Of the next step, asked once for each: few while a burst of requests comes in behind the one under
+        way.
 
         The requests of a burst come one by one, over some ten milliseconds. A step for those that are there
         by now would be of a thousand rows or more, so no captured one, and its launch competes with the

@@ -1,6 +1,6 @@
 """Steps planned one ahead: the same tokens as from steps in turn, whatever happens meanwhile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
@@ -253,8 +253,8 @@ def rows(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[int
     driver, counts = ahead(max_batched_tokens=128, prefix_cache=False), list[int]()
     plan = driver.engine.batcher.plan
 
-    def counted(*arguments: float) -> StepPlan:
-        planned = plan(*arguments)  # type: ignore[arg-type]
+    def counted(now: float, loaded: Container[str], most_tokens: int) -> StepPlan:
+        planned = plan(now, loaded, most_tokens)
         counts.append(sum(planned.num_tokens.values()))
         return planned
 
