@@ -23,6 +23,15 @@ def children(parent: int, command: str = "") -> list[int]:
     return found
 
 
+def environment(pid: int) -> dict[str, str]:
+    """That it was started with; empty when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
 def _state_and_parent(folder: Path) -> tuple[str, int]:
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state, int(parent)

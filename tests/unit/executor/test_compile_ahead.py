@@ -1,6 +1,5 @@
 """Kernels are compiled by several processes at a first start, and only then."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from executor.compile_ahead import Command, Compilation
 from executor.config import ExecutorConfig
 from tests.support.cluster import wait_until
-from tests.support.processes import children, is_running
+from tests.support.processes import children, environment, is_running
 
 
 class Processes:
@@ -109,15 +108,18 @@ compilation.start()
 def test_processes_end_with_a_killed_executor(config: ExecutorConfig) -> None:
     with subprocess.Popen([sys.executable, "-c", EXECUTOR, config.model]) as executor:
         try:
-            wait_until(lambda: len(children(executor.pid)) == 5, "they are started")
-            pids = children(executor.pid)
-            environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
+            wait_until(lambda: len(nvcc_jobs(executor.pid)) == 5, "they are started")
+            jobs = nvcc_jobs(executor.pid)
         finally:
             executor.kill()
-        wait_until(lambda: not any(map(is_running, pids)), "they end")
-    jobs = [line for line in itertools.chain(*environments) if line.startswith(b"MAX_JOBS=")]
-    assert len(jobs) == len(pids)
-    assert 1 <= int(jobs[0].removeprefix(b"MAX_JOBS=")) <= (os.cpu_count() or 1)
+        wait_until(lambda: not any(map(is_running, jobs)), "they end")
+    assert all(1 <= count <= (os.cpu_count() or 1) for count in jobs.values())
+
+
+def nvcc_jobs(parent: int) -> dict[int, int]:
+    """Of its children, by pid. One that is only forked has its parent's environment, and is not here."""
+    environments = {pid: environment(pid) for pid in children(parent)}
+    return {pid: int(values["MAX_JOBS"]) for pid, values in environments.items() if "MAX_JOBS" in values}
 
 
 def test_one_process_is_the_executor_itself(config: ExecutorConfig, tmp_path: Path) -> None:
