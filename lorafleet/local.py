@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from lorafleet.errors import LaunchError, ServiceEnded
-from lorafleet.ports import hold_port
+from lorafleet.ports import free_port, hold_port
 from lorafleet.service import LogLine, Service
 
 _POLL_SECONDS = 0.2
@@ -49,7 +49,8 @@ class LocalFleet:
     """
 
     def __init__(self, config: LocalConfig, log: LogLine) -> None:
-        ports = _free_ports(config)
+        self._reserved = ExitStack()  # ports
+        ports = _choose_ports(config, self._reserved)
         self._store = str(config.store)
         self.target = f"{_reachable(config.host)}:{ports.scheduler}"
         self.scheduler_metrics = f"http://{_reachable(config.host)}:{ports.scheduler_metrics}/metrics"
@@ -105,6 +106,7 @@ class LocalFleet:
         finally:  # an interrupt while draining comes here, too
             for service in [self._scheduler, *self._executors]:
                 service.kill()
+            self._reserved.close()
 
 
 def _make_store(url: str) -> None:
@@ -129,8 +131,9 @@ class _Ports:
     executor_metrics: tuple[int, ...]
 
 
-def _free_ports(config: LocalConfig) -> _Ports:
-    """All ports, checked to be free: gRPC itself would share one that another gRPC server listens on."""
+def _choose_ports(config: LocalConfig, reserved: ExitStack) -> _Ports:
+    """All ports, checked to be free: gRPC itself would share one that another gRPC server listens on. Those
+    that the settings leave open are nobody else's until `reserved` closes."""
     count = config.executors
     wanted = [(config.host, config.port, "--port"), (config.host, config.metrics_port, "--metrics-port")]
     wanted += [("127.0.0.1", 0, "")] * count
@@ -138,14 +141,17 @@ def _free_ports(config: LocalConfig) -> _Ports:
         ("127.0.0.1", config.metrics_port and config.metrics_port + 1 + index, "--metrics-port")
         for index in range(count)
     ]
-    with ExitStack() as sockets:  # held until all are found, so that no free one is found twice
-        scheduler, metrics, *rest = [_bind(sockets, *one) for one in wanted]
+    with ExitStack() as sockets:  # held until all are found, so that none is given twice
+        scheduler, metrics, *rest = [_find(sockets, reserved, *one) for one in wanted]
     return _Ports(scheduler, metrics, tuple(rest[:count]), tuple(rest[count:]))
 
 
-def _bind(sockets: ExitStack, host: str, port: int, flag: str) -> int:
+def _find(sockets: ExitStack, reserved: ExitStack, host: str, port: int, flag: str) -> int:
     try:
-        return hold_port(sockets, host, port)
+        if not port:
+            return free_port(reserved, host)
+        hold_port(sockets, host, port)
+        return port
     except (OSError, OverflowError) as error:  # the latter of a port above 65535
         why = getattr(error, "strerror", None) or error
         what = f"stop what listens there or choose with {flag} (0 takes a free one)"

@@ -11,22 +11,33 @@ _FREE_PORTS = range(20000, 32768)
 _ATTEMPTS = 1000
 
 
-def hold_port(sockets: ExitStack, host: str, port: int) -> int:
-    """`port`, or for 0 a free one: nobody else's until `sockets` closes.
-
-    Raises OSError, and OverflowError above 65535.
-    """
-    for candidate in [port] if port else random.sample(_FREE_PORTS, _ATTEMPTS):
-        probe = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def free_port(reserved: ExitStack, host: str) -> int:
+    """One on which nobody listens now, and which is found nowhere else on this machine until `reserved`
+    closes: services may start on it, end and come back. Raises OSError."""
+    for candidate in random.sample(_FREE_PORTS, _ATTEMPTS):
+        # UDP's ports are not TCP's: this one keeps no service from listening.
+        claim = reserved.enter_context(socket.socket(_family(host), socket.SOCK_DGRAM))
         try:
-            probe.bind((host, candidate))
-            probe.listen()  # without it, who comes next may bind the same one
+            claim.bind((host, candidate))
+            with ExitStack() as probe:
+                hold_port(probe, host, candidate)
         except OSError as error:
-            if port or error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE:
                 raise
-            probe.close()
+            claim.close()
             continue
         return candidate
     tried = f"{_ATTEMPTS} ports of {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1}"
     raise OSError(errno.EADDRINUSE, f"none of {tried} is free")
+
+
+def hold_port(sockets: ExitStack, host: str, port: int) -> None:
+    """Nobody else's until `sockets` closes. Raises OSError, and OverflowError above 65535."""
+    probe = sockets.enter_context(socket.socket(_family(host)))
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind((host, port))
+    probe.listen()  # without it, who comes next may bind the same one
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

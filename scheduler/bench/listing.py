@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from lorafleet.ports import hold_port
+from lorafleet.ports import free_port
 
 _CLIENT = """
 import sys, time
@@ -31,18 +31,18 @@ print(count, seconds, busy, int(peak) * 1024)
 @contextlib.contextmanager
 def scheduler(model: Path, store: str) -> Iterator[tuple[str, int]]:
     """Address and process id of one without executors."""
-    with contextlib.ExitStack() as sockets:
-        address = f"127.0.0.1:{hold_port(sockets, '127.0.0.1', 0)}"
-    flags = ["--model", str(model), "--store", store, "--listen", address, "--metrics-port", "-1"]
-    command = [sys.executable, "-m", "scheduler", *flags, "--executor", "127.0.0.1:1", "--log-level", "error"]
-    process = subprocess.Popen(command)
-    try:
-        with grpc.insecure_channel(address) as channel:
-            grpc.channel_ready_future(channel).result(timeout=120)
-        yield address, process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    with contextlib.ExitStack() as reserved:
+        address = f"127.0.0.1:{free_port(reserved, '127.0.0.1')}"
+        flags = ["--model", str(model), "--store", store, "--listen", address, "--metrics-port", "-1"]
+        unserved = ["--executor", "127.0.0.1:1", "--log-level", "error"]
+        process = subprocess.Popen([sys.executable, "-m", "scheduler", *flags, *unserved])
+        try:
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=120)
+            yield address, process.pid
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def measure(model: Path, store: str, count: int, rounds: int) -> dict[str, Any]:

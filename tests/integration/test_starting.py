@@ -6,18 +6,27 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from adapter_store import open_store
-from tests.support.cluster import ROOT, Cluster, free_ports
+from lorafleet.ports import free_port
+from tests.support.cluster import ROOT, Cluster
 
 
 @pytest.fixture
 def taken() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield str(server.getsockname()[1])
+
+
+@pytest.fixture
+def free() -> Iterator[list[str]]:
+    """Two ports on which nobody listens."""
+    with ExitStack() as reserved:
+        yield [str(free_port(reserved, "127.0.0.1")) for _ in range(2)]
 
 
 def start(module: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
@@ -43,8 +52,8 @@ def one_clear_line(module: str, arguments: list[str], named: str, **environment:
     assert named in said[0], said
 
 
-def test_scheduler(cluster: Cluster, taken: str, tmp_path: Path) -> None:
-    port, metrics = map(str, free_ports(2))
+def test_scheduler(cluster: Cluster, taken: str, free: list[str], tmp_path: Path) -> None:
+    port, metrics = free
     model, store = ["--model", str(cluster.model)], ["--store", str(tmp_path / "store")]
     ports = ["--listen", f"127.0.0.1:{port}", "--metrics-port", metrics]
     good = [*model, *store, *ports, "--executor", "127.0.0.1:1"]
@@ -73,8 +82,8 @@ def test_scheduler(cluster: Cluster, taken: str, tmp_path: Path) -> None:
     one_clear_line("scheduler", good, "MAX_QEUED", LORAFLEET_SCHEDULER_MAX_QEUED="3")
 
 
-def test_executor(cluster: Cluster, taken: str, tmp_path: Path) -> None:
-    port, metrics = map(str, free_ports(2))
+def test_executor(cluster: Cluster, taken: str, free: list[str], tmp_path: Path) -> None:
+    port, metrics = free
     model, store = ["--model", str(cluster.model)], ["--store", str(tmp_path / "store")]
     good = [*model, *store, "--listen", f"127.0.0.1:{port}", "--metrics-port", metrics]
     open_store(str(tmp_path / "store"))
@@ -99,15 +108,15 @@ def test_executor(cluster: Cluster, taken: str, tmp_path: Path) -> None:
     one_clear_line("executor", good, "max_lora", LORAFLEET_EXECUTOR_MAX_LORA="3")
 
 
-def test_command_line(cluster: Cluster, taken: str, tmp_path: Path) -> None:
+def test_command_line(cluster: Cluster, taken: str, free: list[str], tmp_path: Path) -> None:
     serve = ["serve", "--model", str(cluster.model), "--store", str(tmp_path / "store")]
-    (nobody,) = free_ports(1)
+    nobody, _ = free
     cases: list[tuple[list[str], str]] = [
         ([*serve, "--model", str(tmp_path / "nowhere")], "nowhere"),
         ([*serve, "--port", taken], taken),
         ([*serve, "--port", "0", "--metrics-port", taken], taken),
         (["adapters", "push", str(tmp_path / "nowhere"), "name"], "nowhere"),
-        (["generate", "--target", f"127.0.0.1:{nobody}", "hello"], str(nobody)),
+        (["generate", "--target", f"127.0.0.1:{nobody}", "hello"], nobody),
     ]
     for arguments, named in cases:
         status, lines = start("lorafleet", arguments, {})

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from adapter_store import open_store
 from lorafleet import Client
-from lorafleet.ports import hold_port
+from lorafleet.ports import free_port
 from tests.support.fleet import scrape
 
 ROOT = Path(__file__).parents[2]
@@ -31,16 +31,12 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as sockets:  # held until all are found, so that none is found twice
-        return [hold_port(sockets, "127.0.0.1", 0) for _ in range(count)]
-
-
 class Node:
     """One service on ports of its own; its log goes on in one file over all starts."""
 
     def __init__(self, module: str, name: str, folder: Path, arguments: Iterable[str]) -> None:
-        port, metrics_port = free_ports(2)
+        self._reserved = ExitStack()  # while it is down, too
+        port, metrics_port = (free_port(self._reserved, "127.0.0.1") for _ in range(2))
         self.module, self.name = module, name
         self.address = f"127.0.0.1:{port}"
         self.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
@@ -83,7 +79,8 @@ class Node:
             self.signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """A second SIGTERM cuts a drain short."""
+        """For good. A second SIGTERM cuts a drain short."""
+        self._reserved.close()
         self.terminate()
         if self._process and self._process.poll() is None:
             try:

