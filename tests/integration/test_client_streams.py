@@ -167,6 +167,22 @@ async def test_what_a_closed_client_was_doing_is_a_typed_error(target: str) -> N
         await waiting
 
 
+def test_a_closed_client_says_that_it_is_closed(target: str) -> None:
+    client = Client(target)
+    client.close()
+    for call in (client.models, lambda: client.generate("hi"), lambda: list(client.adapters.summaries())):
+        with pytest.raises(Cancelled, match="closed"):
+            call()
+
+
+async def test_a_closed_client_for_asyncio_says_so_too(target: str) -> None:
+    client = AsyncClient(target)
+    await client.close()
+    for call in (client.models, lambda: client.generate("hi")):
+        with pytest.raises(Cancelled, match="closed"):
+            await call()
+
+
 def test_a_restarted_server_is_found_again() -> None:
     """The whole server goes away in the middle of a stream and comes back on the same port."""
     inference, thread = ScriptedInference(), ServerThread()
