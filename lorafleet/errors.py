@@ -23,6 +23,7 @@ LaunchError               services could not be started on this machine (lorafle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -66,6 +67,10 @@ class LoraFleetError(Exception):
         self.metadata = dict(metadata or {})
         self.retry_after = retry_after
         self.violations = tuple(violations)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which calls the class with the message alone; pools of processes raise ours, too."""
+        return type(self), (self.code, self.message), vars(self)
 
 
 class InvalidRequest(LoraFleetError):
