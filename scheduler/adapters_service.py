@@ -25,7 +25,7 @@ from scheduler.adapters_wire import (
 from scheduler.errors import InvalidRequest
 from scheduler.lookup import parse_ref
 from scheduler.status import translate_errors
-from scheduler.transfer import read_files, receive_files, receive_header, send_piece
+from scheduler.transfer import disk_errors, read_files, receive_files, receive_header, send_piece
 from scheduler.upkeep import Upkeep
 
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
@@ -43,12 +43,13 @@ class AdaptersService(Upkeep):
         identity = self._identify(context)
         push = push_target(await receive_header(request_iterator), identity)
         async with self._heavy_call():
-            folder = await self._run(self._make_folder)
-            try:
-                await receive_files(request_iterator, folder, self._limits.max_push_bytes, self._pool)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+            with disk_errors():
+                folder = await self._run(self._make_folder)
+                try:
+                    await receive_files(request_iterator, folder, self._limits.max_push_bytes, self._pool)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
             pushed = await self._ingest.put(folder, push, self._spec)
             self._versions.forget(push.tenant, push.name)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
@@ -62,14 +63,15 @@ class AdaptersService(Upkeep):
     async def Pull(self, request: pb.PullRequest, context: Context) -> None:
         version = await self._find(request.adapter, context, "downloading an adapter")
         async with self._heavy_call():
-            folder = await self._run(self._make_folder)
-            try:
-                await self._run(self._store.export, digest_ref(version), folder)
-                pieces = read_files(folder)
-                while (piece := await self._run(next, pieces, None)) is not None:
-                    await send_piece(context, piece)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            with disk_errors():
+                folder = await self._run(self._make_folder)
+                try:
+                    await self._run(self._store.export, digest_ref(version), folder)
+                    pieces = read_files(folder)
+                    while (piece := await self._run(next, pieces, None)) is not None:
+                        await send_piece(context, piece)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     @translate_errors
     async def Get(self, request: pb.GetAdapterRequest, context: Context) -> pb.GetAdapterResponse:

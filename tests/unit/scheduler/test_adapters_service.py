@@ -15,6 +15,7 @@ from lorafleet.v1 import adapters_pb2_grpc
 from scheduler import adapters_service, transfer
 from scheduler.tokenizer import Tokenizer
 from tests.support.adapters_calls import Running, as_, parts, push, running_service
+from tests.support.small_disk import files_of_at_most
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -351,6 +352,18 @@ async def test_verify_tells_damage_apart(service: Running) -> None:
     one = await service.stub.Verify(pb.VerifyRequest(adapter="whole"), **as_("rival"))
     assert (one.verified, dict(one.damaged)) == (1, {})
     assert good.digest != bad.digest
+
+
+async def test_a_full_disk_under_uploads_and_downloads_is_unavailable(service: Running) -> None:
+    files = service.content(70)
+    await push(service, "kept", files)
+    with files_of_at_most(100):
+        pushing = await refused(push(service, "other", files))
+        pulling = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="kept"), **as_("acme"))))
+    for error in (pushing, pulling):
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "File too large" in error.details() and str(service.spool) not in error.details()
+    assert list(service.spool.iterdir()) == []
 
 
 async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Running) -> None:
