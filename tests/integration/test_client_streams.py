@@ -206,6 +206,30 @@ def test_a_restarted_server_is_found_again() -> None:
     thread.close()
 
 
+@both
+def test_a_server_that_dies_with_what_it_has_not_begun_yet_loses_nothing(kind: str) -> None:
+    inference, thread = ScriptedInference(), ServerThread()
+
+    def add(server: object) -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
+
+    server, port = thread.start(add)
+    prompt = script(PIECES, [0], hang=True, accept=True)
+    answers: list[Generation] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(generate(kind, f"127.0.0.1:{port}", prompt, request_id="early"))
+    )
+    caller.start()
+    wait_until(lambda: inference.requests["early"], "it is asked")
+    thread.stop(server)
+    time.sleep(1.5)  # longer than a request that nobody accepted is tried
+    server, _ = thread.start(add, port)
+    caller.join(20)
+    assert [answer.text for answer in answers] == [TEXT]
+    thread.stop(server)
+    thread.close()
+
+
 def test_nobody_at_the_port_is_one_clear_error() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
         client.models()
