@@ -11,7 +11,7 @@ from pathlib import Path
 
 from adapter_store import AdapterNotFound, DataLoss, Manifest, Summary
 from lorafleet.v1 import adapters_pb2 as pb
-from scheduler.adapters_calls import Context, digest_ref
+from scheduler.adapters_calls import Context, digest_ref, full_name
 from scheduler.adapters_wire import (
     add_manifest,
     alias_message,
@@ -52,6 +52,8 @@ class AdaptersService(Upkeep):
                     raise
             pushed = await self._ingest.put(folder, push, self._spec)
             self._versions.forget(push.tenant, push.name)
+        if not push.dry_run:
+            self._log("pushed", context, full_name(pushed.version), pushed.version.digest)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
         response = pb.PushResponse(version=version_message(pushed.version, aliases), created=pushed.created)
         for alias in aliases:
@@ -126,7 +128,8 @@ class AdaptersService(Upkeep):
             ref,
             lambda: self._store.withdraw(ref, force=request.force, end_requests=request.now),
         )
-        self._retirement.withdrawn(f"{version.tenant}/{version.name}", version.digest)
+        self._log("deleted", context, full_name(version), version.digest)
+        self._retirement.withdrawn(full_name(version), version.digest)
         return pb.DeleteAdapterResponse(digest=version.digest)
 
     @translate_errors
@@ -146,6 +149,7 @@ class AdaptersService(Upkeep):
                 ref.tenant, ref.name, alias, weights, expected_generation=generation
             ),
         )
+        self._log("alias set", context, f"{ref.tenant}/{ref.name}@{alias}", " ".join(weights))
         return pb.SetAliasResponse(alias=alias_message(moved))
 
     @translate_errors
@@ -155,6 +159,7 @@ class AdaptersService(Upkeep):
         await self._change(
             request.adapter, ref, lambda: self._store.delete_alias(ref.tenant, ref.name, alias)
         )
+        self._log("alias removed", context, f"{ref.tenant}/{ref.name}@{alias}")
         return pb.DeleteAliasResponse()
 
     @translate_errors
@@ -180,6 +185,7 @@ class AdaptersService(Upkeep):
             ref,
             lambda: self._store.set_protected(ref.tenant, ref.name, version.digest, protected),
         )
+        self._log("protected" if protected else "unprotected", context, full_name(version), version.digest)
         return await self._message(changed)
 
     def _manifest(self, digest: str) -> Manifest | None:

@@ -248,6 +248,34 @@ async def test_aliases_are_set_listed_and_removed(service: Running) -> None:
     assert error.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_the_log_has_who_changed_what(service: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "scheduler.adapters_calls")
+    digest = (await push(service, "told", service.content(80))).version.digest
+    await push(service, "told", service.content(81), dry_run=True)  # changes nothing
+    ref = f"told@{digest}"
+    await service.stub.SetAlias(pb.SetAliasRequest(adapter="told@prod", target=digest), **as_("acme"))
+    await service.stub.Protect(pb.ProtectRequest(adapter=ref), **as_("acme"))
+    await service.stub.Unprotect(pb.UnprotectRequest(adapter=ref), **as_("acme"))
+    await service.stub.DeleteAlias(pb.DeleteAliasRequest(adapter="told@prod"), **as_("acme"))
+    await service.stub.Drain(pb.DrainAdapterRequest(adapter=ref), **as_("acme"))
+    await service.stub.Activate(pb.ActivateRequest(adapter=ref), **as_("acme"))
+    await service.stub.Delete(pb.DeleteAdapterRequest(adapter="told"), **as_("acme"))
+    await refused(service.stub.Delete(pb.DeleteAdapterRequest(adapter="told"), **as_("acme")))
+    told = [record for record in caplog.records if record.name == "scheduler.adapters_calls"]
+    assert [(record.getMessage(), record.adapter) for record in told] == [
+        ("pushed", "acme/told"),
+        ("alias set", "acme/told@prod"),
+        ("protected", "acme/told"),
+        ("unprotected", "acme/told"),
+        ("alias removed", "acme/told@prod"),
+        ("drained", "acme/told"),
+        ("activated", "acme/told"),
+        ("deleted", "acme/told"),
+    ]
+    assert {record.digest for record in told} == {digest, ""}
+    assert {record.caller for record in told} == {"acme"} and all(record.peer for record in told)
+
+
 async def test_deletion_is_refused_while_something_points_there(service: Running) -> None:
     version = (await push(service, "going", service.content(12))).version
     by_digest = pb.DeleteAdapterRequest(adapter=f"going@{version.digest}")
