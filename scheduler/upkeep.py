@@ -21,6 +21,7 @@ class Upkeep(AdaptersCalls):
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         identity = self._identify(context)
         response = pb.VerifyResponse()
+        damaged: dict[str, list[str]] = {}  # all names to push again, by digest
         if request.adapter:
             version = await self._find(request.adapter, context, "verifying an adapter")
             checked = [Summary.of(version)]
@@ -31,7 +32,9 @@ class Upkeep(AdaptersCalls):
             for summary in checked:
                 problem = await self._run(self._quarantine.check, digest_ref(summary))
                 if problem:
-                    response.damaged[summary.digest] = problem
+                    names = damaged.setdefault(summary.digest, [])
+                    names.append(full_name(summary))
+                    response.damaged[summary.digest] = f"{', '.join(names)}: {problem}"
                 response.verified += 1
             if not request.adapter:
                 await self._look_at_records(identity, response)

@@ -362,6 +362,7 @@ async def test_a_download_that_nobody_reads_gives_its_place_up(
 async def test_verify_tells_damage_apart(service: Running) -> None:
     good = (await push(service, "whole", service.content(30), who="rival")).version
     bad = (await push(service, "rotten", service.content(31), who="rival")).version
+    await push(service, "shares-it", service.content(31), who="rival")
     fine = await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))
     assert dict(fine.damaged) == {}
     (stored,) = [
@@ -376,6 +377,7 @@ async def test_verify_tells_damage_apart(service: Running) -> None:
     stored.write_bytes(data)
     found = await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))
     assert list(found.damaged) == [bad.digest]
+    assert found.damaged[bad.digest].startswith("rival/rotten, rival/shares-it: stored weights")
     assert found.verified == fine.verified
     one = await service.stub.Verify(pb.VerifyRequest(adapter="whole"), **as_("rival"))
     assert (one.verified, dict(one.damaged)) == (1, {})
