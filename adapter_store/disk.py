@@ -104,19 +104,18 @@ class DiskStore(Catalogue):
         check_identifier("name", name)
         if alias is not None:
             check_identifier("alias", alias)
-        with self._workspace() as blob:
+        with self._workspace() as blob, medium_errors():
             adapter = take_adapter(
                 source, blob.source, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
             )
-            with medium_errors():
-                manifest = blob.write(adapter)
-                if dry_run:
-                    return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
-                sync_tree(blob.folder)
-                ref = Ref(tenant, name, digest=manifest.digest)
-                return self._publish(
-                    blob, ref, lambda record: with_push(record, ref, manifest, alias, expected_generation)
-                )
+            manifest = blob.write(adapter)
+            if dry_run:
+                return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
+            sync_tree(blob.folder)
+            ref = Ref(tenant, name, digest=manifest.digest)
+            return self._publish(
+                blob, ref, lambda record: with_push(record, ref, manifest, alias, expected_generation)
+            )
 
     def record(self, tenant: str, name: str) -> NameRecord:
         with medium_errors():

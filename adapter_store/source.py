@@ -1,5 +1,6 @@
 """From a pushed folder only known files are taken, as a private copy: what is checked is what is stored."""
 
+import errno
 import shutil
 import stat
 from pathlib import Path
@@ -22,6 +23,9 @@ _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (*_KEPT, *_CHECKED)
 
+# What only writing raises: `private` is on the store's side, and its disk is not the pushed folder's fault.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
 # Of some trainers: weights that change answers and that nobody here serves.
 UNSERVED_FILES = ("non_lora_trainables.bin", "non_lora_state_dict.bin", "trainable_params.bin")
 
@@ -39,7 +43,7 @@ def take_adapter(
     """The way into every store: `source` is copied to `private`, and the copy is checked.
 
     Weights of at most `max_memory_bytes` are copied to memory instead, in half the time.
-    Raises InvalidAdapter, IncompatibleAdapter.
+    Raises InvalidAdapter, IncompatibleAdapter; OSError where there is no room for the copy.
     """
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
@@ -74,6 +78,8 @@ def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int
     except DamagedFile as error:
         raise InvalidAdapter(str(error)) from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise
         raise InvalidAdapter(f"the pushed folder cannot be read: {error}") from error
 
 

@@ -24,9 +24,9 @@ from lorafleet.v1 import inference_pb2
 class RetryPolicy:
     """When to go on after a break: times in seconds.
 
-    A request that no server has answered yet is tried `start_attempts` times, and no more once a server has
-    waited for an executor in vain. One that was accepted is taken up again until `resume_timeout` has passed
-    without a new token; then its error is raised.
+    A request that no server has accepted yet is tried `start_attempts` times. One that was accepted is asked
+    for, or taken up, again until `resume_timeout` has passed without a new token; then its error is raised.
+    Neither is tried again before its first chunk once a server has waited for an executor in vain.
     The n-th wait is first_delay * 2^n, at most max_delay, shortened by up to half at random so that the
     clients of a restarted server do not come all at once; a server's own retry delay is never undercut.
     """
@@ -57,6 +57,7 @@ class Answer:
         self._deadline = deadline
         self._chance = chance
         self._first: inference_pb2.GenerateChunk | None = None  # tells version and seed
+        self._accepted = False
         self._token_ids: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -124,6 +125,7 @@ class Answer:
             return 0.0
         if error is None:
             error = Unavailable(grpc.StatusCode.UNAVAILABLE, "the stream ended before the answer did")
+        self._accepted = self._accepted or error.accepted
         if not self._may_go_on(error):
             raise error
         if self._broken_since is None:
@@ -153,13 +155,10 @@ class Answer:
         )
 
     def _may_go_on(self, error: LoraFleetError) -> bool:
-        if self._first is None:
-            waited = error.reason == "NO_EXECUTOR"
-            return (
-                isinstance(error, Unavailable)
-                and not waited
-                and self._failures + 1 < self._policy.start_attempts
-            )
+        if self._first is None and error.reason == "NO_EXECUTOR":
+            return False
+        if self._first is None and not self._accepted:
+            return isinstance(error, Unavailable) and self._failures + 1 < self._policy.start_attempts
         return isinstance(error, Unavailable | QueueFull)
 
     def _check_first(self, message: inference_pb2.GenerateChunk) -> None:

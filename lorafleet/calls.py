@@ -10,14 +10,15 @@ import grpc.aio
 
 from lorafleet.errors import Cancelled, LoraFleetError, from_call, invalid
 from lorafleet.operations import Operation, Page
+from lorafleet.requests import MAX_MESSAGE_BYTES
 
 T = TypeVar("T")
 
-# Both sides agree on 16 MiB a message. Pings find a dead peer during a silent call (a long prefill sends
-# nothing); the servers allow one every 10 s. A restarted server is found again within max_reconnect_backoff.
+# Pings find a dead peer during a silent call (a long prefill sends nothing); the servers allow one every
+# 10 s. A restarted server is found again within max_reconnect_backoff.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", 16 << 20),
-    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -34,6 +35,7 @@ class Calls:
         self, target: str, token: str | None, tls: grpc.ChannelCredentials | None, timeout: float | None
     ) -> None:
         self.timeout = timeout
+        self._closed = False
         self._metadata = _metadata(token)
         self._channel = (
             grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
@@ -42,10 +44,18 @@ class Calls:
         )
 
     def close(self) -> None:
+        self._closed = True
         self._channel.close()
 
+    @property
+    def _open(self) -> grpc.Channel:
+        """Raises Cancelled once it is closed."""
+        if self._closed:
+            raise _closed()
+        return self._channel
+
     def unary(self, operation: Operation[T]) -> T:
-        method = self._channel.unary_unary(operation.method, *_codecs(operation))
+        method = self._open.unary_unary(operation.method, *_codecs(operation))
         try:
             response = method(operation.request, timeout=self.timeout, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -54,7 +64,7 @@ class Calls:
 
     def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
         """`messages` go before the response; an error of theirs cancels the call and is raised."""
-        method = self._channel.stream_unary(operation.method, *_codecs(operation))
+        method = self._open.stream_unary(operation.method, *_codecs(operation))
         source = _Source(messages)
         try:
             response = method(source, timeout=self.timeout, metadata=self._metadata)
@@ -64,7 +74,7 @@ class Calls:
 
     def stream(self, operation: Operation[T], timeout: float | None) -> Generator[T, None, None]:
         """Closing it cancels the call."""
-        method = self._channel.unary_stream(operation.method, *_codecs(operation))
+        method = self._open.unary_stream(operation.method, *_codecs(operation))
         call = method(operation.request, timeout=timeout, metadata=self._metadata)
         try:
             for response in call:
@@ -88,7 +98,7 @@ class Calls:
     def each(self, listing: Callable[[str], Operation[Page[T]]]) -> Generator[T, None, None]:
         """As pages, one item after the other: the next page is on its way while one is used."""
         operation = listing("")
-        method = self._channel.unary_unary(operation.method, *_codecs(operation))
+        method = self._open.unary_unary(operation.method, *_codecs(operation))
         call = method.future(operation.request, timeout=self.timeout, metadata=self._metadata)
         try:
             while True:
@@ -112,6 +122,7 @@ class AsyncCalls:
         self, target: str, token: str | None, tls: grpc.ChannelCredentials | None, timeout: float | None
     ) -> None:
         self.timeout = timeout
+        self._closed = False
         self._metadata = _metadata(token)
         self._channel = (
             grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
@@ -120,17 +131,25 @@ class AsyncCalls:
         )
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()
 
+    @property
+    def _open(self) -> grpc.aio.Channel:
+        """Raises Cancelled once it is closed."""
+        if self._closed:
+            raise _closed()
+        return self._channel
+
     async def unary(self, operation: Operation[T]) -> T:
-        method = self._channel.unary_unary(operation.method, *_codecs(operation))
+        method = self._open.unary_unary(operation.method, *_codecs(operation))
         with _typed_errors():
             response = await method(operation.request, timeout=self.timeout, metadata=self._metadata)
         return operation.result(response)
 
     async def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
         """`messages` are made on a thread, as they read files; an error of theirs cancels the call."""
-        method = self._channel.stream_unary(operation.method, *_codecs(operation))
+        method = self._open.stream_unary(operation.method, *_codecs(operation))
         source = _Source(messages)
         call = method(_on_thread(source), timeout=self.timeout, metadata=self._metadata)
         try:
@@ -145,7 +164,7 @@ class AsyncCalls:
 
     async def stream(self, operation: Operation[T], timeout: float | None) -> AsyncGenerator[T, None]:
         """Closing it cancels the call."""
-        method = self._channel.unary_stream(operation.method, *_codecs(operation))
+        method = self._open.unary_stream(operation.method, *_codecs(operation))
         call = method(operation.request, timeout=timeout, metadata=self._metadata)
         try:
             with _typed_errors():
@@ -188,7 +207,11 @@ def _typed_errors() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise Cancelled(grpc.StatusCode.CANCELLED, "the client was closed") from error
+        raise _closed() from error
+
+
+def _closed() -> Cancelled:
+    return Cancelled(grpc.StatusCode.CANCELLED, "the client was closed")
 
 
 class _Source:

@@ -23,6 +23,7 @@ LaunchError               services could not be started on this machine (lorafle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,6 +31,7 @@ from google.protobuf.message import DecodeError
 from lorafleet.v1 import common_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_ACCEPTED_KEY = "lorafleet-accepted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class LoraFleetError(Exception):
     code: the gRPC status. reason: stable and machine-readable, as "ADAPTER_NOT_FOUND"; empty when the status
     comes from the network and not from a server of ours. metadata: what it is about, as {"adapter": ...}.
     retry_after: seconds to wait before the next try, when the server named them.
-    violations: the wrong fields, for InvalidRequest only.
+    violations: the wrong fields, for InvalidRequest only. accepted: a server had accepted the request before.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LoraFleetError(Exception):
         metadata: Mapping[str, str] | None = None,
         retry_after: float | None = None,
         violations: Sequence[Violation] = (),
+        accepted: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -66,6 +69,11 @@ class LoraFleetError(Exception):
         self.metadata = dict(metadata or {})
         self.retry_after = retry_after
         self.violations = tuple(violations)
+        self.accepted = accepted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which calls the class with the message alone; pools of processes raise ours, too."""
+        return type(self), (self.code, self.message), vars(self)
 
 
 class InvalidRequest(LoraFleetError):
@@ -144,12 +152,14 @@ def invalid(field: str, description: str) -> InvalidRequest:
 
 
 def from_call(call: grpc.RpcError) -> LoraFleetError:
-    """The typed error of a failed call, sync or asyncio, with the details from its trailing metadata."""
+    """The typed error of a failed call, sync or asyncio, with what its metadata tell."""
     details = b""
     for key, value in call.trailing_metadata() or ():
         if key == _DETAILS_KEY:
             details = value
-    return from_status(call.code(), call.details() or "", details)
+    error = from_status(call.code(), call.details() or "", details)
+    error.accepted = any(key == _ACCEPTED_KEY for key, _ in call.initial_metadata() or ())
+    return error
 
 
 def from_status(code: grpc.StatusCode, message: str, details: bytes) -> LoraFleetError:

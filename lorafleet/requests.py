@@ -7,6 +7,9 @@ from typing import Any, TypedDict, cast
 from lorafleet.errors import invalid
 from lorafleet.v1 import inference_pb2
 
+# Both sides agree on it (lorafleet/calls.py, scheduler/grpc_options.py).
+MAX_MESSAGE_BYTES = 16 << 20
+
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Plain text, ready token ids, or a conversation: a list of {"role": ..., "content": ...}."""
 
@@ -91,15 +94,17 @@ def generate_request(prompt: Prompt, options: Options) -> inference_pb2.Generate
         if name not in _FIELDS:
             raise TypeError(f"unknown option {name!r}; there are {', '.join(Options.__annotations__)}")
         _set(request, _FIELDS[name], [value] if name == "stop" and isinstance(value, str) else value)
+    _check_size(request)
     return request
 
 
 def tokenize_request(
     prompt: str | Sequence[Mapping[str, str]], adapter: str | None
 ) -> inference_pb2.TokenizeRequest:
-    """Raises InvalidRequest when `prompt` is neither text nor a conversation."""
+    """Raises InvalidRequest when `prompt` is neither text nor a conversation, or too long for a message."""
     request = inference_pb2.TokenizeRequest(adapter=adapter)
     _set_prompt(request, prompt)
+    _check_size(request)
     return request
 
 
@@ -107,7 +112,10 @@ def _set_prompt(
     request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt
 ) -> None:
     if isinstance(prompt, str):
-        request.text = prompt
+        _set(request, "text", prompt)
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        kind = type(prompt).__name__
+        raise invalid("prompt", f"is of type {kind}; give text, a list of token ids or a list of messages")
     elif not prompt:
         raise invalid("prompt", "is empty; give text, token ids or messages")
     elif isinstance(prompt[0], Mapping):
@@ -121,15 +129,28 @@ def _set_prompt(
 def _chat(messages: Sequence[Mapping[str, str]]) -> inference_pb2.Chat:
     chat = inference_pb2.Chat()
     for index, message in enumerate(messages):
+        field = f"chat.messages[{index}]"
+        match message:
+            case {"role": str(role), "content": str(content), **rest} if not rest:
+                pass
+            case _:
+                raise invalid(field, 'must be {"role": text, "content": text}, with nothing else')
         try:
-            chat.messages.add(role=message["role"], content=message["content"])
-        except (KeyError, TypeError) as error:
-            description = 'must be {"role": text, "content": text}'
-            raise invalid(f"chat.messages[{index}]", description) from error
+            chat.messages.add(role=role, content=content)
+        except ValueError as error:
+            raise invalid(field, f"cannot be sent: {error}") from error
     return chat
 
 
-def _set(request: inference_pb2.GenerateRequest, path: str, value: Any) -> None:
+def _check_size(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> None:
+    """gRPC itself would say RESOURCE_EXHAUSTED, as if it were worth another try."""
+    if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise invalid("prompt", f"makes a message of {size} bytes, at most {MAX_MESSAGE_BYTES} are sent")
+
+
+def _set(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, path: str, value: Any
+) -> None:
     """Set the field at a dotted path; lists and maps are filled."""
     *parents, field = path.split(".")
     target: Any = request

@@ -1,6 +1,7 @@
 """What every call of the Adapters service does: who calls, which version do they mean, off the event loop."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -17,12 +18,14 @@ from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters_wire import version_message
 from scheduler.auth import ADMIN, Authenticator, Identity
 from scheduler.copies import Copies
-from scheduler.errors import AdapterNotFound, QueueFull
+from scheduler.errors import AdapterNotFound, QueueFull, Unauthenticated
 from scheduler.ingest import Ingest
 from scheduler.lookup import find_version, parse_ref, require
 from scheduler.quarantine import Quarantine
 from scheduler.retirement import Retirement
 from scheduler.versions import Versions
+
+logger = logging.getLogger(__name__)
 
 MAX_PUSH_BYTES = 8 * 1024**3
 MAX_HEAVY_CALLS = 4
@@ -102,6 +105,15 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         finally:
             self._versions.forget(ref.tenant, ref.name)
 
+    def _log(self, change: str, context: Context, adapter: str, digest: str = "") -> None:
+        """What has been changed, for those who ask later by whom."""
+        try:
+            caller = self._identify(context).tenant
+        except Unauthenticated:  # The token has been withdrawn while the call ran.
+            caller = ""
+        told = {"adapter": adapter, "digest": digest, "caller": caller, "peer": context.peer()}
+        logger.info("%s", change, extra=told)
+
     async def _message(self, version: Version) -> pb.AdapterVersion:
         return version_message(version, await self._run(self._store.aliases, version.tenant, version.name))
 
@@ -127,6 +139,10 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
             while page := self._store.summaries(tenant, after=after, limit=PAGE):
                 yield from (each for each in page if identity.sees(each.tenant, each.name))
                 after = page[-1].key
+
+
+def full_name(version: Version | Summary) -> str:
+    return f"{version.tenant}/{version.name}"
 
 
 def digest_ref(version: Version | Summary) -> Ref:

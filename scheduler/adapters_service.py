@@ -11,7 +11,7 @@ from pathlib import Path
 
 from adapter_store import AdapterNotFound, DataLoss, Manifest, Summary
 from lorafleet.v1 import adapters_pb2 as pb
-from scheduler.adapters_calls import Context, digest_ref
+from scheduler.adapters_calls import Context, digest_ref, full_name
 from scheduler.adapters_wire import (
     add_manifest,
     alias_message,
@@ -25,7 +25,7 @@ from scheduler.adapters_wire import (
 from scheduler.errors import InvalidRequest
 from scheduler.lookup import parse_ref
 from scheduler.status import translate_errors
-from scheduler.transfer import read_files, receive_files, receive_header, send_piece
+from scheduler.transfer import disk_errors, read_files, receive_files, receive_header, send_piece
 from scheduler.upkeep import Upkeep
 
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
@@ -43,14 +43,17 @@ class AdaptersService(Upkeep):
         identity = self._identify(context)
         push = push_target(await receive_header(request_iterator), identity)
         async with self._heavy_call():
-            folder = await self._run(self._make_folder)
-            try:
-                await receive_files(request_iterator, folder, self._limits.max_push_bytes, self._pool)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+            with disk_errors():
+                folder = await self._run(self._make_folder)
+                try:
+                    await receive_files(request_iterator, folder, self._limits.max_push_bytes, self._pool)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
             pushed = await self._ingest.put(folder, push, self._spec)
             self._versions.forget(push.tenant, push.name)
+        if not push.dry_run:
+            self._log("pushed", context, full_name(pushed.version), pushed.version.digest)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
         response = pb.PushResponse(version=version_message(pushed.version, aliases), created=pushed.created)
         for alias in aliases:
@@ -62,14 +65,15 @@ class AdaptersService(Upkeep):
     async def Pull(self, request: pb.PullRequest, context: Context) -> None:
         version = await self._find(request.adapter, context, "downloading an adapter")
         async with self._heavy_call():
-            folder = await self._run(self._make_folder)
-            try:
-                await self._run(self._store.export, digest_ref(version), folder)
-                pieces = read_files(folder)
-                while (piece := await self._run(next, pieces, None)) is not None:
-                    await send_piece(context, piece)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            with disk_errors():
+                folder = await self._run(self._make_folder)
+                try:
+                    await self._run(self._store.export, digest_ref(version), folder)
+                    pieces = read_files(folder)
+                    while (piece := await self._run(next, pieces, None)) is not None:
+                        await send_piece(context, piece)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     @translate_errors
     async def Get(self, request: pb.GetAdapterRequest, context: Context) -> pb.GetAdapterResponse:
@@ -124,7 +128,8 @@ class AdaptersService(Upkeep):
             ref,
             lambda: self._store.withdraw(ref, force=request.force, end_requests=request.now),
         )
-        self._retirement.withdrawn(f"{version.tenant}/{version.name}", version.digest)
+        self._log("deleted", context, full_name(version), version.digest)
+        self._retirement.withdrawn(full_name(version), version.digest)
         return pb.DeleteAdapterResponse(digest=version.digest)
 
     @translate_errors
@@ -144,6 +149,7 @@ class AdaptersService(Upkeep):
                 ref.tenant, ref.name, alias, weights, expected_generation=generation
             ),
         )
+        self._log("alias set", context, f"{ref.tenant}/{ref.name}@{alias}", " ".join(weights))
         return pb.SetAliasResponse(alias=alias_message(moved))
 
     @translate_errors
@@ -153,6 +159,7 @@ class AdaptersService(Upkeep):
         await self._change(
             request.adapter, ref, lambda: self._store.delete_alias(ref.tenant, ref.name, alias)
         )
+        self._log("alias removed", context, f"{ref.tenant}/{ref.name}@{alias}")
         return pb.DeleteAliasResponse()
 
     @translate_errors
@@ -178,6 +185,7 @@ class AdaptersService(Upkeep):
             ref,
             lambda: self._store.set_protected(ref.tenant, ref.name, version.digest, protected),
         )
+        self._log("protected" if protected else "unprotected", context, full_name(version), version.digest)
         return await self._message(changed)
 
     def _manifest(self, digest: str) -> Manifest | None:

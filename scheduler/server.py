@@ -18,6 +18,8 @@ from scheduler.requests import LiveRequest, Piece
 from scheduler.status import translate_errors
 from scheduler.tokenizer import Tokenizer
 
+_ACCEPTED = (("lorafleet-accepted", "true"),)
+
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Blocking work goes to `pool`."""
@@ -138,7 +140,11 @@ async def _write_all(context: grpc.aio.ServicerContext, live: LiveRequest) -> No
     In a task of its own, which can be cancelled when the client is given up. In `yield`, or in the handler,
     gRPC would wait where only the death of the whole handler could reach, and that ends the call without a
     status.
+
+    That the request is accepted is told at once: should this server die before the first token, a client
+    knows that it has to ask again for what is owed to it.
     """
+    await context.send_initial_metadata(_ACCEPTED)
     first = True
     while piece := await live.outbox.get():
         await context.write(_chunk(live, piece, first))

@@ -1,6 +1,8 @@
 """The files of a push on their way into a spool folder, and those of a pull on their way out."""
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import IO
 import grpc
 
 from lorafleet.v1 import adapters_pb2
-from scheduler.errors import DeadlineExceeded, InvalidRequest
+from scheduler.errors import DeadlineExceeded, InvalidRequest, StoreUnavailable
+
+logger = logging.getLogger(__name__)
 
 # Weights, and small texts. Pickles (*.bin) are not on the list: they run code.
 ACCEPTED_FILES = frozenset(
@@ -28,6 +32,16 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 PULL_CHUNK_BYTES = 1024 * 1024
 # A client that sends, or reads, nothing for so long gives its place up.
 STALL_LIMIT_S = 60.0
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Around work in a spool folder: a full disk is no bug. Only the log names the path."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("the folder of pushes and pulls under way failed: %s", error)
+        raise StoreUnavailable(f"the scheduler's own disk failed: {error.strerror or error}") from error
 
 
 async def receive_header(parts: AsyncIterator[adapters_pb2.PushRequest]) -> adapters_pb2.PushHeader:

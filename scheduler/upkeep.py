@@ -4,9 +4,9 @@ All of them need the right "admin".
 """
 
 import adapter_store
-from adapter_store import Summary, Version, VersionState
+from adapter_store import Summary, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
-from scheduler.adapters_calls import AdaptersCalls, Context, digest_ref
+from scheduler.adapters_calls import AdaptersCalls, Context, digest_ref, full_name
 from scheduler.auth import ADMIN, Identity
 from scheduler.errors import AdapterNotFound, InvalidRequest
 from scheduler.lookup import parse_ref, require
@@ -21,6 +21,7 @@ class Upkeep(AdaptersCalls):
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         identity = self._identify(context)
         response = pb.VerifyResponse()
+        damaged: dict[str, list[str]] = {}  # all names to push again, by digest
         if request.adapter:
             version = await self._find(request.adapter, context, "verifying an adapter")
             checked = [Summary.of(version)]
@@ -31,7 +32,9 @@ class Upkeep(AdaptersCalls):
             for summary in checked:
                 problem = await self._run(self._quarantine.check, digest_ref(summary))
                 if problem:
-                    response.damaged[summary.digest] = problem
+                    names = damaged.setdefault(summary.digest, [])
+                    names.append(full_name(summary))
+                    response.damaged[summary.digest] = f"{', '.join(names)}: {problem}"
                 response.verified += 1
             if not request.adapter:
                 await self._look_at_records(identity, response)
@@ -66,7 +69,7 @@ class Upkeep(AdaptersCalls):
             raise InvalidRequest("tier", "is neither HOST nor SLOT")
         self._copies.check(request.executors)
         pinned, missing = await self._copies.pin(
-            version.digest, _name(version), Tier(request.tier), request.executors
+            version.digest, full_name(version), Tier(request.tier), request.executors
         )
         return pb.PinResponse(digest=version.digest, pinned=pinned, missing=missing)
 
@@ -74,18 +77,18 @@ class Upkeep(AdaptersCalls):
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         version = await self._find(request.adapter, context, "unpinning an adapter")
         self._copies.check(request.executors)
-        self._copies.unpin(version.digest, _name(version), request.executors)
+        self._copies.unpin(version.digest, full_name(version), request.executors)
         return pb.UnpinResponse(digest=version.digest)
 
     @translate_errors
     async def Drop(self, request: pb.DropCopiesRequest, context: Context) -> pb.DropCopiesResponse:
         version = await self._find(request.adapter, context, "dropping the copies of an adapter")
         self._copies.check(request.executors)
-        if await self._retirement.sharers(_name(version), version.digest):
-            self._copies.unpin(version.digest, _name(version), request.executors)
+        if await self._retirement.sharers(full_name(version), version.digest):
+            self._copies.unpin(version.digest, full_name(version), request.executors)
             remaining = self._copies.holders(version.digest, request.executors)
         else:
-            remaining = await self._copies.drop(version.digest, _name(version), request.executors)
+            remaining = await self._copies.drop(version.digest, full_name(version), request.executors)
         return pb.DropCopiesResponse(digest=version.digest, remaining=remaining)
 
     @translate_errors
@@ -93,7 +96,8 @@ class Upkeep(AdaptersCalls):
         version = await self._find(request.adapter, context, "draining an adapter")
         ref = digest_ref(version)
         await self._change(request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING))
-        await self._retirement.drained(_name(version), version.digest)
+        self._log("drained", context, full_name(version), version.digest)
+        await self._retirement.drained(full_name(version), version.digest)
         return pb.DrainAdapterResponse(digest=version.digest, unreachable=self._copies.unreachable())
 
     @translate_errors
@@ -101,6 +105,7 @@ class Upkeep(AdaptersCalls):
         version = await self._find(request.adapter, context, "activating an adapter")
         ref = digest_ref(version)
         active = await self._change(request.adapter, ref, lambda: self._store.activate(ref))
+        self._log("activated", context, full_name(version), version.digest)
         return pb.ActivateResponse(version=await self._message(active))
 
     @translate_errors
@@ -125,6 +130,8 @@ class Upkeep(AdaptersCalls):
                 raise
 
         gone = await self._change(request.adapter, ref, delete)
+        if not request.dry_run:
+            self._log("damaged name deleted", context, adapter)
         return pb.DeleteDamagedResponse(
             adapter=adapter,
             digests=[summary.digest for summary in gone],
@@ -139,12 +146,16 @@ class Upkeep(AdaptersCalls):
         used, resident = await self._retirement.all_used(), self._copies.resident()
 
         def keep(summary: Summary) -> bool:
-            if (_name(summary), summary.digest) in used or not identity.sees(summary.tenant, summary.name):
+            if (full_name(summary), summary.digest) in used or not identity.sees(
+                summary.tenant, summary.name
+            ):
                 return True
             return summary.digest in resident and not self._store.active_names(summary.digest)
 
         grace_s = self._limits.delete_grace_s
         gone = await self._run(lambda: self._store.collect(grace_s, keep, dry_run=request.dry_run))
+        for summary in () if request.dry_run else gone:
+            self._log("collected", context, full_name(summary), summary.digest)
         return pb.CollectResponse(
             digests=[summary.digest for summary in gone],
             num_bytes=sum(summary.num_bytes for summary in gone),
@@ -162,7 +173,3 @@ class Upkeep(AdaptersCalls):
         for adapter in await self._run(damaged):
             response.damaged[adapter] = f"what the store says of {adapter} is damaged"
             self._quarantine.found_damage()
-
-
-def _name(version: Version | Summary) -> str:
-    return f"{version.tenant}/{version.name}"

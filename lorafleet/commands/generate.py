@@ -27,7 +27,9 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a user's message in a conversation"
     )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message before it")
+    parser.add_argument(
+        "--system", metavar="TEXT", help="a system message before it, with which --chat goes without saying"
+    )
     add_sampling_arguments(parser)
     add_json(parser)
     connection.add_arguments(parser)
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompt(args: argparse.Namespace) -> Prompt:
     text = sys.stdin.read() if args.prompt is None else args.prompt
-    if not args.chat:
+    if not (args.chat or args.system):
         return str(text)
     system = [{"role": "system", "content": args.system}] if args.system else []
     return [*system, {"role": "user", "content": text.strip()}]

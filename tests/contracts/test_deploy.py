@@ -82,6 +82,29 @@ def test_every_object_is_valid_and_pods_may_do_little(overlay: str) -> None:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.mark.parametrize("overlay", ["base", "gpu"])
+def test_executors_cannot_write_what_they_only_read(overlay: str) -> None:
+    """Their port asks nobody who they are; the store is everybody's."""
+    _, container = pod(one(render(overlay), "StatefulSet", "lorafleet-executor"))
+    read_only = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
+    assert read_only == {"model", "store"}
+
+
+def test_what_needs_no_files_of_its_own_can_change_none(scheduler: dict[str, Any]) -> None:
+    """The scheduler writes to its store and to /tmp, upkeep nowhere."""
+    for spec in (scheduler["spec"]["template"]["spec"], *pod_specs(render("upkeep"))):
+        (container,) = spec["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_probes_bear_a_busy_process(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
+    """The default, one second, is less than a step on a CPU takes."""
+    for workload in (scheduler, executor):
+        _, container = pod(workload)
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["timeoutSeconds"] >= 5
+
+
 def test_an_executor_on_a_gpu_asks_for_one_and_for_what_it_copies_from() -> None:
     spec, container = pod(one(render("gpu"), "StatefulSet", "lorafleet-executor"))
     config = load_config(container["args"], {})

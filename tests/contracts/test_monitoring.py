@@ -50,6 +50,11 @@ def panels() -> Iterator[tuple[str, str]]:
             yield f"{panel['title']}: {target['legendFormat']}", target["expr"]
 
 
+def test_a_scheduler_that_is_gone_raises_an_alarm() -> None:
+    """No other rule does: where there is no series, nothing is compared."""
+    assert dict(alerts())["LoraFleetNoScheduler"] == "absent(lorafleet_scheduler_executors)"
+
+
 @pytest.mark.parametrize(("name", "expression"), [*alerts(), *panels()])
 def test_what_is_asked_for_exists(name: str, expression: str, exported: Mapping[str, set[str]]) -> None:
     asked = set(re.findall(r"lorafleet_\w+", expression))

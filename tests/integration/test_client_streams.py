@@ -167,6 +167,22 @@ async def test_what_a_closed_client_was_doing_is_a_typed_error(target: str) -> N
         await waiting
 
 
+def test_a_closed_client_says_that_it_is_closed(target: str) -> None:
+    client = Client(target)
+    client.close()
+    for call in (client.models, lambda: client.generate("hi"), lambda: list(client.adapters.summaries())):
+        with pytest.raises(Cancelled, match="closed"):
+            call()
+
+
+async def test_a_closed_client_for_asyncio_says_so_too(target: str) -> None:
+    client = AsyncClient(target)
+    await client.close()
+    for call in (client.models, lambda: client.generate("hi")):
+        with pytest.raises(Cancelled, match="closed"):
+            await call()
+
+
 def test_a_restarted_server_is_found_again() -> None:
     """The whole server goes away in the middle of a stream and comes back on the same port."""
     inference, thread = ScriptedInference(), ServerThread()
@@ -186,6 +202,30 @@ def test_a_restarted_server_is_found_again() -> None:
         server, _ = thread.start(add, port)
         reader.join(20)
         assert "".join(chunk.text for chunk in chunks) + "".join(rest) == TEXT
+    thread.stop(server)
+    thread.close()
+
+
+@both
+def test_a_server_that_dies_with_what_it_has_not_begun_yet_loses_nothing(kind: str) -> None:
+    inference, thread = ScriptedInference(), ServerThread()
+
+    def add(server: object) -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
+
+    server, port = thread.start(add)
+    prompt = script(PIECES, [0], hang=True, accept=True)
+    answers: list[Generation] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(generate(kind, f"127.0.0.1:{port}", prompt, request_id="early"))
+    )
+    caller.start()
+    wait_until(lambda: inference.requests["early"], "it is asked")
+    thread.stop(server)
+    time.sleep(1.5)  # longer than a request that nobody accepted is tried
+    server, _ = thread.start(add, port)
+    caller.join(20)
+    assert [answer.text for answer in answers] == [TEXT]
     thread.stop(server)
     thread.close()
 

@@ -40,6 +40,8 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
         plan = json.loads(request.text)
+        if plan.get("accept"):
+            await context.send_initial_metadata((("lorafleet-accepted", "true"),))
         attempts = self.requests[request.request_id]
         attempts.append(request)
         breaks = plan["breaks"]

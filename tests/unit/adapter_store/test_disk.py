@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from adapter_store import DiskStore, InvalidRef, Lease, ModelSpec, News, Ref, StoreUnavailable, open_store
 from adapter_store.lease import LEASE_S
+from tests.support.small_disk import files_of_at_most
 from tests.support.stores import collected
 
 
@@ -38,6 +39,18 @@ def test_a_store_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable):
         DiskStore(tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 10_000])
+def test_a_full_disk_is_not_the_fault_of_what_is_pushed(
+    num_bytes: int, tmp_path: Path, adapter: Path, spec: ModelSpec
+) -> None:
+    store = DiskStore(tmp_path / "store")
+    with files_of_at_most(num_bytes), pytest.raises(StoreUnavailable, match="File too large") as caught:
+        store.put(adapter, "acme", "x", spec)
+    assert str(tmp_path) not in str(caught.value)
+    assert not store.record("acme", "x").versions and not list((tmp_path / "store" / "blobs").iterdir())
+    assert store.put(adapter, "acme", "x", spec).digest
 
 
 def test_a_change_that_is_under_way_is_no_news_and_one_whose_process_died_is(

@@ -122,7 +122,7 @@ def test_going_on_ends_after_resume_timeout_without_progress() -> None:
         QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after=1),
         DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "late"),
         # The scheduler has waited as long as it may.
-        Unavailable(grpc.StatusCode.UNAVAILABLE, "no executor", reason="NO_EXECUTOR", retry_after=1),
+        Unavailable(grpc.StatusCode.UNAVAILABLE, "no executor", reason="NO_EXECUTOR", accepted=True),
     ],
 )
 def test_before_the_first_chunk_only_unavailable_is_tried_again(error: LoraFleetError) -> None:
@@ -132,6 +132,18 @@ def test_before_the_first_chunk_only_unavailable_is_tried_again(error: LoraFleet
     assert [answer.after_break(unavailable(), now=0) for _ in range(2)] == [1, 2]
     with pytest.raises(Unavailable):
         answer.after_break(unavailable(), now=0)
+
+
+def test_what_was_accepted_is_asked_for_again_until_resume_timeout_before_its_first_chunk_too() -> None:
+    """It is in a queue, or its prompt is read, when its scheduler dies; then nobody is there for a while."""
+    answer = make()
+    accepted = Unavailable(grpc.StatusCode.UNAVAILABLE, "gone", accepted=True)
+    assert answer.after_break(accepted, now=0) == 1
+    assert answer.next_request() == make(request_id=answer.next_request().request_id).next_request()
+    assert [answer.after_break(unavailable(), now=0) for _ in range(4)] == [2, 4, 8, 8]
+    assert answer.after_break(QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "full"), now=0) == 8
+    with pytest.raises(Unavailable):
+        answer.after_break(unavailable(), now=59)
 
 
 def test_no_wait_goes_beyond_the_deadline() -> None:

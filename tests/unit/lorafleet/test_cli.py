@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from lorafleet import cli, errors
+from lorafleet.commands import generate
 
 
 def every_parser(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -99,6 +100,15 @@ def test_values_that_no_option_takes_are_told_in_words(
         cli.main(arguments)
     assert caught.value.code == cli.USAGE
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_system_message_makes_a_conversation() -> None:
+    args = cli.parser().parse_args(["generate", "hi", "--system", "Be brief."])
+    assert generate._prompt(args) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
+    assert generate._prompt(cli.parser().parse_args(["generate", "hi"])) == "hi"
 
 
 def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:

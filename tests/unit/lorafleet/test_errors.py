@@ -1,3 +1,5 @@
+import pickle
+
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -77,3 +79,17 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     }
     assert drawn == real - {"LoraFleetError", "LaunchError"}
+
+
+def test_errors_travel_between_processes() -> None:
+    """One that cannot be unpickled breaks the whole pool of its caller."""
+    details = google_status(
+        error_details_pb2.ErrorInfo(reason="QUEUE_FULL", metadata={"tenant": "acme"}),
+        error_details_pb2.RetryInfo(retry_delay=Duration(seconds=2)),
+        error_details_pb2.BadRequest(
+            field_violations=[error_details_pb2.BadRequest.FieldViolation(field="f", description="d")]
+        ),
+    )
+    error = errors.from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details)
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))

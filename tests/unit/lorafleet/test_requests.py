@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from lorafleet import InvalidRequest, Options
@@ -114,3 +116,33 @@ def test_an_unknown_option_is_refused_by_name() -> None:
 def test_tokenize_takes_no_token_ids() -> None:
     with pytest.raises(InvalidRequest, match="give text or messages"):
         tokenize_request([1, 2], None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (5, "prompt"),
+        (b"text", "prompt"),
+        ({"role": "user", "content": "hi"}, "prompt"),
+        (iter([1, 2]), "prompt"),
+        ("\ud800", "text"),
+        ([{"role": "user", "content": "\ud800"}], "chat.messages[0]"),
+        ([{"role": "user", "content": None}], "chat.messages[0]"),
+        ([{"role": "user", "content": "hi"}, 5], "chat.messages[1]"),
+        ([{"role": "user", "content": "hi", "tool_calls": []}], "chat.messages[0]"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(prompt: Any, field: str) -> None:
+    for make in (lambda: generate_request(prompt, Options()), lambda: tokenize_request(prompt, None)):
+        with pytest.raises(InvalidRequest) as caught:
+            make()
+        assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_what_no_message_takes_is_the_callers_mistake() -> None:
+    """Told before anything is sent: gRPC itself would say that a resource is exhausted."""
+    with pytest.raises(InvalidRequest, match="16777216") as caught:
+        generate_request("word " * 4_000_000, Options())
+    assert caught.value.violations[0].field == "prompt"
+    with pytest.raises(InvalidRequest, match="16777216"):
+        tokenize_request("word " * 4_000_000, None)

@@ -15,6 +15,7 @@ from lorafleet.v1 import adapters_pb2_grpc
 from scheduler import adapters_service, transfer
 from scheduler.tokenizer import Tokenizer
 from tests.support.adapters_calls import Running, as_, parts, push, running_service
+from tests.support.small_disk import files_of_at_most
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -247,6 +248,34 @@ async def test_aliases_are_set_listed_and_removed(service: Running) -> None:
     assert error.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_the_log_has_who_changed_what(service: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "scheduler.adapters_calls")
+    digest = (await push(service, "told", service.content(80))).version.digest
+    await push(service, "told", service.content(81), dry_run=True)  # changes nothing
+    ref = f"told@{digest}"
+    await service.stub.SetAlias(pb.SetAliasRequest(adapter="told@prod", target=digest), **as_("acme"))
+    await service.stub.Protect(pb.ProtectRequest(adapter=ref), **as_("acme"))
+    await service.stub.Unprotect(pb.UnprotectRequest(adapter=ref), **as_("acme"))
+    await service.stub.DeleteAlias(pb.DeleteAliasRequest(adapter="told@prod"), **as_("acme"))
+    await service.stub.Drain(pb.DrainAdapterRequest(adapter=ref), **as_("acme"))
+    await service.stub.Activate(pb.ActivateRequest(adapter=ref), **as_("acme"))
+    await service.stub.Delete(pb.DeleteAdapterRequest(adapter="told"), **as_("acme"))
+    await refused(service.stub.Delete(pb.DeleteAdapterRequest(adapter="told"), **as_("acme")))
+    told = [record for record in caplog.records if record.name == "scheduler.adapters_calls"]
+    assert [(record.getMessage(), record.adapter) for record in told] == [
+        ("pushed", "acme/told"),
+        ("alias set", "acme/told@prod"),
+        ("protected", "acme/told"),
+        ("unprotected", "acme/told"),
+        ("alias removed", "acme/told@prod"),
+        ("drained", "acme/told"),
+        ("activated", "acme/told"),
+        ("deleted", "acme/told"),
+    ]
+    assert {record.digest for record in told} == {digest, ""}
+    assert {record.caller for record in told} == {"acme"} and all(record.peer for record in told)
+
+
 async def test_deletion_is_refused_while_something_points_there(service: Running) -> None:
     version = (await push(service, "going", service.content(12))).version
     by_digest = pb.DeleteAdapterRequest(adapter=f"going@{version.digest}")
@@ -333,6 +362,7 @@ async def test_a_download_that_nobody_reads_gives_its_place_up(
 async def test_verify_tells_damage_apart(service: Running) -> None:
     good = (await push(service, "whole", service.content(30), who="rival")).version
     bad = (await push(service, "rotten", service.content(31), who="rival")).version
+    await push(service, "shares-it", service.content(31), who="rival")
     fine = await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))
     assert dict(fine.damaged) == {}
     (stored,) = [
@@ -347,10 +377,23 @@ async def test_verify_tells_damage_apart(service: Running) -> None:
     stored.write_bytes(data)
     found = await service.stub.Verify(pb.VerifyRequest(), **as_("rival"))
     assert list(found.damaged) == [bad.digest]
+    assert found.damaged[bad.digest].startswith("rival/rotten, rival/shares-it: stored weights")
     assert found.verified == fine.verified
     one = await service.stub.Verify(pb.VerifyRequest(adapter="whole"), **as_("rival"))
     assert (one.verified, dict(one.damaged)) == (1, {})
     assert good.digest != bad.digest
+
+
+async def test_a_full_disk_under_uploads_and_downloads_is_unavailable(service: Running) -> None:
+    files = service.content(70)
+    await push(service, "kept", files)
+    with files_of_at_most(100):
+        pushing = await refused(push(service, "other", files))
+        pulling = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="kept"), **as_("acme"))))
+    for error in (pushing, pulling):
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "File too large" in error.details() and str(service.spool) not in error.details()
+    assert list(service.spool.iterdir()) == []
 
 
 async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Running) -> None:

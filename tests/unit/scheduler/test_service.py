@@ -143,6 +143,19 @@ async def test_a_stream_and_a_whole_answer_agree(house: House, digest: str) -> N
     assert house.fake.dispatches[0].digest == digest
 
 
+async def test_acceptance_is_told_before_the_first_token(house: House) -> None:
+    """So that a client knows what to ask for again when this server dies now."""
+    house.fake.frozen = True
+    call = house.inference.GenerateStream(generate())
+    async with asyncio.timeout(10):
+        assert ("lorafleet-accepted", "true") in tuple(await call.initial_metadata())
+    call.cancel()
+    refused = house.inference.GenerateStream(generate(adapter="nobody"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await anext(aiter(refused))
+    assert "lorafleet-accepted" not in dict(caught.value.initial_metadata())
+
+
 async def test_echo_begins_the_text(house: House) -> None:
     request = generate("The quick", response=inference_pb2.ResponseOptions(echo=True))
     assert (await house.inference.Generate(request)).text.startswith("The quick")

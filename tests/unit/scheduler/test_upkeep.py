@@ -264,7 +264,7 @@ async def test_damage_is_found_put_into_quarantine_and_counted(
 
     monkeypatch.setattr(service.store, "verify", damaged)
     found = await service.stub.Verify(pb.VerifyRequest(), **as_("acme"))
-    assert dict(found.damaged) == {digest: "its bytes are other ones"}
+    assert dict(found.damaged) == {digest: "acme/rotten: its bytes are other ones"}
     assert service.registry.get_sample_value(alarms) == before + 1
     version = (await service.stub.Get(pb.GetAdapterRequest(adapter="rotten"), **as_("acme"))).version
     assert version.quarantined
