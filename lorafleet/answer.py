@@ -19,14 +19,19 @@ from lorafleet.errors import DeadlineExceeded, InternalError, LoraFleetError, Qu
 from lorafleet.results import Chunk, FinishReason, Generation, PositionLogprobs, Usage
 from lorafleet.v1 import inference_pb2
 
+# Reasons with which an accepted request ends that is owed its answer still: a lost connection has none, and
+# a server that ends had no time for it. Any other is a server's answer.
+_LEFT_UNANSWERED = ("", "DRAINING")
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """When to go on after a break: times in seconds.
 
-    A request that no server has accepted yet is tried `start_attempts` times. One that was accepted is asked
-    for, or taken up, again until `resume_timeout` has passed without a new token; then its error is raised.
-    Neither is tried again before its first chunk once a server has waited for an executor in vain.
+    A request that no server has accepted yet is tried `start_attempts` times. One that was accepted, and lost
+    with its server, is asked for, or taken up, again until `resume_timeout` has passed without a new token;
+    then its error is raised. Neither is tried again before its first chunk once a server has waited for an
+    executor in vain.
     The n-th wait is first_delay * 2^n, at most max_delay, shortened by up to half at random so that the
     clients of a restarted server do not come all at once; a server's own retry delay is never undercut.
     """
@@ -125,7 +130,7 @@ class Answer:
             return 0.0
         if error is None:
             error = Unavailable(grpc.StatusCode.UNAVAILABLE, "the stream ended before the answer did")
-        self._accepted = self._accepted or error.accepted
+        self._accepted = self._accepted or (error.accepted and error.reason in _LEFT_UNANSWERED)
         if not self._may_go_on(error):
             raise error
         if self._broken_since is None:

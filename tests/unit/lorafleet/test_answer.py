@@ -146,6 +146,15 @@ def test_what_was_accepted_is_asked_for_again_until_resume_timeout_before_its_fi
         answer.after_break(unavailable(), now=59)
 
 
+def test_what_a_server_has_answered_is_not_asked_again_for_long() -> None:
+    """It accepted the request, and then could not read the adapter, after tries of its own."""
+    answer = make()
+    away = Unavailable(grpc.StatusCode.UNAVAILABLE, "away", reason="STORE_UNAVAILABLE", accepted=True)
+    assert [answer.after_break(away, now=0) for _ in range(2)] == [1, 2]
+    with pytest.raises(Unavailable, match="away"):
+        answer.after_break(away, now=0)
+
+
 def test_no_wait_goes_beyond_the_deadline() -> None:
     answer = make(deadline=10)
     assert answer.time_left(4) == 6
