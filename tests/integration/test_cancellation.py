@@ -127,7 +127,7 @@ def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_deadline_ends_the_wait_for_a_load(
+def test_a_deadline_or_a_cancel_ends_the_wait_for_a_load(
     main: Pair, stubs: Stubs, adapter: Callable[..., Path], cluster: Cluster
 ) -> None:
     """A FIFO in the place of the manifest makes a load that does not end before we let it."""
@@ -139,8 +139,11 @@ def test_a_deadline_ends_the_wait_for_a_load(
     manifest.rename(aside)
     os.mkfifo(manifest)
     try:
+        first = stubs.inference.GenerateStream(ask([5, 6], 5, "slow"), metadata=bearer("ops"))
+        wait_until(lambda: main.executor.gauge("loads_in_flight") == 1, "it is being loaded")
         found = failure(stubs.inference.GenerateStream, ask([5, 6], 5, "slow"), "ops", timeout=0.5)
         assert found.code == "DEADLINE_EXCEEDED"
+        first.cancel()
         assert main.executor.gauge("loads_in_flight") == 1
         for name in ("running_sequences", "waiting_sequences", "slots_in_use"):
             wait_until(lambda: main.executor.gauge(name) == 0, name)  # noqa: B023
