@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,8 +21,9 @@ from lorafleet import (
     InternalError,
     Unavailable,
 )
+from lorafleet.ports import free_port
 from lorafleet.v1 import inference_pb2_grpc
-from tests.support.cluster import free_ports, wait_until
+from tests.support.cluster import wait_until
 from tests.support.scripted_server import DIGEST, SEED, ScriptedInference, ServerThread, script, serving
 
 PIECES = ["Zwölf", " ", "Bo", "", "xkämpfer", " 🥊", " jagen", "", " Viktor", "."]
@@ -174,9 +176,8 @@ def test_a_restarted_server_is_found_again() -> None:
     def add(server: object) -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
 
-    (port,) = free_ports(1)  # nobody else's while nobody listens
-    server, _ = thread.start(add, port)
-    with Client(f"127.0.0.1:{port}") as client:
+    with ExitStack() as reserved, Client(f"127.0.0.1:{(port := free_port(reserved, '127.0.0.1'))}") as client:
+        server, _ = thread.start(add, port)
         stream = client.stream(script(PIECES, [4], hang=True), request_id="restart")
         chunks = [next(stream) for _ in range(4)]
         thread.stop(server)
