@@ -12,6 +12,8 @@ from contextlib import suppress
 LogLine = Callable[[str, str], None]
 """Called on a thread with (service, line without its end)."""
 
+# For what a process said last, once it has ended: one that it left behind may keep the log open.
+_LAST_WORDS_S = 5.0
 _HEALTH_NAMES = {"scheduler": "lorafleet.v1.Inference", "executor": "lorafleet.v1.Executor"}
 
 
@@ -76,10 +78,11 @@ class Service:
             self._process.terminate()
 
     def join(self, timeout: float) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
+        """Wait until it has ended and its last line is told, or for `timeout` seconds."""
         if self._process:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
+                self._reader.join(_LAST_WORDS_S)
 
     def kill(self) -> None:
         """End it and what it started, at once."""
@@ -99,5 +102,5 @@ class Service:
         if self._process is None:
             return
         self._process.wait()
-        self._reader.join(1.0)  # the last line says why; a process that it left behind may keep the log open
+        self._reader.join(_LAST_WORDS_S)  # the last line says why
         self._exits.put(self)

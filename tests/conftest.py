@@ -3,9 +3,14 @@
 import os
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 # Test workers and services share few cores, and the threads of one torch operation wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Without a GPU, Triton's kernels run in its interpreter, which it decides on while it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# How long an example takes says something of the machine, and nothing of what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")

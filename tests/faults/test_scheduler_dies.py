@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from adapter_store import Ref, VersionState, open_store
-from lorafleet import AdapterNotFound, Client, Unavailable
+from lorafleet import AdapterNotFound, Client
+from lorafleet.v1 import inference_pb2
 from tests.support.cluster import Cluster, Pair, wait_until
+from tests.support.failures import failure, raw_stubs
 from tests.support.resumption import Expected, all_go_on, check, in_the_middle, prepare, start
 
 
@@ -73,9 +75,10 @@ def test_a_drain_ends_running_streams_and_refuses_new_ones(
     wait_until(lambda: pair.scheduler.health("lorafleet.v1.Inference") == "NOT_SERVING", "it drains")
     in_the_middle(streams)
     assert pair.scheduler.health() == "SERVING"
-    with Client(pair.scheduler.address, timeout=0.5) as late, pytest.raises(Unavailable) as caught:
-        late.generate([5], max_new_tokens=1)
-    assert (caught.value.reason, caught.value.retry_after) == ("DRAINING", 1.0)
+    with raw_stubs(pair.scheduler.address) as stubs:  # our client would try again
+        late = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5]))
+        refused = failure(stubs.inference.Generate, late)
+    assert (refused.code, refused.reason, refused.retry_s) == ("UNAVAILABLE", "DRAINING", 1.0)
     check(streams, expected)
     assert pair.scheduler.wait() == 0
     assert "Traceback" not in pair.scheduler.log()

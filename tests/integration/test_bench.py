@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,8 +132,9 @@ def test_what_cannot_be_measured_or_kept_is_told_first(
         assert not out and err.startswith(f"error: {said}") and err.count("\n") == 1
 
 
-def interrupted(home: Path, *work: str, rows: int) -> tuple[str, list[dict[str, Any]]]:
-    """What a bench prints and writes that is interrupted half a second after it has written so many rows."""
+def interrupted(home: Path, *work: str, rows: int, told: str = "") -> tuple[str, list[dict[str, Any]]]:
+    """What a bench prints and writes that is interrupted half a second after it has written so many rows and
+    told of its progress, which it does every few seconds: `told` is a pattern."""
     file = home / f"interrupted-{work[0]}.json"
 
     def written() -> list[dict[str, Any]]:
@@ -148,6 +150,8 @@ def interrupted(home: Path, *work: str, rows: int) -> tuple[str, list[dict[str, 
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         wait_until(lambda: len(written()) >= rows, "it has written them")
+        progress = home / "interrupted.log"
+        wait_until(lambda: re.search(told, progress.read_text()), "it has told of it")
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
@@ -157,7 +161,7 @@ def interrupted(home: Path, *work: str, rows: int) -> tuple[str, list[dict[str, 
 
 def test_an_interrupt_tells_what_was_measured(home: Path) -> None:
     load = ["load", "--requests", "400", "--rate", "20", "--output-tokens", "4", "--warm-up", "0"]
-    out, rows = interrupted(home, *load, rows=1)  # the first one says that the engine is ready
+    out, rows = interrupted(home, *load, rows=1, told=r"load: [1-9]\d* of 400")
     assert "throughput" in out
     assert rows[-1]["workload"] == "load, interrupted"
     assert 0 < rows[-1]["whole"] < 400

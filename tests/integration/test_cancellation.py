@@ -15,7 +15,7 @@ from lorafleet.v1 import common_pb2, inference_pb2
 from tests.support.cluster import ROOT, Cluster, Pair, wait_until
 from tests.support.failures import Stubs, bearer, failure, raw_stubs
 
-LONG_PROMPT, NUM_LONG = 4000, 6
+LONG_PROMPT, NUM_LONG = 4000, 10
 NUM_CANCELS = int(os.environ.get("NUM_CANCELS", "200"))
 CLIENT = """
 import sys
@@ -84,8 +84,8 @@ def test_a_client_that_goes_away_is_forgotten_within_two_steps(main: Pair, stubs
         for _ in range(NUM_LONG)
     ]
     wait_until(lambda: main.executor.gauge("running_sequences") > 1, "a long prompt begins")
-    before = main.executor.count("steps")
     go_away()
+    before = main.executor.count("steps")
     seen: list[dict[str, float]] = []
 
     def is_free() -> bool:
@@ -93,8 +93,10 @@ def test_a_client_that_goes_away_is_forgotten_within_two_steps(main: Pair, stubs
         return seen[-1]["lorafleet_executor_slots_in_use"] == 0
 
     wait_until(is_free, "the slot is free")
-    # The step that was under way when the client went does not count.
-    assert seen[-1]["lorafleet_executor_steps_total"] - before <= 1 + 2
+    # The step that was under way when the client went does not count, nor does a look that comes late: what
+    # was held at none of the others was held for no longer.
+    held = [each["lorafleet_executor_steps_total"] - before for each in seen[:-1]]
+    assert max(held, default=0) <= 1 + 2
     assert not all(call.done() for call in crowd), "the steps were not slow enough to count"
     assert [len(call.result().token_ids) for call in crowd] == [1] * NUM_LONG
 
@@ -127,7 +129,7 @@ def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_deadline_ends_the_wait_for_a_load(
+def test_a_deadline_or_a_cancel_ends_the_wait_for_a_load(
     main: Pair, stubs: Stubs, adapter: Callable[..., Path], cluster: Cluster
 ) -> None:
     """A FIFO in the place of the manifest makes a load that does not end before we let it."""
@@ -139,8 +141,11 @@ def test_a_deadline_ends_the_wait_for_a_load(
     manifest.rename(aside)
     os.mkfifo(manifest)
     try:
+        first = stubs.inference.GenerateStream(ask([5, 6], 5, "slow"), metadata=bearer("ops"))
+        wait_until(lambda: main.executor.gauge("loads_in_flight") == 1, "it is being loaded")
         found = failure(stubs.inference.GenerateStream, ask([5, 6], 5, "slow"), "ops", timeout=0.5)
         assert found.code == "DEADLINE_EXCEEDED"
+        first.cancel()
         assert main.executor.gauge("loads_in_flight") == 1
         for name in ("running_sequences", "waiting_sequences", "slots_in_use"):
             wait_until(lambda: main.executor.gauge(name) == 0, name)  # noqa: B023

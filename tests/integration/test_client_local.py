@@ -60,6 +60,7 @@ def test_services_start_connected_and_stop_in_order() -> None:
     log = Log()
     with LocalFleet(config(executors=2, executor_args=("--max-loras", "2")), log) as fleet:
         fleet.wait_ready(60)
+        wait_until(lambda: len(pids(log)) == 3, "their first lines are read")
         (scheduler,) = log.of("scheduler")
         executors = re.findall(r"--executor (\S+)", scheduler)
         assert len(set(executors)) == 2
@@ -89,6 +90,7 @@ def test_one_that_dies_ends_all_with_its_status_and_last_line(
 def test_one_that_is_killed_ends_all() -> None:
     log = Log()
     with pytest.raises(ServiceEnded) as caught, LocalFleet(config(), log) as fleet:
+        wait_until(lambda: pids(log), "a service has told its process id")
         fleet.wait_ready(60)
         os.kill(pids(log)[0], signal.SIGKILL)
         fleet.wait(90)
@@ -143,9 +145,12 @@ def launcher() -> Iterator[Launcher]:
 
 
 def until_ready(lines: "queue.SimpleQueue[str]") -> list[int]:
-    """The process ids of the services."""
+    """The process ids of the two services, whose logs are read on threads of their own: in any order."""
     found: list[int] = []
-    while not (line := lines.get(timeout=60)).startswith("ready: "):
+    ready = False
+    while not ready or len(found) < 2:
+        line = lines.get(timeout=60)
+        ready |= line.startswith("ready: ")
         if match := re.match(r"\[[\w-]+\] (\d+) ", line):
             found.append(int(match[1]))
     return found
@@ -155,7 +160,6 @@ def until_ready(lines: "queue.SimpleQueue[str]") -> list[int]:
 def test_serve_stops_all_on_a_signal(number: int, status: int, launcher: Launcher) -> None:
     process, lines = launcher
     children = until_ready(lines)
-    assert len(children) == 2
     process.send_signal(number)
     assert process.wait(90) == status
     assert not any(is_running(pid) for pid in children)

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from lorafleet import (
     InternalError,
     Unavailable,
 )
+from lorafleet.ports import free_port
 from lorafleet.v1 import inference_pb2_grpc
 from tests.support.cluster import wait_until
 from tests.support.scripted_server import DIGEST, SEED, ScriptedInference, ServerThread, script, serving
@@ -147,7 +149,7 @@ async def test_closing_an_asyncio_stream_cancels_the_call(target: str, inference
 async def test_a_cancelled_task_cancels_the_call(target: str, inference: ScriptedInference) -> None:
     async with AsyncClient(target) as client:
         task = asyncio.create_task(client.generate(script(PIECES, [2], hang=True), request_id="task"))
-        await asyncio.to_thread(wait_until, lambda: inference.requests["task"], "it is asked")
+        await asyncio.to_thread(wait_until, lambda: "task" in inference.hanging, "it is asked")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -190,8 +192,8 @@ def test_a_restarted_server_is_found_again() -> None:
     def add(server: object) -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
 
-    server, port = thread.start(add)
-    with Client(f"127.0.0.1:{port}") as client:
+    with ExitStack() as reserved, Client(f"127.0.0.1:{(port := free_port(reserved, '127.0.0.1'))}") as client:
+        server, _ = thread.start(add, port)
         stream = client.stream(script(PIECES, [4], hang=True), request_id="restart")
         chunks = [next(stream) for _ in range(4)]
         thread.stop(server)
@@ -200,7 +202,7 @@ def test_a_restarted_server_is_found_again() -> None:
         reader.start()
         time.sleep(0.5)  # the client finds nobody for a while
         server, _ = thread.start(add, port)
-        reader.join(20)
+        reader.join(60)
         assert "".join(chunk.text for chunk in chunks) + "".join(rest) == TEXT
     thread.stop(server)
     thread.close()

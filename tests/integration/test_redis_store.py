@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lorafleet import Unavailable
-from scheduler.versions import POLL_S
 from tests.support.cluster import Cluster, Pair, wait_until
 from tests.support.redis_server import RedisServer
 
@@ -76,7 +74,7 @@ def test_while_the_store_is_away_digests_go_on_and_aliases_do_not(
         by_digest = f"away@{digest}"
         expected, base = tokens(fleet, by_digest), tokens(fleet, None)
         client.tokenize("hello", adapter=f"cold@{cold}")  # the scheduler has seen it, no executor has
-        time.sleep(5 * POLL_S)  # what is known was read after the news of the pushes
+        fleet.scheduler.wait_for_news()  # what is known was read after that of the pushes
         stream = client.stream(PROMPT, adapter="away", max_new_tokens=400, ignore_eos=True)
         streamed = [*next(stream).token_ids]
 

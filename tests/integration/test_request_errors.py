@@ -228,7 +228,7 @@ def test_a_deadline_is_a_status_and_a_time_limit_an_end(main: Pair, stubs: Stubs
     endless = stopping(max_new_tokens=4000, ignore_eos=True)
     found = failure(stubs.inference.GenerateStream, request(**endless), "ops", timeout=0.3)
     assert found.code == "DEADLINE_EXCEEDED"
-    limited = stopping(max_new_tokens=4000, ignore_eos=True, time_limit_ms=300)
+    limited = stopping(max_new_tokens=4000, ignore_eos=True, time_limit_ms=1500)  # enough for a first token
     for answer in (
         stubs.inference.Generate(request(**limited), metadata=bearer("ops")),
         list(stubs.inference.GenerateStream(request(**limited), metadata=bearer("ops")))[-1],

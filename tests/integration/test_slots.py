@@ -159,7 +159,7 @@ def test_a_reused_slot_has_no_leftovers(one: Pair, cluster: Cluster, adapter: Ca
 def test_nobody_waits_behind_an_adapter_without_a_slot(main: Pair) -> None:
     """While four adapters hold the four slots, requests for the fifth wait, and all others run."""
     with main.client("ops") as client:
-        holders = [watch(client, PROMPT, 1500, adapter=name) for name in NAMES[:4]]
+        holders = [watch(client, PROMPT, 4000, adapter=name) for name in NAMES[:4]]
         for holder in holders:
             holder.wait_for(1)
         fifth = [watch(client, PROMPT, 5, adapter="l5") for _ in range(4)]

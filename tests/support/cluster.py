@@ -119,6 +119,15 @@ class Node:
     def count(self, name: str) -> float:
         return self.gauge(f"{name}_total")
 
+    def wait_for_news(self) -> None:
+        """Until a scheduler has heard all that the store could tell when this was called, and read it."""
+        for _ in ("heard", "and, before the next question, read"):
+            now = time.monotonic()
+            wait_until(
+                lambda now=now: time.monotonic() - self.gauge("store_age_seconds") > now,  # type: ignore[misc]
+                f"{self.name} asks the store for news",
+            )
+
 
 @dataclass(frozen=True)
 class Pair:

@@ -47,7 +47,7 @@ class Scheduler:
         return [getattr(event, kind) for event in self.events if event.WhichOneof("event") == kind]
 
     async def until(self, done: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not done():
                 await asyncio.sleep(0.005)
 
@@ -88,7 +88,7 @@ async def connected(app: ExecutorApp, *metadata: tuple[str, str]) -> AsyncIterat
 
 async def idle(app: ExecutorApp) -> None:
     """Everything is free, as the engine itself says."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             snapshot = app.hub.snapshot()
             assert snapshot is not None

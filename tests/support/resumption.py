@@ -8,7 +8,7 @@ from typing import Any
 from lorafleet import Client
 from tests.support.streams import Watched, undisturbed, watch
 
-NUM_TOKENS = 300
+NUM_TOKENS = 600
 PROMPT = [30, 41, 52, 63, 74] * 4
 SAMPLED: Mapping[str, Any] = {
     "temperature": 0.8,

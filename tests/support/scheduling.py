@@ -21,7 +21,9 @@ from tests.support.tokenizers import byte_level, write_folder
 FINGERPRINT = "sha256:model"
 MODULES = frozenset({"q_proj"})
 IDENTITY = Identity(tenant="acme", rights=frozenset({"infer", "admin"}), adapters=("acme/*",))
-LINK = LinkSettings(FINGERPRINT, report_timeout_s=0.4, min_backoff_s=0.01, max_backoff_s=0.1)
+# No executor is taken for hung because this process had no turn for a while.
+LINK = LinkSettings(FINGERPRINT, report_timeout_s=60.0, min_backoff_s=0.01, max_backoff_s=0.1)
+IMPATIENT = replace(LINK, report_timeout_s=1.5)  # for who is to be taken for hung
 SETTINGS = DispatcherSettings(executors=(), sweep_interval_s=0.02, retry_pause_s=0.05)
 
 
@@ -95,7 +97,7 @@ async def running(dispatcher: Dispatcher) -> AsyncIterator[Dispatcher]:
         await dispatcher.stop()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits for something that another task brings about."""
     async with asyncio.timeout(timeout_s):
         while not condition():
@@ -108,7 +110,7 @@ async def ready(dispatcher: Dispatcher, count: int = 1) -> None:
 
 async def read_all(live: LiveRequest) -> list[Piece]:
     pieces: list[Piece] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while piece := await live.outbox.get():
             pieces.append(piece)
     return pieces

@@ -34,6 +34,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self) -> None:
         self.requests: dict[str, list[inference_pb2.GenerateRequest]] = defaultdict(list)
+        self.hanging: set[str] = set()
         self.cancelled: set[str] = set()
 
     async def GenerateStream(
@@ -57,6 +58,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
             await context.abort(grpc.StatusCode[plan["code"]], "as scripted")
 
     async def _hang(self, request_id: str) -> None:
+        self.hanging.add(request_id)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -112,14 +114,14 @@ class ServerThread:
             await server.start()
             return server, bound
 
-        return asyncio.run_coroutine_threadsafe(start(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(start(), self._loop).result(60)
 
     def stop(self, server: grpc.aio.Server) -> None:
-        asyncio.run_coroutine_threadsafe(server.stop(None), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(None), self._loop).result(60)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 

@@ -27,11 +27,11 @@ def main(name: str) -> None:
         servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     server.add_insecure_port(args.listen)
-    server.start()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: stopped.set())
     sys.stderr.write(f"{os.getpid()} {' '.join(rest)}\n")
     sys.stderr.flush()
+    server.start()  # from here on it is ready, and may be told to end
     if mode == "die":
         sys.stderr.write("out of luck\n")
         sys.exit(3)

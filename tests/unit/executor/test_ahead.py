@@ -227,11 +227,12 @@ def test_a_failed_step_takes_its_own_sequences_only(
     """A sequence that joins in the step after the one that fails on the way back goes on."""
     driver = ahead()
     [expected] = ahead().run(greedy("joins", range(40, 60), digest=digests[1]))
+    if where == "collect":  # before anything runs, which might end while this is loaded
+        driver.engine.prefetch(digests[1])
+        driver.until(lambda: digests[1] in driver.engine.pager.host)
     driver.engine.add(greedy("in", range(3, 20), digest=digests[0]))
     driver.until(lambda: (0, "in") in driver.tokens)
     if where == "collect":
-        driver.engine.prefetch(digests[1])
-        driver.until(lambda: digests[1] in driver.engine.pager.host)
         driver.engine.add(greedy("joins", range(40, 60), digest=digests[1]))
     with monkeypatch.context() as patch:
         patch.setattr(driver.engine._runner, where, lambda *_: 1 / 0)

@@ -82,7 +82,7 @@ class Claims:
         self.woken.clear()
         thread = threading.Thread(target=run)
         thread.start()
-        assert self.woken.wait(10)
+        assert self.woken.wait(60)
         return thread
 
     def serve(self, *keep: str) -> None:
@@ -97,7 +97,7 @@ class Claims:
     def take(self, digest: str, pages: int, *keep: str) -> None:
         thread = self.claim(digest, pages)
         self.serve(*keep)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         self.pool.check(self.images.values())
 
@@ -132,7 +132,7 @@ def test_who_is_needed_waits_until_something_may_go(claims: Claims) -> None:
     time.sleep(0.01)
     assert thread.is_alive()
     claims.serve("b")
-    thread.join(10)
+    thread.join(60)
     assert sorted(claims.images) == ["b"]
 
 
@@ -183,7 +183,7 @@ def test_room_is_not_reused_while_it_is_copied_from(claims: Claims) -> None:
     assert thread.is_alive() and not claims.images
     copy.over = True
     claims.serve("b")
-    thread.join(10)
+    thread.join(60)
     assert sorted(claims.images) == ["b"]
     claims.pool.check(claims.images.values())
 
@@ -195,7 +195,7 @@ def test_closing_ends_the_claims_that_wait(claims: Claims) -> None:
     threads.append(claims.claim("c", 6))
     claims.pool.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(claims.refused) == ["b", "c"]
 
 
@@ -255,7 +255,7 @@ def test_an_adapter_that_cannot_be_served_takes_no_room(claims: Claims) -> None:
 
 def test_a_claim_after_the_end_is_refused(claims: Claims) -> None:
     claims.pool.close()
-    claims.claim("late", 1).join(10)
+    claims.claim("late", 1).join(60)
     assert claims.refused == ["late"]
 
 
@@ -289,7 +289,7 @@ def test_memory_that_cannot_be_had_is_not_waited_for(monkeypatch: pytest.MonkeyP
         thread = threading.Thread(target=lambda name=digest: claimed.append(pool.claim(name, 8 * PAGE)))
         thread.daemon = True
         thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while thread.is_alive() and time.monotonic() < deadline:
             pool.serve((digest,), evict)
             thread.join(0.01)

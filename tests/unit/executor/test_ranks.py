@@ -181,7 +181,7 @@ def test_a_rank_that_dies_takes_the_engine_down(
         assert processes.keys() == {"rank-1", "rank-2", "rank-3"}
         os.kill(processes["rank-1"].pid, signal.SIGSTOP)  # it cannot end by itself
         processes["rank-2"].kill()
-        assert told.wait(30)
+        assert told.wait(60)
         assert [type(error) for error in lost] == [RankLost]
         wait_until(lambda: not rank_processes(), "the others are ended too")
         with pytest.raises(RankLost):
@@ -254,5 +254,5 @@ def test_a_worker_keeps_images_until_told(tiny_base: Path, store_folder: Path, d
     for pair in (lane, control):
         pair[0].close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

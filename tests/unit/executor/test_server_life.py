@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from pathlib import Path
 
@@ -22,6 +23,13 @@ from tests.support.executor_app import connected, dispatch, idle, running
 
 async def test_drain_finishes_accepted_work_and_refuses_new(tiny_base: Path, tiny_store: DiskStore) -> None:
     async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
+        go_on = threading.Event()
+
+        def hold(engine: Engine) -> None:
+            launch, beats = engine._runner.launch, itertools.count()
+            engine._runner.launch = lambda plan: (next(beats) < 3 or go_on.wait(60)) and launch(plan)  # type: ignore
+
+        app._engine.submit(hold)  # the drain is not over before all below has been asked
         await scheduler.dispatch(dispatch("old", tokens=200))
         await scheduler.until(lambda: scheduler.tokens.get("old"))
         app.drain()
@@ -32,6 +40,7 @@ async def test_drain_finishes_accepted_work_and_refuses_new(tiny_base: Path, tin
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=""))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        go_on.set()
         await asyncio.wait_for(app.wait(), 60)
         await scheduler.reader
         assert len(scheduler.tokens["old"]) == 200 and scheduler.of("finished")
@@ -103,11 +112,11 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         release = threading.Event()
 
         def hang(engine: Engine) -> None:
-            engine._runner.launch = lambda plan: release.wait(30)  # type: ignore
+            engine._runner.launch = lambda plan: release.wait(120)  # type: ignore
 
         app._engine.submit(hang)
         await scheduler.dispatch(dispatch("x"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=10)
                 if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:

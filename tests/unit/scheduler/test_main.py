@@ -64,7 +64,7 @@ async def test_sigterm_drains_and_exits_with_0(model: Path, tmp_path: Path) -> N
         answers = [asyncio.ensure_future(stub.Generate(request)) for _ in range(3)]
         await until(lambda: len(fake.running) == 3)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await stub.Generate(request)

@@ -304,7 +304,7 @@ async def test_health_follows_the_executors(house: House) -> None:
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
     async def becomes(status: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await house.health(INFERENCE) != status:
                 await asyncio.sleep(0.02)
 
@@ -389,7 +389,7 @@ async def test_metrics_over_http(
         await house.inference.Generate(generate(adapter="alice"))
         await fails(house.inference.Generate(generate(adapter="junk-name")))
         url = f"http://127.0.0.1:{house.scheduler.metrics_port}/metrics"
-        page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
     assert 'lorafleet_scheduler_requests_total{code="OK"} 1.0' in page
     assert 'lorafleet_scheduler_requests_total{code="NOT_FOUND"} 1.0' in page
     labels = 'adapter="default/alice",kind="generated",tenant="default"'

@@ -102,7 +102,7 @@ async def goes_when_its_request_has_gone(
     there.dispatcher.cancel(live)
     uncordon(there)
     await until(lambda: there.dispatcher.num_live == 0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while digest not in await collect(here):
             await asyncio.sleep(0.05)
 
@@ -118,7 +118,7 @@ async def test_a_drain_waits_for_what_another_scheduler_has_accepted(both: tuple
     await until(lambda: bool(live.progress.output))
     assert not draining.done()
     there.dispatcher.cancel(live)
-    assert (await asyncio.wait_for(draining, 20)).digest == digest
+    assert (await asyncio.wait_for(draining, 60)).digest == digest
     await until(lambda: not holds(there, digest))
 
 
@@ -140,7 +140,7 @@ async def test_a_scheduler_that_was_killed_is_waited_for_until_its_lease_runs_ou
     for name in ("of-the-dead", "of-the-late"):
         await here.stub.Delete(pb.DeleteAdapterRequest(adapter=name), **as_("acme"))
     used = frozenset({("acme/of-the-dead", kept)})
-    here.store.hold(Lease("dead", here.store.news(-1).number, used, seconds=3.0))
+    here.store.hold(Lease("dead", here.store.news(-1).number, used, seconds=60.0))
     gone = await collect(here)
     assert late in gone and kept not in gone
     # Cut off before it heard of the deletion: it may have anything, until it counts no more.
@@ -174,7 +174,7 @@ async def test_names_with_the_same_content_do_not_disturb_each_other_s_drains(
     elsewhere = accepted(there, "rival/twin", digest)
     await until(lambda: bool(mine.progress.output and theirs.progress.output and elsewhere.progress.output))
     here.dispatcher.cancel(mine)
-    await asyncio.wait_for(drain(here, "twin"), 20)  # not for the other's streams
+    await asyncio.wait_for(drain(here, "twin"), 60)  # not for the other's streams
     assert not theirs.ended and not elsewhere.ended
     here.dispatcher.cancel(theirs)
     await asyncio.sleep(LONGER_THAN_A_DRAIN_S)
@@ -183,7 +183,7 @@ async def test_names_with_the_same_content_do_not_disturb_each_other_s_drains(
     await asyncio.sleep(LONGER_THAN_A_DRAIN_S)
     assert not draining.done()
     there.dispatcher.cancel(elsewhere)
-    await asyncio.wait_for(draining, 20)
+    await asyncio.wait_for(draining, 60)
     await until(lambda: not holds(here, digest) and not holds(there, digest))
 
 
@@ -227,7 +227,7 @@ async def test_a_push_ends_the_drain_of_its_content(both: tuple[Running, Running
     await until(lambda: here.store.record("acme", "again").versions[digest].state == "draining")
     await pushed(there, "again", 8)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(draining, 20)
+        await asyncio.wait_for(draining, 60)
     assert caught.value.code() == grpc.StatusCode.ABORTED and "pushed again" in caught.value.details()
     await asyncio.sleep(LONGER_THAN_A_DRAIN_S)
     assert holds(here, digest) and not live.ended
@@ -241,7 +241,7 @@ async def test_what_one_scheduler_has_drained_takes_requests_again_through_anoth
     here, there = both
     digest = await pushed(here, f"back-by-{again}", 10)
     ref = Ref("acme", f"back-by-{again}", digest=digest)
-    await asyncio.wait_for(drain(here, ref.name), 20)
+    await asyncio.wait_for(drain(here, ref.name), 60)
     await until(lambda: not any(takes(each, ref) for each in both))
     if again == "push":
         await pushed(there, ref.name, 10)
@@ -267,7 +267,7 @@ async def test_a_drain_ends_when_its_version_is_activated_elsewhere(both: tuple[
     await until(lambda: here.store.record("acme", "called-off").versions[digest].state == "draining")
     await there.stub.Activate(pb.ActivateRequest(adapter="called-off"), **as_("acme"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(draining, 20)
+        await asyncio.wait_for(draining, 60)
     assert caught.value.code() == grpc.StatusCode.ABORTED and "activated" in caught.value.details()
     here.dispatcher.cancel(live)
 

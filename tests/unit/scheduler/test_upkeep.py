@@ -162,7 +162,7 @@ async def test_a_drain_waits_for_streams_and_frees_every_copy(service: Running) 
     (row,) = [row for row in await copies(service) if row.digest == digest]
     assert (row.running, row.tier) == (1, SLOT) and row.last_use_ms > 0
     service.dispatcher.cancel(live)
-    answer = await asyncio.wait_for(drain, 20)
+    answer = await asyncio.wait_for(drain, 60)
     assert (answer.digest, list(answer.unreachable)) == (digest, [])
     assert all(digest not in fake.copies for fake in service.executors)
     listed = await service.stub.List(pb.ListAdaptersRequest(name="draining"), **as_("acme"))

@@ -78,7 +78,7 @@ def test_calls_that_are_interrupted_at_any_moment(
             try:
                 timer.start()
                 read(store, first, number % 4)
-                time.sleep(1)  # the signal comes even when the call was faster
+                time.sleep(60)  # the signal comes even when the call was faster
             except Interrupted:
                 interrupted += 1
             timer.join()

@@ -75,7 +75,7 @@ def test_a_full_server_still_answers_and_deletes(
 
 
 def test_a_server_that_is_stopped_is_unavailable_in_bounded_time(own_server: RedisServer) -> None:
-    store = open_store(f"{own_server.url}?timeout=1")
+    store = open_store(f"{own_server.url}?timeout=3")
     own_server.pause()
     with pytest.raises(StoreUnavailable):
         store.resolve(LATEST)
@@ -161,7 +161,7 @@ def test_tls_in_both_directions(
     tls_proxy: Proxy, certificate: tuple[Path, Path], adapters: list[Path], spec: ModelSpec
 ) -> None:
     file, key = certificate
-    url = f"rediss://127.0.0.1:{tls_proxy.port}?timeout=2"
+    url = f"rediss://127.0.0.1:{tls_proxy.port}?timeout=20"
     store = open_store(f"{url}&ca_file={file}&cert_file={file}&key_file={key}")
     version = store.put(adapters[0], "acme", "x", spec)
     store.open(version.digest).close()

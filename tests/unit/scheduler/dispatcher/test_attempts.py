@@ -1,6 +1,7 @@
 """Attempts that an executor refuses, breaks or tells wrongly: requests go on, or fail with the cause."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -13,11 +14,15 @@ from scheduler.errors import (
     StoreUnavailable,
 )
 from scheduler.fakes import FakeExecutor
+from scheduler.tokenizer import Tokenizer
 from tests.support.scheduling import (
     SETTINGS,
     admitted,
+    dispatcher_of,
     expected_tokens,
     read_all,
+    ready,
+    running,
     tokens_in,
     until,
 )
@@ -76,15 +81,18 @@ async def test_a_store_that_stays_away_is_named(dispatcher: Dispatcher, fake: Fa
         await read_all(dispatcher.submit(admitted(digest=DIGEST), None))
 
 
-async def test_a_request_can_end_while_it_pauses(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+async def test_a_request_can_end_while_it_pauses(fake: FakeExecutor, tokenizer: Tokenizer) -> None:
     fake.reject = lambda _: executor_pb2.Rejected(reason="STORE_UNAVAILABLE", message="away", retryable=True)
-    live = dispatcher.submit(admitted(digest=DIGEST), None)
-    await until(lambda: live.pause is not None)
-    dispatcher.cancel(live)
-    assert dispatcher.num_live == 0
-    await asyncio.sleep(2 * SETTINGS.retry_pause_s)
-    dispatcher.check()
-    assert len(fake.dispatches) == 1
+    settings = replace(SETTINGS, retry_pause_s=0.5)  # it is seen before it is over
+    async with running(dispatcher_of([fake.address], tokenizer, settings)) as dispatcher:
+        await ready(dispatcher)
+        live = dispatcher.submit(admitted(digest=DIGEST), None)
+        await until(lambda: live.pause is not None)
+        dispatcher.cancel(live)
+        assert dispatcher.num_live == 0
+        await asyncio.sleep(2 * settings.retry_pause_s)
+        dispatcher.check()
+        assert len(fake.dispatches) == 1
 
 
 async def test_progress_renews_the_attempts(dispatcher: Dispatcher, fake: FakeExecutor) -> None:

@@ -107,7 +107,7 @@ async def test_the_deadline_counts_while_waiting_and_while_running(
     dispatcher: Dispatcher, fake: FakeExecutor
 ) -> None:
     fake.frozen = True
-    lives = [dispatcher.submit(admitted(f"r{n}"), 0.05) for n in range(9)]
+    lives = [dispatcher.submit(admitted(f"r{n}"), 1.0) for n in range(9)]  # time to get there
     await until(lambda: len(fake.running) == 8)
     for live in lives:
         with pytest.raises(DeadlineExceeded):

@@ -18,6 +18,7 @@ from scheduler.residency import Tier
 from scheduler.tokenizer import Tokenizer
 from tests.support.name_server import name_server
 from tests.support.scheduling import (
+    IMPATIENT,
     LINK,
     SETTINGS,
     admitted,
@@ -135,7 +136,7 @@ async def test_an_executor_moves_to_another_address_behind_its_name(tokenizer: T
         new = FakeExecutor(LINK.fingerprint)
         await new.start(port, host="127.0.0.2")
         target = names.target("executor.test", port)
-        async with running(dispatcher_of([target], tokenizer)) as dispatcher:
+        async with running(dispatcher_of([target], tokenizer, link=IMPATIENT)) as dispatcher:
             await ready(dispatcher)
             request = admitted(max_new_tokens=60)
             reader = asyncio.create_task(read_all(live := dispatcher.submit(request, None)))
@@ -149,7 +150,10 @@ async def test_an_executor_moves_to_another_address_behind_its_name(tokenizer: T
 
 
 async def test_an_executor_that_is_away_for_hours_comes_back(tokenizer: Tokenizer) -> None:
-    async with executors(1) as [fake], running(dispatcher_of([fake.address], tokenizer)) as dispatcher:
+    async with (
+        executors(1) as [fake],
+        running(dispatcher_of([fake.address], tokenizer, link=IMPATIENT)) as dispatcher,
+    ):
         await ready(dispatcher)
         fake.mute = True
         dispatcher.fleet._links[fake.address]._failures = 5000
@@ -161,7 +165,7 @@ async def test_an_executor_that_is_away_for_hours_comes_back(tokenizer: Tokenize
 async def test_a_hung_executor_loses_its_requests(tokenizer: Tokenizer) -> None:
     async with (
         executors(2) as fakes,
-        running(dispatcher_of([fake.address for fake in fakes], tokenizer)) as dispatcher,
+        running(dispatcher_of([fake.address for fake in fakes], tokenizer, link=IMPATIENT)) as dispatcher,
     ):
         await ready(dispatcher, 2)
         request = admitted(max_new_tokens=60)
