@@ -215,19 +215,23 @@ def test_a_server_that_dies_with_what_it_has_not_begun_yet_loses_nothing(kind: s
     def add(server: object) -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
 
-    server, port = thread.start(add)
     prompt = script(PIECES, [0], hang=True, accept=True)
     answers: list[Generation] = []
-    caller = threading.Thread(
-        target=lambda: answers.append(generate(kind, f"127.0.0.1:{port}", prompt, request_id="early"))
-    )
-    caller.start()
-    wait_until(lambda: inference.requests["early"], "it is asked")
-    thread.stop(server)
-    time.sleep(1.5)  # longer than a request that nobody accepted is tried
-    server, _ = thread.start(add, port)
-    caller.join(20)
-    assert [answer.text for answer in answers] == [TEXT]
+
+    def ask() -> None:
+        answers.append(generate(kind, f"127.0.0.1:{port}", prompt, request_id="early"))
+
+    with ExitStack() as reserved:
+        port = free_port(reserved, "127.0.0.1")
+        server, _ = thread.start(add, port)
+        caller = threading.Thread(target=ask)
+        caller.start()
+        wait_until(lambda: "early" in inference.hanging, "it is asked")
+        thread.stop(server)
+        time.sleep(1.5)  # longer than a request that nobody accepted is tried
+        server, _ = thread.start(add, port)
+        caller.join(60)
+        assert [answer.text for answer in answers] == [TEXT]
     thread.stop(server)
     thread.close()
 

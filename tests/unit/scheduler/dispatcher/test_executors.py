@@ -291,7 +291,7 @@ async def test_an_adapter_that_no_executor_can_hold(dispatcher: Dispatcher, toke
 async def test_nobody_waits_for_ever_for_the_one_executor_that_can_hold_it(
     dispatcher: Dispatcher, fake: FakeExecutor, tokenizer: Tokenizer
 ) -> None:
-    settings = replace(SETTINGS, queue_timeout_s=0.1)
+    settings = replace(SETTINGS, queue_timeout_s=2.0)  # time to get there
     async with executors(1) as [large]:
         large.hello.max_rank = 64
         addresses = [fake.address, large.address]
