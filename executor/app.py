@@ -9,7 +9,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import start_http_server
 
 from adapter_store import CachedStore, WeightsSource
@@ -196,6 +202,8 @@ class ExecutorApp:
         if self._config.metrics_port < 0:
             return None
         host = self._config.host.strip("[]")
+        # As many series again, for which nobody asks.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         try:
             server, _ = start_http_server(self._config.metrics_port, host, self._registry)
         except OSError as error:

@@ -46,10 +46,13 @@ class Metrics:
             PREFIX + "slot_hits", "Sequences that started on an adapter in a slot.", registry=registry
         )
         self._page_ins_of = Counter(
-            PREFIX + "adapter_page_ins", "page_ins, by adapter.", ["digest"], registry=registry
+            PREFIX + "adapter_page_ins", "Copies into a slot, by adapter.", ["digest"], registry=registry
         )
         self._slot_hits_of = Counter(
-            PREFIX + "adapter_slot_hits", "slot_hits, by adapter.", ["digest"], registry=registry
+            PREFIX + "adapter_slot_hits",
+            "Sequences that started in a slot, by adapter.",
+            ["digest"],
+            registry=registry,
         )
         self._loads = Counter(
             PREFIX + "adapter_loads",

@@ -329,7 +329,7 @@ class Dispatcher:
             self.fleet.cancel(live.address, live.dispatch_id)
         self._accepted.end_attempt(live)
         self._accepted.remove(live)
-        self._journal.ended(live, code, self.num_live)
+        self._journal.ended(live, code, self.num_live, self._clock())
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -45,10 +45,12 @@ class Journal:
         self._metrics.attempt_failed(reason)
         logger.warning("attempt failed: %s: %s", reason, why, extra={"request_id": live.admitted.request_id})
 
-    def ended(self, live: LiveRequest, code: str, num_live: int) -> None:
+    def ended(self, live: LiveRequest, code: str, num_live: int, now: float) -> None:
         """`code` is the name of a gRPC status."""
         self._metrics.live_requests.set(num_live)
         self._metrics.ended(code)
+        if code == "OK":
+            self._metrics.answered(now - live.accepted_at, live.completion_tokens)
         self._metrics.cached(live.waiting.tenant, live.admitted.adapter, live.cached_prompt_tokens)
         logger.info("ended: %s", code, extra=_fields(live))
 

@@ -12,6 +12,7 @@ from scheduler.residency import Tier
 
 OTHER = "other"
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_BUCKETS = tuple(4**power for power in range(9))
 
 
 class BoundedLabel:
@@ -147,6 +148,24 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
+        self._request_seconds = Histogram(
+            "lorafleet_scheduler_request_seconds",
+            "Time from the acceptance of a request to its end, of those that ended with OK.",
+            buckets=(*LATENCY_BUCKETS, 300.0, 600.0),
+            registry=registry,
+        )
+        self._prompt_lengths = Histogram(
+            "lorafleet_scheduler_request_prompt_tokens",
+            "Prompt tokens of an accepted request.",
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._answer_lengths = Histogram(
+            "lorafleet_scheduler_request_generated_tokens",
+            "Generated tokens of a request that ended with OK.",
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
 
     def resolved(self, source: str) -> None:
         self._resolutions.labels(source).inc()
@@ -172,6 +191,7 @@ class Metrics:
         counters = self._counters_of(tenant, adapter)
         counters.accepted.inc()
         counters.prompt_tokens.inc(prompt_tokens)
+        self._prompt_lengths.observe(prompt_tokens)
 
     def generated(self, tenant: str, adapter: str, tokens: int) -> None:
         """Called for every token."""
@@ -183,6 +203,11 @@ class Metrics:
     def ended(self, code: str) -> None:
         """Every request, also one that was refused: "OK" or the name of its gRPC code."""
         self._ended.labels(code).inc()
+
+    def answered(self, seconds: float, tokens: int) -> None:
+        """Each that ended with OK, from its acceptance on."""
+        self._request_seconds.observe(seconds)
+        self._answer_lengths.observe(tokens)
 
     def attempt_failed(self, reason: str) -> None:
         """`reason` comes from executors and from us, never from clients."""

@@ -186,6 +186,8 @@ class Scheduler:
         logger.info("listening on %s", self.address, extra={"address": self.address})
 
     def _start_metrics(self, host: str, port: int) -> None:
+        # As many series again, for which nobody asks.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         try:
             self._metrics_server = prometheus_client.start_http_server(port, host, self._registry)
         except OSError as error:

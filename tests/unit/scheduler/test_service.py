@@ -386,7 +386,7 @@ async def test_metrics_over_http(
     opened: Callable[..., AbstractAsyncContextManager[House]], digest: str
 ) -> None:
     async with opened({"metrics_port": 0}) as house:
-        await house.inference.Generate(generate(adapter="alice"))
+        answer = await house.inference.Generate(generate(adapter="alice"))
         await fails(house.inference.Generate(generate(adapter="junk-name")))
         url = f"http://127.0.0.1:{house.scheduler.metrics_port}/metrics"
         page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
@@ -394,7 +394,10 @@ async def test_metrics_over_http(
     assert 'lorafleet_scheduler_requests_total{code="NOT_FOUND"} 1.0' in page
     labels = 'adapter="default/alice",kind="generated",tenant="default"'
     assert f"lorafleet_scheduler_tokens_total{{{labels}}} 12.0" in page
-    assert "junk-name" not in page
+    assert f"lorafleet_scheduler_request_prompt_tokens_sum {answer.usage.prompt_tokens}.0" in page
+    assert "lorafleet_scheduler_request_generated_tokens_sum 12.0" in page
+    assert "lorafleet_scheduler_request_seconds_count 1.0" in page
+    assert "junk-name" not in page and "_created" not in page
 
 
 async def test_a_port_in_use_is_told(house: House) -> None:
