@@ -141,8 +141,8 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
                 after = page[-1].key
 
 
-def full_name(version: Version | Summary) -> str:
-    return f"{version.tenant}/{version.name}"
+def full_name(named: Version | Summary | Ref) -> str:
+    return f"{named.tenant}/{named.name}"
 
 
 def digest_ref(version: Version | Summary) -> Ref:

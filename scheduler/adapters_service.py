@@ -138,7 +138,7 @@ class AdaptersService(Upkeep):
         ref, alias = alias_ref(request.adapter, identity)
         weights: dict[str, int] = {}
         for field, text, weight in alias_targets(request):
-            target = f"{ref.tenant}/{ref.name}@{text}"
+            target = f"{full_name(ref)}@{text}"
             version = await self._find(target, context, "moving an alias", field=field)
             weights[version.digest] = weights.get(version.digest, 0) + weight
         generation = request.expected_generation if request.HasField("expected_generation") else None
@@ -149,7 +149,7 @@ class AdaptersService(Upkeep):
                 ref.tenant, ref.name, alias, weights, expected_generation=generation
             ),
         )
-        self._log("alias set", context, f"{ref.tenant}/{ref.name}@{alias}", " ".join(weights))
+        self._log("alias set", context, f"{full_name(ref)}@{alias}", " ".join(weights))
         return pb.SetAliasResponse(alias=alias_message(moved))
 
     @translate_errors
@@ -159,7 +159,7 @@ class AdaptersService(Upkeep):
         await self._change(
             request.adapter, ref, lambda: self._store.delete_alias(ref.tenant, ref.name, alias)
         )
-        self._log("alias removed", context, f"{ref.tenant}/{ref.name}@{alias}")
+        self._log("alias removed", context, f"{full_name(ref)}@{alias}")
         return pb.DeleteAliasResponse()
 
     @translate_errors

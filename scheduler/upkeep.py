@@ -119,7 +119,7 @@ class Upkeep(AdaptersCalls):
         if not identity.sees(ref.tenant, ref.name):
             raise AdapterNotFound(request.adapter)
         require(identity, ADMIN, "deleting a damaged adapter")
-        adapter = f"{ref.tenant}/{ref.name}"
+        adapter = full_name(ref)
 
         def delete() -> list[Summary]:
             try:
@@ -146,9 +146,9 @@ class Upkeep(AdaptersCalls):
         used, resident = await self._retirement.all_used(), self._copies.resident()
 
         def keep(summary: Summary) -> bool:
-            if (full_name(summary), summary.digest) in used or not identity.sees(
-                summary.tenant, summary.name
-            ):
+            if not identity.sees(summary.tenant, summary.name):
+                return True
+            if (full_name(summary), summary.digest) in used:
                 return True
             return summary.digest in resident and not self._store.active_names(summary.digest)
 
@@ -159,7 +159,7 @@ class Upkeep(AdaptersCalls):
         return pb.CollectResponse(
             digests=[summary.digest for summary in gone],
             num_bytes=sum(summary.num_bytes for summary in gone),
-            adapters=[f"{summary.tenant}/{summary.name}" for summary in gone],
+            adapters=[full_name(summary) for summary in gone],
         )
 
     async def _look_at_records(self, identity: Identity, response: pb.VerifyResponse) -> None:

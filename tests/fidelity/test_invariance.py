@@ -65,7 +65,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     assert world.skipped < world.compared / 10, f"near ties: {world.skipped} of {world.compared} tokens"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.permutations(range(8)),
     pauses=st.lists(st.integers(0, 3), min_size=8, max_size=8),

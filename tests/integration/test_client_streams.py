@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -75,7 +75,7 @@ def test_a_break_after_any_chunk_loses_and_repeats_nothing(
     assert [request.HasField("resume") for request in attempts[1:]] == [chunks > 0] * (len(attempts) - 1)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     breaks=st.lists(st.integers(0, 6), max_size=5),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -185,55 +185,65 @@ async def test_a_closed_client_for_asyncio_says_so_too(target: str) -> None:
             await call()
 
 
-def test_a_restarted_server_is_found_again() -> None:
+class Leaving:
+    """A server that goes away and comes back on the same port."""
+
+    def __init__(self, port: int) -> None:
+        self.inference, self.port = ScriptedInference(), port
+        self._thread = ServerThread()
+        self.come()
+
+    def come(self) -> None:
+        self._server, _ = self._thread.start(self._add, self.port)
+
+    def go(self) -> None:
+        self._thread.stop(self._server)
+
+    def close(self) -> None:
+        self.go()
+        self._thread.close()
+
+    def _add(self, server: object) -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, server)
+
+
+@pytest.fixture
+def leaving() -> Iterator[Leaving]:
+    with ExitStack() as reserved, closing(Leaving(free_port(reserved, "127.0.0.1"))) as leaving:
+        yield leaving
+
+
+def test_a_restarted_server_is_found_again(leaving: Leaving) -> None:
     """The whole server goes away in the middle of a stream and comes back on the same port."""
-    inference, thread = ScriptedInference(), ServerThread()
-
-    def add(server: object) -> None:
-        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
-
-    with ExitStack() as reserved, Client(f"127.0.0.1:{(port := free_port(reserved, '127.0.0.1'))}") as client:
-        server, _ = thread.start(add, port)
+    with Client(f"127.0.0.1:{leaving.port}") as client:
         stream = client.stream(script(PIECES, [4], hang=True), request_id="restart")
         chunks = [next(stream) for _ in range(4)]
-        thread.stop(server)
+        leaving.go()
         rest: list[str] = []
         reader = threading.Thread(target=lambda: rest.extend(chunk.text for chunk in stream))
         reader.start()
         time.sleep(0.5)  # the client finds nobody for a while
-        server, _ = thread.start(add, port)
+        leaving.come()
         reader.join(60)
         assert "".join(chunk.text for chunk in chunks) + "".join(rest) == TEXT
-    thread.stop(server)
-    thread.close()
 
 
 @both
-def test_a_server_that_dies_with_what_it_has_not_begun_yet_loses_nothing(kind: str) -> None:
-    inference, thread = ScriptedInference(), ServerThread()
-
-    def add(server: object) -> None:
-        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
-
+def test_a_server_that_dies_with_what_it_has_not_begun_yet_loses_nothing(kind: str, leaving: Leaving) -> None:
     prompt = script(PIECES, [0], hang=True, accept=True)
     answers: list[Generation] = []
 
     def ask() -> None:
-        answers.append(generate(kind, f"127.0.0.1:{port}", prompt, request_id="early"))
+        answers.append(generate(kind, f"127.0.0.1:{leaving.port}", prompt, request_id="early"))
 
-    with ExitStack() as reserved:
-        port = free_port(reserved, "127.0.0.1")
-        server, _ = thread.start(add, port)
-        caller = threading.Thread(target=ask)
-        caller.start()
-        wait_until(lambda: "early" in inference.hanging, "it is asked")
-        thread.stop(server)
-        time.sleep(1.5)  # longer than a request that nobody accepted is tried
-        server, _ = thread.start(add, port)
-        caller.join(60)
-        assert [answer.text for answer in answers] == [TEXT]
-    thread.stop(server)
-    thread.close()
+    caller = threading.Thread(target=ask)
+    caller.start()
+    wait_until(lambda: "early" in leaving.inference.hanging, "it is asked")
+    leaving.go()
+    time.sleep(1.5)  # longer than a request that nobody accepted is tried
+    leaving.come()
+    caller.join(60)
+    assert [answer.text for answer in answers] == [TEXT]
 
 
 def test_nobody_at_the_port_is_one_clear_error() -> None:

@@ -162,9 +162,7 @@ def test_a_damaged_entry_is_fetched_again(
     assert path.read_bytes() == content
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 @given(data=st.data())
 def test_any_byte_of_any_entry(
     tmp_path: Path, origin: Origin, versions: list[Version], data: st.DataObject

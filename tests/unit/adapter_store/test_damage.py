@@ -58,9 +58,7 @@ def test_any_byte(medium: Medium, versions: list[Version], what: str) -> None:
     check_serves(medium.open(), hurt)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 @given(data=st.data())
 def test_any_byte_of_any_stored_value(medium: Medium, versions: list[Version], data: st.DataObject) -> None:
     hurt, other = versions

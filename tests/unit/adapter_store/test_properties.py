@@ -156,7 +156,5 @@ def test_store_agrees_with_a_dictionary(
     machine = type("Machine", (StoreMachine,), fields)
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
     )

@@ -55,7 +55,7 @@ def alone(tiny_base: Path, tiny_store: DiskStore, digests: list[str]) -> list[Ou
     return found
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.permutations(range(12)),
     pauses=st.lists(st.integers(0, 3), min_size=12, max_size=12),

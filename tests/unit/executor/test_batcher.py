@@ -347,4 +347,4 @@ class BatcherMachine(RuleBasedStateMachine):
 
 
 TestBatcherMachine = BatcherMachine.TestCase
-TestBatcherMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBatcherMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -39,7 +39,7 @@ def alone(tiny_base: Path, tiny_store: DiskStore, digests: list[str]) -> list[li
     return results
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.permutations(range(10)),
     slots=st.sampled_from([1, 2, 8]),

@@ -47,7 +47,7 @@ def named_anew(wanted: list[Dispatch]) -> list[Dispatch]:
     return [replace(dispatch, key=(0, f"{example}-{dispatch.key[1]}")) for dispatch in wanted]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.permutations(range(12)),
     pauses=st.lists(st.integers(0, 3), min_size=12, max_size=12),

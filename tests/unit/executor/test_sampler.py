@@ -129,7 +129,7 @@ def test_filters_equal_the_warpers_of_transformers(params: dict[str, Any], proce
     assert_drawn_from(frequencies(row, 1000, **params), warped(row, *processors))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.floats(0.2, 3), st.integers(0, 70), st.floats(0, 0.5), st.floats(0.05, 1))
 def test_filters_keep_what_transformers_keeps(
     seed: int, temperature: float, top_k: int, min_p: float, top_p: float
@@ -334,7 +334,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=6), seed=st.integers(0, 999), ties=st.booleans())
 def test_a_batch_gets_what_its_rows_would_get_one_by_one(
     requests: list[SampleRequest], seed: int, ties: bool

@@ -132,4 +132,4 @@ class HeadsMachine(RuleBasedStateMachine):
 
 
 TestHeads = HeadsMachine.TestCase
-TestHeads.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHeads.settings = settings(max_examples=60, stateful_step_count=30)

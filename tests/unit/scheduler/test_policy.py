@@ -166,7 +166,7 @@ requests = st.lists(st.tuples(st.sampled_from(sorted(RANKS)), st.sampled_from("a
 executors = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.sampled_from([4, 8])), max_size=3)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(requests, executors, st.lists(st.floats(0, 5), min_size=1, max_size=4))
 def test_plans_respect_room_and_leave_no_work_undone(
     arrivals: list[tuple[str, str]], fleet: list[tuple[int, int, int]], times: list[float]

@@ -73,7 +73,7 @@ def all_text(deltas: list[tuple[tuple[int, ...], str]]) -> str:
     return "".join(text for _, text in deltas)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 60), max_size=12))
 def test_text_equals_the_whole_decoding(tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]) -> None:
     ids = draw_tokens(data, tokenizer)
@@ -83,7 +83,7 @@ def test_text_equals_the_whole_decoding(tokenizer: Tokenizer, data: st.DataObjec
     assert all_tokens(deltas) == ids
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 60), max_size=12))
 def test_what_has_left_is_the_text_of_exactly_the_tokens_that_have_left(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]
@@ -100,7 +100,7 @@ def test_what_has_left_is_the_text_of_exactly_the_tokens_that_have_left(
         assert tokens == ids[: len(tokens)]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 60), max_size=12))
 def test_stops_are_found_wherever_the_borders_are(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]
@@ -122,7 +122,7 @@ def test_stops_are_found_wherever_the_borders_are(
         assert not cut_at_stop(tokenizer.decode(delivered[:-1]).removesuffix("�"), stops)[1]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 60), max_size=12))
 def test_resumed_anywhere_the_rest_is_the_same(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]
@@ -185,7 +185,7 @@ def test_the_prompt_s_unfinished_character_is_completed(tokenizer: Tokenizer) ->
     assert delta.text == "好"
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     prompt=st.lists(st.sampled_from("aé好😀\n".encode() + b"\xff"), min_size=1, max_size=12),
     answer=st.lists(st.sampled_from("é好😀".encode()), min_size=1, max_size=4),

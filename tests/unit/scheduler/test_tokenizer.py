@@ -40,7 +40,7 @@ def parts_of_characters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_folder(write_folder(tmp_path_factory.mktemp("byte_level"), byte_level()))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(ids=st.lists(st.integers(0, 425), max_size=30))
 def test_joined_bytes_are_the_decoding(parts_of_characters: Tokenizer, ids: list[int]) -> None:
     joined = b"".join(map(parts_of_characters.token_bytes, ids))

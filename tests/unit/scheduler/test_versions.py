@@ -346,7 +346,7 @@ def test_a_version_that_was_not_there_is_found_when_it_is_pushed(
     ),
     staleness=st.sampled_from([0.25, 1.0]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_scheduler_serves_an_alias_longer_than_the_staleness_after_its_move(
     steps: list[tuple[str, int]],
     staleness: float,
