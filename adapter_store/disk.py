@@ -104,7 +104,7 @@ class DiskStore(Catalogue):
         check_identifier("name", name)
         if alias is not None:
             check_identifier("alias", alias)
-        with self._workspace() as blob, medium_errors():
+        with self._workspace() as blob:
             adapter = take_adapter(
                 source, blob.source, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
             )
