@@ -163,7 +163,7 @@ class _Builder:
         kv_cache = self._cache(self._config.num_kv_blocks)
         eager = self._pass(kv_cache, _NO_GRAPHS)
         for sequences in islice(self._warm_up_steps(kv_cache), part, None, parts):
-            eager.run(sequences)
+            eager.rehearse_eager(sequences)
         self._pass(kv_cache, self._sizes()).rehearse(part, parts)
         torch.cuda.synchronize(self._device)
 
@@ -193,9 +193,9 @@ class _Builder:
             marks=self.slots.marks,
         )
 
-    def _run_largest(self, forward_pass: ForwardPass, kv_cache: KVCache) -> None:
+    def _run_largest(self, forward_pass: GraphedForwardPass, kv_cache: KVCache) -> None:
         for sequences in self._warm_up_steps(kv_cache):
-            forward_pass.run(sequences)
+            forward_pass.rehearse_eager(sequences)
 
     def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[list[SequenceRows]]:
         yield from warm_up_steps(self._limits, kv_cache, self.punica)

@@ -23,6 +23,7 @@ from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
 from executor.torch_attention import PlannedStep, StepPlanner
+from executor.unlike_layers import unlike_layers
 from executor.warm_up import StepLimits
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping
@@ -74,6 +75,7 @@ class GraphedForwardPass:
         self._head_has_lora = head_has_lora
         self._marks = tuple(marks)
         self._memory = memory
+        self._unlike_layers = unlike_layers(model)
         self._graphs: dict[_Key, Captured] = {}
         self._between: PlannedStep | None = None  # what attention the pieces of this step run
         pages = limits.max_sequences * -(-limits.max_model_len // kv_cache.block_size)
@@ -111,9 +113,15 @@ class GraphedForwardPass:
 
     @torch.inference_mode()
     def rehearse(self, part: int, parts: int) -> None:
-        """Run each `parts`-th of the steps that `warm_up` captures, from the `part`-th on."""
+        """As `rehearse_eager`, each `parts`-th step that `warm_up` captures, from the `part`-th on."""
         for key in islice(self._keys(), part, None, parts):
             self._rehearse(key)
+
+    @torch.inference_mode()
+    def rehearse_eager(self, sequences: Sequence[SequenceRows]) -> None:
+        """Launch each kernel of such a step, as none was captured, and allocate what it does at its most:
+        through one layer of each kind."""
+        self._eager(sequences, None, self._unlike_layers)
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
@@ -143,12 +151,17 @@ class GraphedForwardPass:
         rows = None if decode and shape.logits_rows == shape.rows else self._few_rows.logits_rows
         return self._logits(captured.out, shape, rows)
 
-    def _eager(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None) -> Tensor:
+    def _eager(
+        self,
+        sequences: Sequence[SequenceRows],
+        last_tokens: Tensor | None,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor:
         shape = self._many_rows.fill(sequences, last_tokens)
         many = shape.rows >= _PREFILL_ROWS * max(len(sequences), 1)
         step = self._plan_attention(self._many_rows, shape, shape.rows, "prefill" if many else "rows")
         self._describe_lora(sequences, step_runs(sequences), None)
-        hidden = self._model(*self._inputs(self._many_rows, shape.rows, step))
+        hidden = self._model(*self._inputs(self._many_rows, shape.rows, step), layers)
         return self._logits(hidden, shape, self._many_rows.logits_rows)
 
     def _logits(self, hidden: Tensor, shape: StepShape, rows: Tensor | None) -> Tensor:
@@ -204,7 +217,7 @@ class GraphedForwardPass:
         mapping = LoRAMapping(rehearsal_runs(key.plan, rows), _NO_RUNS)
         self._punica.update_metadata(mapping, key.plan)
         with self._in_form(key):
-            self._model(*self._inputs(buffers, rows, step))
+            self._model(*self._inputs(buffers, rows, step), self._unlike_layers)
         return step
 
     def _capture(self, key: _Key) -> None:

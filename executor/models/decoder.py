@@ -3,7 +3,7 @@
 Module names follow the checkpoints, but for what `packed_modules_mapping` joins.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -93,12 +93,13 @@ class Decoder(nn.Module):
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
         self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
         embedded: Tensor = self.embed_tokens(token_ids)
         residual = torch.zeros_like(embedded)
         hidden = ctx.followers.add_norm(residual, self.norms[0]).plain(embedded)
         rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, embedded.dtype)
-        for layer, next_norm in zip(self.layers, self.norms[1:], strict=True):
+        steps = list(zip(self.layers, self.norms[1:], strict=True))
+        for layer, next_norm in steps if layers is None else (steps[number] for number in layers):
             hidden = layer(hidden, residual, rotation, ctx, next_norm)
         return hidden
 
@@ -123,9 +124,10 @@ class CausalLM(nn.Module):
             self.lm_head.tie_weights(self.model.embed_tokens)
         self.logits_processor = LogitsProcessor(config.vocab_size, group)
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """token_ids [rows] -> hidden [rows, hidden_size]; writes the rows' keys and values into the cache."""
-        out: Tensor = self.model(token_ids, ctx)
+    def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
+        """token_ids [rows] -> hidden [rows, hidden_size]; writes the rows' keys and values into the cache.
+        `layers`: through these alone, whose kernels are to run once; the result means nothing then."""
+        out: Tensor = self.model(token_ids, ctx, layers)
         return out
 
     def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
