@@ -22,6 +22,7 @@ from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import load_model
 from executor.shard import Shard, build_shard
+from executor.unlike_layers import unlike_layers
 from kernels.punica import PunicaWrapperCPU
 from tests.support.compilations import compilations
 from tests.unit.executor.lora.adapters import make_adapter, poison
@@ -230,6 +231,21 @@ def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
             traffic = Traffic(rank)
             traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
             run([traffic.rows(n, 17) for n in range(40)])
+    assert not compiled
+
+
+def test_nothing_compiles_for_layers_whose_tables_of_ranks_begin_elsewhere(folder: Path) -> None:
+    """Of seven modules a layer, with two slots: in the middle of 16 bytes in the second layer alone."""
+    shard = make_shard(folder, max_loras=2)
+    assert unlike_layers(shard.model) == (0, 1)
+    with compilations() as compiled:
+        for slots in ((0, 1, -1), (1,), (-1,)):
+            for rows in (1, 30, 600 // len(slots)):
+                blocks = [range(40 * number, 40 * number + 40) for number in range(len(slots))]
+                shard.forward_pass.run([
+                    SequenceRows([3] * rows, 0, list(table), slot, (rows - 1,))
+                    for slot, table in zip(slots, blocks, strict=True)
+                ])  # fmt: skip
     assert not compiled
 
 
