@@ -11,12 +11,11 @@ from torch import Tensor
 
 from executor.attention import KVCache
 from executor.forward import SequenceRows
+from kernels.staging import Staging
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-# Pinned buffers that take turns: one is read by the copy of the step before while the other is filled.
-_TURNS = 2
 _ROW_FIELDS = 6
 
 
@@ -54,26 +53,14 @@ class StepBuffers:
         self._block_size = kv_cache.block_size
         self._spare_block = kv_cache.num_blocks
         tables = 3 * max_sequences + 2
-        self._fixed_bytes = 8 * _ROW_FIELDS * max_rows + 4 * tables
-        size = self._fixed_bytes + 4 * max_pages
-        device = kv_cache.device
-        self._device = torch.zeros(-(-size // 8), dtype=torch.int64, device=device).view(torch.uint8)
-        on_gpu = self._device.is_cuda
-        self._hosts = (
-            [
-                torch.zeros(len(self._device), dtype=torch.uint8, device="cpu", pin_memory=True)
-                for _ in range(_TURNS)
-            ]
-            if on_gpu
-            else [self._device]
-        )
-        self._copied = [torch.cuda.Event() for _ in self._hosts] if on_gpu else []  # type: ignore[no-untyped-call]
-        self._turn = 0
-        self._fields = [_Fields(host.numpy(), max_rows, max_sequences) for host in self._hosts]
-        rows = self._device[: 8 * _ROW_FIELDS * max_rows].view(torch.int64).view(_ROW_FIELDS, max_rows)
+        self._fixed = 2 * _ROW_FIELDS * max_rows + tables
+        self._staging = Staging(self._fixed + max_pages, kv_cache.device)
+        self._fields = [_Fields(array, max_rows, max_sequences) for array in self._staging.arrays]
+        rows_end = 2 * _ROW_FIELDS * max_rows
+        rows = self._staging.part(0, rows_end).view(torch.int64).view(_ROW_FIELDS, max_rows)
         self.token_ids, self.positions, self.kv_slots, self.logits_rows = rows[:4]
         self._pending_rows, self._pending_sources = rows[4:]
-        rest = self._device[8 * _ROW_FIELDS * max_rows : 4 * (size // 4)].view(torch.int32)
+        rest = self._staging.part(rows_end, tables + max_pages)
         ends = list(accumulate((max_sequences + 1, max_sequences + 1, max_sequences), initial=0))
         self.qo_indptr, self.kv_indptr, self.last_page_len = (
             rest[start:end] for start, end in pairwise(ends)
@@ -94,22 +81,12 @@ class StepBuffers:
         that read one position of the spare block: what a captured step of fixed size needs. The sequences
         must be possible and fit the buffers.
         """
-        turn = self._begin()
-        fields = self._fields[turn]
+        fields = self._fields[self._staging.begin()]
         shape = fields.write(sequences, self._block_size, self._spare_block, rows, single_rows)
-        if self._copied:
-            used = self._fixed_bytes + 4 * int(shape.kv_indptr[-1])
-            self._device[:used].copy_(self._hosts[turn][:used], non_blocking=True)
-            self._copied[turn].record()
+        self._staging.send(self._fixed + int(shape.kv_indptr[-1]))
         if fields.pending:
             self._fill_pending(fields.pending, last_tokens)
         return shape
-
-    def _begin(self) -> int:
-        self._turn = (self._turn + 1) % len(self._hosts)
-        if self._copied:
-            self._copied[self._turn].synchronize()
-        return self._turn
 
     def _fill_pending(self, count: int, last_tokens: Tensor | None) -> None:
         if last_tokens is None:
@@ -121,10 +98,10 @@ class StepBuffers:
 class _Fields:
     """The same arrays in one host buffer."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], max_rows: int, max_sequences: int) -> None:
-        rows_end = 8 * _ROW_FIELDS * max_rows
+    def __init__(self, memory: Int32s, max_rows: int, max_sequences: int) -> None:
+        rows_end = 2 * _ROW_FIELDS * max_rows
         self._rows = memory[:rows_end].view(np.int64).reshape(_ROW_FIELDS, max_rows)
-        tables = memory[rows_end:].view(np.int32)
+        tables = memory[rows_end:]
         self._qo_indptr, self._kv_indptr = tables[: 2 * max_sequences + 2].reshape(2, -1)
         self._last_page_len, self._kv_indices = np.split(tables[2 * max_sequences + 2 :], [max_sequences])
         self.pending = 0

@@ -33,7 +33,8 @@ def load_driver(name: str = "libcuda.so.1") -> ctypes.PyDLL | None:
 
 
 class PinnedCopy:
-    """The host side of `target`, a device buffer: fill `array`, then `send`; `wait` before the next filling.
+    """The host side of `target`, int32 [elements] on a device: fill `array`, then `send`; `wait` before the
+    next filling.
 
     Both are to be called with the target's device as the current one, as launches of kernels are.
     """
@@ -45,7 +46,7 @@ class PinnedCopy:
         with torch.cuda.device(target.device):
             self._sent.record()  # which makes the driver's event
         self._driver, self._event, self._device = driver, self._sent.cuda_event, target.get_device()
-        self._copy = target.data_ptr(), self._host.data_ptr(), target.nbytes
+        self._addresses = target.data_ptr(), self._host.data_ptr()
         # Torch's allocator of pinned memory knows of torch's copies alone: it would give the memory to others
         # while the driver still reads it.
         weakref.finalize(self, self._sent.synchronize).atexit = False
@@ -55,20 +56,20 @@ class PinnedCopy:
         if self._driver is None or self._driver.cuEventQuery(self._event) != 0:
             self._sent.synchronize()
 
-    def send(self) -> None:
-        """Copy the array to the device, in the current stream's order."""
-        if not self._sent_by_driver():
+    def send(self, count: int) -> None:
+        """Copy the array's first `count` elements to the device, in the current stream's order."""
+        if not self._sent_by_driver(count * self.array.itemsize):
             # Torch binds a new thread to the device, and says what is wrong where something is.
-            self._target.copy_(self._host, non_blocking=True)
+            self._target[:count].copy_(self._host[:count], non_blocking=True)
             self._sent.record()
 
-    def _sent_by_driver(self) -> bool:
+    def _sent_by_driver(self, size: int) -> bool:
         driver = self._driver
         # Without a number the default stream is the current device's.
         if driver is None or torch._C._cuda_getDevice() != self._device:
             return False
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        failed: int = driver.cuMemcpyHtoDAsync_v2(*self._copy, stream) or driver.cuEventRecord(
+        failed: int = driver.cuMemcpyHtoDAsync_v2(*self._addresses, size, stream) or driver.cuEventRecord(
             self._event, stream
         )
         return failed == 0

@@ -31,10 +31,10 @@ class Staging:
             self._copies[self._turn].wait()
         return self._turn
 
-    def send(self) -> None:
-        """Copy what was filled to the device, in the current stream's order."""
+    def send(self, count: int | None = None) -> None:
+        """Copy the first `count` elements, or all, to the device in the current stream's order."""
         if self._copies:
-            self._copies[self._turn].send()
+            self._copies[self._turn].send(len(self.device_buffer) if count is None else count)
 
     def part(self, start: int, size: int) -> Tensor:
         return self.device_buffer[start : start + size]

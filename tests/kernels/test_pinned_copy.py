@@ -36,7 +36,7 @@ def test_an_array_is_filled_again_only_when_its_bytes_have_left(by_driver: bool)
         copy.wait()
         copy.array.fill(step)
         torch.cuda._sleep(1_000_000)  # the device is behind the host
-        copy.send()
+        copy.send(SIZE)
         seen.append(target.clone())
     for step, found in enumerate(seen):
         assert bool((found == step).all()), step
@@ -53,7 +53,7 @@ def test_a_copy_is_in_the_current_streams_order(by_driver: bool) -> None:
     with torch.cuda.stream(side):
         torch.cuda._sleep(10_000_000)
         target.fill_(7)
-        copy.send()
+        copy.send(SIZE)
     copy.wait()
     assert bool((target == 3).all())
 
@@ -66,7 +66,7 @@ def test_memory_of_one_that_is_gone_is_nobody_elses_before_its_bytes_have_left(b
     copy = copy_to(target, by_driver)
     copy.array.fill(3)
     torch.cuda._sleep(100_000_000)
-    copy.send()
+    copy.send(SIZE)
     del copy
     others = [torch.full((SIZE,), 7, dtype=torch.int32, pin_memory=True) for _ in range(4)]
     assert bool((target == 3).all()), len(others)
@@ -80,9 +80,9 @@ def test_a_thread_that_never_used_the_device_can_send(by_driver: bool) -> None:
     copy = copy_to(target, by_driver)
     copy.array.fill(3)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(copy.send).result()
+        pool.submit(copy.send, SIZE).result()
         pool.submit(copy.wait).result()
         copy.array.fill(4)
-        pool.submit(copy.send).result()
+        pool.submit(copy.send, SIZE).result()
     torch.cuda.synchronize()
     assert bool((target == 4).all())
