@@ -20,13 +20,15 @@ PRESET_SEED = 37  # 256 uniform draws out of 128 name 106 adapters, and Zipf one
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`cold`: no adapter is in host memory or a slot at the start."""
+    """`cold`: no adapter is in host memory or a slot at the start. `resident`: so many are in slots, and the
+    load asks for none of them."""
 
     workload: str
     description: Description
     repetitions: int = 3
     unit: str = OUTPUT
     cold: bool = False
+    resident: int = 0
     divisor: int = 1  # of the lengths, to try it out: then it is not the peer's load any more
 
 
@@ -38,6 +40,7 @@ def _offline(
 
 
 _D2 = Case("D2", _offline(256, 256, 128), 2)
+_LONG = _offline(32, 9000, 128)
 PRESETS: Mapping[str, tuple[Case, ...]] = {
     "d1": (
         Case("D1", _offline(64, 128, 128)),
@@ -75,6 +78,10 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
         Case("D4 8 x 256", _offline(8, 256, 1, "distinct", 8), 5, INPUT),
         Case("D4 8 x 2047", _offline(8, 2047, 1), 3, INPUT),
         Case("D4 8 x 2047", _offline(8, 2047, 1, "distinct", 8), 3, INPUT),
+    ),
+    "base-traffic": (
+        Case("32 x 9000 in, slots empty", _LONG, 2),
+        Case("32 x 9000 in, 8 adapters resident", _LONG, 2, resident=8),
     ),
 }
 
@@ -119,6 +126,7 @@ async def _prepare(case: Case, session: Session) -> bool:
     """Whether the adapters are where the case wants them."""
     await session.warm_up()
     named = {request.adapter for request in _requests(case, session, 0)}
+    named.update(session.names.adapter(number) for number in range(case.resident))
     adapters = sorted(adapter for adapter in named if adapter)
     if not case.cold:
         await session.load(adapters)
