@@ -40,7 +40,7 @@ def _offline(
 
 
 _D2 = Case("D2", _offline(256, 256, 128), 2)
-_LONG = _offline(32, 9000, 128)
+_LONG = _offline(32, 8000, 128)
 PRESETS: Mapping[str, tuple[Case, ...]] = {
     "d1": (
         Case("D1", _offline(64, 128, 128)),
@@ -80,8 +80,8 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
         Case("D4 8 x 2047", _offline(8, 2047, 1, "distinct", 8), 3, INPUT),
     ),
     "base-traffic": (
-        Case("32 x 9000 in, slots empty", _LONG, 2),
-        Case("32 x 9000 in, 8 adapters resident", _LONG, 2, resident=8),
+        Case("32 x 8000 in, slots empty", _LONG, 2),
+        Case("32 x 8000 in, 8 adapters resident", _LONG, 2, resident=8),
     ),
 }
 

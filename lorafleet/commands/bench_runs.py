@@ -133,7 +133,7 @@ def add_preset(group: Subparsers) -> None:
         "  page-in-stall       16, and host memory for 108: what page-ins do to 64 running streams\n"
         "  arriving-prompts    8 and more: what short prompts do to 64 running streams\n"
         "  no-cliff            8: first tokens with 8, 12, 16 and 32 adapters\n"
-        "  base-traffic        8, and --max-model-len 9216: what resident adapters cost requests without one",
+        "  base-traffic        8, and --max-model-len 8192: what resident adapters cost requests without one",
         "  lorafleet bench preset d1 d3 --json d1.json --png d1.png\n"
         "  lorafleet bench preset d1 --local --model M --store S --executor-args '--max-loras 64'\n"
         "  lorafleet bench preset d1 --shrink 16",

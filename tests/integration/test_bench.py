@@ -94,8 +94,8 @@ def test_a_light_load_with_more_adapters_than_slots(home: Path, capsys: pytest.C
 def test_requests_without_an_adapter_beside_resident_ones(home: Path) -> None:
     _, *rows = measured(home, "base", "preset", "base-traffic", "--shrink", "200", "--in-process")
     assert [row["workload"] for row in rows] == [
-        "32 x 9000 in, slots empty",
-        "32 x 9000 in, 8 adapters resident",
+        "32 x 8000 in, slots empty",
+        "32 x 8000 in, 8 adapters resident",
     ]
     assert all(row["failed"] == 0 and row["ours"] > 0 for row in rows)
     assert all(row["adapters"] == row["slot_hits"] == row["page_ins"] == 0 for row in rows)
