@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 
 from adapter_store import AdapterStore, ModelSpec, open_store
@@ -165,3 +166,13 @@ async def push(
 
 async def pushed(service: Running, name: str, seed: int, who: str = "acme") -> str:
     return str((await push(service, name, service.content(seed), who=who)).version.digest)
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def read_all(stream: Any) -> list[Any]:
+    return [message async for message in stream]

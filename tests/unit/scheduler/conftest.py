@@ -1,13 +1,15 @@
 """A tiny base model with a real tokenizer, and small adapters for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from adapter_store import DiskStore, ModelSpec
 from scheduler.tokenizer import Tokenizer
 from tests.support.adapters import lora_pair, make_base, raw_adapter
+from tests.support.adapters_calls import Running, running_service
 from tests.support.redis_server import RedisServer
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 
@@ -55,3 +57,11 @@ def peft_folder(tmp_path: Path) -> Callable[..., Path]:
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokenizer: Tokenizer
+) -> AsyncIterator[Running]:
+    async with running_service(tmp_path_factory.mktemp("service"), spec, tokenizer) as service:
+        yield service

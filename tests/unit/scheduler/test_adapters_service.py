@@ -1,41 +1,15 @@
 """The Adapters service through a real server, store and ingest process."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
-from adapter_store import ModelSpec
 from lorafleet.v1 import adapters_pb2 as pb
-from lorafleet.v1 import adapters_pb2_grpc
-from scheduler import adapters_service, transfer
-from scheduler.tokenizer import Tokenizer
-from tests.support.adapters_calls import Running, as_, parts, push, running_service
-from tests.support.small_disk import files_of_at_most
+from scheduler import adapters_service
+from tests.support.adapters_calls import Running, as_, parts, push, read_all, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def service(
-    tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokenizer: Tokenizer
-) -> AsyncIterator[Running]:
-    async with running_service(tmp_path_factory.mktemp("service"), spec, tokenizer) as service:
-        yield service
-
-
-async def refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
-async def read_all(stream: Any) -> list[Any]:
-    return [message async for message in stream]
 
 
 async def test_pushed_found_listed_and_pulled_back_byte_for_byte(service: Running) -> None:
@@ -85,78 +59,6 @@ async def test_alias_and_dry_run_of_a_push(service: Running) -> None:
     assert (named.created, named.alias.alias, list(named.version.aliases)) == (False, "canary", ["canary"])
     behind = await refused(push(service, "tried", service.content(4), alias="canary", expected_generation=7))
     assert behind.code() == grpc.StatusCode.ABORTED
-
-
-BAD_NAMES = [
-    "../adapter_config.json",
-    "/etc/x",
-    "a/b",
-    "..",
-    "",
-    "adapter_model.bin",
-    "x\0",
-    "README.MD",
-    "é" * 300,
-]
-
-
-@pytest.mark.parametrize("name", BAD_NAMES)
-async def test_only_listed_file_names_are_taken(service: Running, name: str) -> None:
-    error = await refused(push(service, "names", service.content(5) | {name: b"x"}))
-    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "chunk.name" in error.details()
-    assert list(service.spool.iterdir()) == []
-
-
-def header(**fields: Any) -> pb.PushRequest:
-    return pb.PushRequest(header=pb.PushHeader(**fields))
-
-
-def chunk(name: str, data: bytes = b"{}") -> pb.PushRequest:
-    return pb.PushRequest(chunk=pb.FileChunk(name=name, data=data))
-
-
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        ([], "header"),
-        ([chunk("README.md")], "header"),
-        ([header(adapter="x")], "chunk"),
-        ([header(adapter="x"), header(adapter="x")], "chunk"),
-        ([header(adapter="x"), chunk("README.md"), header(adapter="x")], "chunk"),
-        (
-            [header(adapter="x"), chunk("README.md"), chunk("adapter_config.json"), chunk("README.md")],
-            "chunk.name",
-        ),
-        ([header(adapter="x"), chunk("README.md", b"x" * (4 * 1024 * 1024 + 1))], "chunk.data"),
-        ([header(adapter="x"), *[chunk("README.md", b"x" * 100_000)] * 3], "chunk.data"),
-        ([header(adapter="x@latest")], "header.adapter"),
-        ([header(adapter="X")], "header.adapter"),
-        ([header(adapter="../x")], "header.adapter"),
-        ([header(adapter="x", alias="No")], "header.alias"),
-        ([header(adapter="x", alias="sha256:" + "0" * 64)], "header.alias"),
-        ([header(adapter="x", alias="", expected_generation=1)], "header.expected_generation"),
-        ([header(adapter="x"), chunk("README.md")], "is missing"),
-    ],
-)
-async def test_a_malformed_push_is_refused_and_leaves_nothing(
-    service: Running, messages: Sequence[pb.PushRequest], named: str
-) -> None:
-    error = await refused(service.stub.Push(iter(messages), **as_("acme")))
-    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert named in error.details()
-    assert list(service.spool.iterdir()) == []
-
-
-async def test_damaged_weights_are_named_and_nothing_stays(service: Running) -> None:
-    files = service.content(6)
-    weights = files["adapter_model.safetensors"]
-    for damaged in (b"", weights[: len(weights) // 2], weights + b"x", b"\xff" * 64):
-        error = await refused(push(service, "damaged", files | {"adapter_model.safetensors": damaged}))
-        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "adapter_model.safetensors" in error.details()
-    listed = await service.stub.List(pb.ListAdaptersRequest(name="damaged"), **as_("acme"))
-    assert len(listed.versions) == 0
 
 
 CALLS = [
@@ -337,28 +239,6 @@ async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch:
     assert (len(digests), pages) == (2, 2)
 
 
-async def test_a_download_that_nobody_reads_gives_its_place_up(
-    service: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer, "PULL_CHUNK_BYTES", 4096)
-    monkeypatch.setattr(transfer, "STALL_LIMIT_S", 2.0)  # it holds its place until another has asked
-    await push(service, "long", service.content(60, chat_template="x" * 200_000))
-    options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
-        stuck = adapters_pb2_grpc.AdaptersStub(channel).Pull(pb.PullRequest(adapter="long"), **as_("acme"))
-        await stuck.read()
-        busy = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="long"), **as_("acme"))))
-        assert busy.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        async with asyncio.timeout(60):
-            while list(service.spool.iterdir()):
-                await asyncio.sleep(0.05)
-        assert await read_all(service.stub.Pull(pb.PullRequest(adapter="long"), **as_("acme")))
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await stuck.read() is not grpc.aio.EOF:
-                pass
-        assert await stuck.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-
-
 async def test_verify_tells_damage_apart(service: Running) -> None:
     good = (await push(service, "whole", service.content(30), who="rival")).version
     bad = (await push(service, "rotten", service.content(31), who="rival")).version
@@ -382,49 +262,3 @@ async def test_verify_tells_damage_apart(service: Running) -> None:
     one = await service.stub.Verify(pb.VerifyRequest(adapter="whole"), **as_("rival"))
     assert (one.verified, dict(one.damaged)) == (1, {})
     assert good.digest != bad.digest
-
-
-async def test_a_full_disk_under_uploads_and_downloads_is_unavailable(service: Running) -> None:
-    files = service.content(70)
-    await push(service, "kept", files)
-    with files_of_at_most(100):
-        pushing = await refused(push(service, "other", files))
-        pulling = await refused(read_all(service.stub.Pull(pb.PullRequest(adapter="kept"), **as_("acme"))))
-    for error in (pushing, pulling):
-        assert error.code() == grpc.StatusCode.UNAVAILABLE
-        assert "File too large" in error.details() and str(service.spool) not in error.details()
-    assert list(service.spool.iterdir()) == []
-
-
-async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Running) -> None:
-    call = service.stub.Push(**as_("acme"))
-    await call.write(header(adapter="half"))
-    await call.write(chunk("README.md"))
-    while not any(service.spool.iterdir()):
-        await service.stub.List(pb.ListAdaptersRequest(), **as_("acme"))
-    busy = await refused(push(service, "other", service.content(50)))
-    assert busy.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    call.cancel()
-    while any(service.spool.iterdir()):
-        await service.stub.List(pb.ListAdaptersRequest(), **as_("acme"))
-    assert (await push(service, "other", service.content(50))).created
-
-
-async def test_a_push_that_comes_slowly_is_not_there_before_its_end(service: Running) -> None:
-    """C39: the config, then the weights in two halves."""
-    files = service.content(60)
-    call = service.stub.Push(**as_("acme"))
-    await call.write(header(adapter="slow"))
-    (weights,) = [name for name in files if name.endswith(".safetensors")]
-    half = len(files[weights]) // 2
-    await call.write(chunk("adapter_config.json", files["adapter_config.json"]))
-    for part in (files[weights][:half], files[weights][half:]):
-        while not any(service.spool.iterdir()):
-            await asyncio.sleep(0.01)
-        missing = await refused(service.stub.Get(pb.GetAdapterRequest(adapter="slow"), **as_("acme")))
-        assert missing.code() == grpc.StatusCode.NOT_FOUND
-        assert not (await service.stub.List(pb.ListAdaptersRequest(name="slow"), **as_("acme"))).versions
-        await call.write(chunk(weights, part))
-    await call.done_writing()
-    pushed = (await call).version
-    assert (await service.stub.Get(pb.GetAdapterRequest(adapter="slow"), **as_("acme"))).version == pushed
