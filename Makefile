@@ -21,10 +21,10 @@ crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a st
 	$(BIN)/python -m tests.support.store_crashes --json tests/faults/results/store_crashes.json $(CRASH_ARGS)
 
 cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
-	NUM_CANCELS=10000 $(BIN)/python -m pytest tests/integration/test_cancellation.py -k quick_cancels
+	NUM_CANCELS=10000 $(BIN)/python -m pytest --timeout 1800 tests/integration/test_cancellation.py -k quick_cancels
 
 chaos: $(STAMP)  ## kill, freeze and drain real services for 15 minutes, under traffic with known answers
-	CHAOS_SECONDS=900 CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest tests/faults/test_chaos.py -s $(TEST_ARGS)
+	CHAOS_SECONDS=900 CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest --timeout 1800 tests/faults/test_chaos.py -s $(TEST_ARGS)
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 
