@@ -16,7 +16,7 @@ def about(revision: str | None) -> Mapping[str, str | None]:
     """`revision`: what is measured, where the folder is no git checkout. Versions are None when absent."""
     return {
         "gpu": _output("nvidia-smi", *_visible(), "--query-gpu=name", "--format=csv,noheader"),
-        "cpus": f"{os.cpu_count()} x {platform.machine()}",
+        "cpus": f"{len(os.sched_getaffinity(0))} x {platform.machine()}",
         "python": platform.python_version(),
         "torch": _version("torch"),
         "triton": _version("triton"),

@@ -128,13 +128,9 @@ async def _prepare(case: Case, session: Session) -> bool:
     named = {request.adapter for request in _requests(case, session, 0)}
     named.update(session.names.adapter(number) for number in range(case.resident))
     adapters = sorted(adapter for adapter in named if adapter)
-    if not case.cold:
-        await session.load(adapters)
-    elif session.drop:
-        session.drop(adapters)
-    elif session.used.intersection(adapters):
-        session.note(f"{case.workload} is left out: its adapters were used before, and this cannot drop them")
-        return False
+    if case.cold:
+        return session.forget(adapters, case.workload)
+    await session.load(adapters)
     return True
 
 

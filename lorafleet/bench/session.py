@@ -95,6 +95,15 @@ class Session:
                 )
         return played
 
+    def forget(self, adapters: Sequence[str], workload: str) -> bool:
+        """Whether they are in the store alone now; if not, it is said that `workload` is left out."""
+        if self.drop:
+            self.drop(adapters)
+        elif self.used.intersection(adapters):
+            self.note(f"{workload} is left out: its adapters were used before, and this cannot drop them")
+            return False
+        return True
+
     async def _metrics(self) -> list[str]:
         """A reading that fails is as good as none: requests are measured all the same."""
         try:

@@ -29,9 +29,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def measured(home: Path, name: str, *arguments: str) -> list[dict[str, Any]]:
+def measured(home: Path, name: str, *arguments: str, executor: str = EXECUTOR) -> list[dict[str, Any]]:
     file = home / f"{name}.json"
-    started = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", EXECUTOR]
+    started = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", executor]
     assert lorafleet(["bench", *arguments, *started, "--json", str(file), "--revision", "test"]) == 0
     results = json.loads(file.read_text())
     assert {"gpu", "torch", "triton", "git", "command"} <= results.keys()
@@ -89,6 +89,17 @@ def test_a_light_load_with_more_adapters_than_slots(home: Path, capsys: pytest.C
     assert all(row["of_8_adapters"] > 0 for row in rows[1:])
     assert rows[3]["page_ins"] > 0 and rows[3]["page_in_ms"] > 0, "32 adapters, 4 slots"
     assert "with 32 adapters" in capsys.readouterr().out
+
+
+def test_streams_beside_adapters_that_come_from_the_store_and_from_memory(home: Path) -> None:
+    """Whatever was used before in the same call."""
+    presets = ["preset", "page-in-stall", "page-in-stall", "--shrink", "16", "--in-process"]
+    rows = measured(home, "stall", *presets, executor=f"{EXECUTOR} --max-loras 12 --max-seats 80")
+    alone, cold, warm = rows[-3:]
+    assert alone["adapters"] == 8 and cold["adapters"] == warm["adapters"] == 6
+    assert (alone["loads"], warm["loads"]) == (0, 0)
+    assert cold["loads"] >= cold["paged_in"] > 0 and warm["paged_in"] > 0
+    assert all(row["failed"] == 0 and row["p99_ratio"] > 0 for row in (cold, warm))
 
 
 def test_requests_without_an_adapter_beside_resident_ones(home: Path) -> None:
