@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # Rejections that only say "not now": they are no failure of the attempt.
 BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+# Final, but of one executor: another may have another form, dtype or cache, or another store by mistake.
+ADAPTER_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPTER"})
 CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
@@ -230,7 +232,13 @@ class Dispatcher:
         code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
         if code is grpc.StatusCode.DATA_LOSS and live.admitted.adapter:
             self._data_loss(live.admitted.adapter, live.admitted.digest)
-        self._fail(live, ExecutorFailed(code, rejected.reason, rejected.message))
+        error = ExecutorFailed(code, rejected.reason, rejected.message)
+        if rejected.reason in ADAPTER_REASONS:
+            live.refuse(address, error)
+            if is_served(live.waiting, self.fleet.states):
+                self._attempt_failed(live, rejected.reason, rejected.message)
+                return
+        self._fail(live, error)
 
     def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
         for dispatch_id in dispatch_ids:
@@ -248,6 +256,8 @@ class Dispatcher:
             live = self._accepted[waiting.number]
             if refusals:
                 self._fail(live, NoExecutor(refusals))
+            elif live.refusal and not is_served(waiting, self.fleet.states):
+                self._fail(live, live.refusal)
             elif not can_ever_run(waiting, self.fleet.states):
                 self._fail(live, self._never_runs(live))
         self._planner.wake()
@@ -279,7 +289,8 @@ class Dispatcher:
             self._finish(live, complete)
         elif live.failures >= self._settings.max_attempts:
             kind = StoreUnavailable if reason == STORE_UNAVAILABLE else NoExecutor
-            self._fail(live, kind(f"gave up after {live.failures} failed attempts; the last: {why}"))
+            gave_up = kind(f"gave up after {live.failures} failed attempts; the last: {why}")
+            self._fail(live, live.refusal if live.refusal and reason in ADAPTER_REASONS else gave_up)
         elif pause_s and reason not in BUSY_REASONS:
             live.pause = asyncio.get_running_loop().call_later(pause_s, self._put_back, live)
         else:

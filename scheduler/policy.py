@@ -35,7 +35,9 @@ class _Room:
     closed: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of those, which get no more, for whom.
 
     def fits(self, request: Waiting) -> bool:
-        if self.seats == 0 or request.digest in self.closed or not _is_long_enough(self.state, request):
+        if self.seats == 0 or request.digest in self.closed or self.state.address in request.refused:
+            return False
+        if not _is_long_enough(self.state, request):
             return False
         if request.digest == BASE or request.digest in self.claimed:
             return True
@@ -189,7 +191,9 @@ def is_served(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
 
 def _can_hold(state: ExecutorState, request: Waiting) -> bool:
     limits, needs = state.limits, (request.max_rank, request.modules, request.full_heads)
-    return limits is not None and limits.can_hold(*needs) and _is_long_enough(state, request)
+    if limits is None or state.address in request.refused:
+        return False
+    return limits.can_hold(*needs) and _is_long_enough(state, request)
 
 
 def _is_long_enough(state: ExecutorState, request: Waiting) -> bool:

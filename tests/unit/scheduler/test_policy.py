@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,6 +82,14 @@ def test_where_an_attempt_failed_is_the_last_choice() -> None:
     states = [executor("a:1", x=Tier.SLOT), executor("b:1")]
     assert Policy(1).plan(queue_of(request(1, "x", avoid=["a:1"])), states, 0) == [Placement(1, "b:1")]
     assert Policy(1).plan(queue_of(request(1, "x", avoid=["a:1"])), states[:1], 0) == [Placement(1, "a:1")]
+
+
+def test_where_it_was_refused_is_no_choice() -> None:
+    states = [executor("a:1", x=Tier.SLOT), executor("b:1")]
+    refused = replace(request(1, "x"), refused=frozenset({"a:1"}))
+    assert Policy(1).plan(queue_of(refused), states, 0) == [Placement(1, "b:1")]
+    assert Policy(1).plan(queue_of(refused), states[:1], 0) == []
+    assert can_ever_run(refused, states) and not can_ever_run(refused, states[:1])
 
 
 def test_unready_and_cordoned_executors_get_nothing() -> None:
