@@ -31,7 +31,7 @@ from scheduler.fleet import Fleet
 from scheduler.journal import Journal
 from scheduler.metrics import Metrics
 from scheduler.planner import Planner
-from scheduler.policy import Policy, can_ever_run, is_served
+from scheduler.policy import Policy, can_ever_run, is_open, is_served
 from scheduler.queue import BASE, Queue
 from scheduler.requests import LiveRequest
 from scheduler.tokenizer import Tokenizer
@@ -235,7 +235,7 @@ class Dispatcher:
         error = ExecutorFailed(code, rejected.reason, rejected.message)
         if rejected.reason in ADAPTER_REASONS:
             live.refuse(address, error)
-            if is_served(live.waiting, self.fleet.states):
+            if is_open(live.waiting, self.fleet.states):
                 self._attempt_failed(live, rejected.reason, rejected.message)
                 return
         self._fail(live, error)
@@ -256,10 +256,8 @@ class Dispatcher:
             live = self._accepted[waiting.number]
             if refusals:
                 self._fail(live, NoExecutor(refusals))
-            elif live.refusal and not is_served(waiting, self.fleet.states):
-                self._fail(live, live.refusal)
             elif not can_ever_run(waiting, self.fleet.states):
-                self._fail(live, self._never_runs(live))
+                self._fail(live, live.refusal or self._never_runs(live))
         self._planner.wake()
 
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
@@ -351,13 +349,16 @@ class Dispatcher:
                 logger.exception("a sweep failed; the next one tries again")
 
     def sweep(self) -> None:
-        """Ends requests that waited too long for an executor, and those of clients that do not read."""
+        """Ends requests that waited too long for an executor, those that nobody is left for who has not
+        refused them, and those of clients that do not read."""
         now, states = self._clock(), self.fleet.states
         for live in self._accepted:
             full_since = live.outbox.full_since
             if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
                 self._fail(live, SlowClient("the client reads too slowly"))
                 live.hang_up()
+            elif live.refusal and not live.dispatch_id and not is_open(live.waiting, states):
+                self._fail(live, live.refusal)
             elif live.dispatch_id or is_served(live.waiting, states):
                 live.served_at = now
             elif now - live.served_at >= self._settings.queue_timeout_s:

@@ -189,6 +189,11 @@ def is_served(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
     return any(state.phase is Phase.READY and _can_hold(state, request) for state in executors)
 
 
+def is_open(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
+    """Whether one of them takes requests now, if it has room, that can run it."""
+    return any(state.takes_requests and _can_hold(state, request) for state in executors)
+
+
 def _can_hold(state: ExecutorState, request: Waiting) -> bool:
     limits, needs = state.limits, (request.max_rank, request.modules, request.full_heads)
     if limits is None or state.address in request.refused:
