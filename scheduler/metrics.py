@@ -70,6 +70,7 @@ class Metrics:
             registry=registry,
         )
         self._counters: dict[tuple[str, str], _Counters] = {}  # of the two above, by tenant and adapter
+        self._served: dict[str, set[str]] = {}  # by adapters with a label of their own: digests, not gone
         self.dispatches = Counter(
             "lorafleet_scheduler_dispatches", "Attempts sent to executors.", registry=registry
         )
@@ -177,7 +178,10 @@ class Metrics:
         self._copy_hits.labels(tier.name.lower()).inc()
 
     def version_served(self, adapter: str, digest: str) -> None:
-        """Bounded as all labels are; `version_gone` ends it and makes room."""
+        """Bounded as all labels are; `version_gone` ends it and makes room, and for the adapter with the last
+        of its versions that were served."""
+        if self.adapter(adapter) == adapter:
+            self._served.setdefault(adapter, set()).add(digest)
         version = self._version(f"{adapter}@{digest}")
         name, _, shown = version.partition("@")
         self._version_requests.labels(name, shown or OTHER).inc()
@@ -186,6 +190,20 @@ class Metrics:
         with contextlib.suppress(KeyError):
             self._version_requests.remove(adapter, digest)
         self._version.forget(f"{adapter}@{digest}")
+        served = self._served.get(adapter, set())
+        if served == {digest}:
+            self._end_adapter(adapter)
+        served.discard(digest)
+
+    def _end_adapter(self, adapter: str) -> None:
+        del self._served[adapter]
+        for labels in [labels for labels in self._counters if labels[1] == adapter]:
+            del self._counters[labels]
+            self._accepted.remove(*labels)
+            for kind in ("prompt", "cached_prompt", "generated"):
+                with contextlib.suppress(KeyError):
+                    self._tokens.remove(kind, *labels)
+        self.adapter.forget(adapter)
 
     def accepted(self, tenant: str, adapter: str, prompt_tokens: int) -> None:
         counters = self._counters_of(tenant, adapter)

@@ -95,3 +95,40 @@ def test_versions_that_come_and_go_leave_no_series() -> None:
         metrics.version_served('we"ird\n' * 100, f"sha256:{number}")
     assert len(series()) == 11 and ("other", "other") in series()
     assert list(text_string_to_metric_families(generate_latest(registry).decode()))
+
+
+def test_an_adapters_series_end_with_its_last_version_and_make_room() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, max_label_values=10)
+
+    def serve(adapter: str, digest: str, tenant: str = "acme") -> None:
+        metrics.version_served(adapter, digest)
+        metrics.accepted(tenant, adapter, 5)
+        metrics.cached(tenant, adapter, 2)
+        metrics.generated(tenant, adapter, 1)
+
+    def adapters() -> set[str]:
+        families = text_string_to_metric_families(generate_latest(registry).decode())
+        return {
+            sample.labels["adapter"]
+            for family in families
+            for sample in family.samples
+            if "adapter" in sample.labels
+        }
+
+    for number in range(500):
+        serve(f"acme/{number}", "sha256:a")
+        serve(f"acme/{number}", "sha256:b", tenant="other-tenant")
+        metrics.version_gone(f"acme/{number}", "sha256:a")
+        assert adapters() == {f"acme/{number}"}
+        metrics.version_gone(f"acme/{number}", "sha256:b")
+        metrics.version_gone(f"acme/{number}", "sha256:b")
+        assert adapters() == set()
+    for number in range(12):
+        serve(f"acme/{number}", "sha256:a")
+    assert adapters() == {*(f"acme/{number}" for number in range(10)), "other"}
+    for number in range(12):
+        metrics.version_gone(f"acme/{number}", "sha256:a")
+    assert adapters() == {"other"}
+    serve("acme/11", "sha256:a")
+    assert adapters() == {"acme/11", "other"}
