@@ -180,11 +180,16 @@ class Metrics:
     def version_served(self, adapter: str, digest: str) -> None:
         """Bounded as all labels are; `version_gone` ends it and makes room, and for the adapter with the last
         of its versions that were served."""
+        version = OTHER
         if self.adapter(adapter) == adapter:
             self._served.setdefault(adapter, set()).add(digest)
-        version = self._version(f"{adapter}@{digest}")
+            version = self._version(f"{adapter}@{digest}")
         name, _, shown = version.partition("@")
         self._version_requests.labels(name, shown or OTHER).inc()
+
+    def served_versions(self) -> list[tuple[str, str]]:
+        """Adapters with series of their own, and their versions that are not known to be gone."""
+        return [(adapter, digest) for adapter, digests in self._served.items() for digest in digests]
 
     def version_gone(self, adapter: str, digest: str) -> None:
         with contextlib.suppress(KeyError):

@@ -8,7 +8,7 @@ used is told in the store, for other schedulers' drains and collections (leases.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from scheduler.versions import Versions
 TICK_S = 0.2
 WATCHED_S = 120.0
 DROP_EVERY_S = 2.0
+LOOK_EVERY_S = 30.0
 END_S = 2.0  # For the store to hear that this scheduler ends.
 
 T = TypeVar("T")
@@ -29,7 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class Retirement:
-    """On the event loop; the store is asked in `pool`. `gone` is told of each version that has ended here."""
+    """On the event loop; the store is asked in `pool`.
+
+    gone    is told of each version that has ended here
+    served  those that it would be told of: others than the requests' are looked at now and then, as another
+            scheduler may have withdrawn them
+    """
 
     def __init__(
         self,
@@ -39,9 +45,11 @@ class Retirement:
         pool: Executor,
         clock: Callable[[], float],
         gone: Callable[[str, str], None] = lambda adapter, digest: None,
+        served: Callable[[], Iterable[Name]] = tuple,
     ) -> None:
         self._store, self._versions, self._dispatcher, self._pool = store, versions, dispatcher, pool
-        self._clock, self._gone = clock, gone
+        self._clock, self._gone, self._served = clock, gone, served
+        self._next_look = float("-inf")  # at what was served
         self._leases = Leases(store, pool, clock)
         self._watched: dict[Name, float] = {}  # Withdrawn versions, and until when their copies are dropped.
         self._dropped_at: dict[Name, float] = {}
@@ -96,7 +104,8 @@ class Retirement:
             self._versions.number,
             self._dispatcher.live_versions(),
         )  # Both before any record is read.
-        names = [*dict.fromkeys([*live, *self._watched, *self._dispatcher.fleet.pinned()])]
+        pinned = self._dispatcher.fleet.pinned()
+        names = [*dict.fromkeys([*live, *self._watched, *pinned, *self._served_if_due()])]
         entries = await self._in_pool(self._entries, names) if names else {}
         await self._tell(seen, live, entries)
         for name, entry in entries.items():
@@ -105,6 +114,12 @@ class Retirement:
                 self._dropped_at.pop(name, None)
             else:
                 await self._retire(name, entry, live)
+
+    def _served_if_due(self) -> Iterable[Name]:
+        if self._clock() < self._next_look:
+            return ()
+        self._next_look = self._clock() + LOOK_EVERY_S
+        return self._served()
 
     def _entries(self, names: list[Name]) -> dict[Name, VersionEntry | None]:
         """Of those that can be known now. None: the store has it no more."""

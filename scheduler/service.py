@@ -91,6 +91,7 @@ class Scheduler:
             self._pool,
             time.monotonic,
             self._metrics.version_gone,
+            self._metrics.served_versions,
         )
         self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
         self._metrics.known_names.set_function(lambda: len(self._versions))
