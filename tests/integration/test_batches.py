@@ -63,16 +63,17 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(draw.randrange(3, 440) for _ in range(length))
 
 
-def ask(wide: Pair, rows: Sequence[tuple[str, tuple[int, ...]]], **fields: Any) -> list[Any]:
-    """All at once, in this order."""
+def ask(wide: Pair, rows: Sequence[tuple[str, tuple[int, ...]]], scored: Sequence[int] = ()) -> list[Any]:
+    """All at once, in this order; logprobs of prompt and answer for the rows that are to be scored."""
+    with_scores = inference_pb2.ResponseOptions(prompt_logprobs=0, logprobs=0)
     requests = [
         inference_pb2.GenerateRequest(
             adapter=name or None,
             token_ids=inference_pb2.TokenIds(ids=tokens),
             stopping=common_pb2.Stopping(max_new_tokens=NUM_TOKENS, ignore_eos=True),
-            **fields,
+            response=with_scores if number in scored else None,
         )
-        for name, tokens in rows
+        for number, (name, tokens) in enumerate(rows)
     ]
     with raw_stubs(wide.scheduler.address) as stubs:
         calls = [stubs.inference.Generate.future(request) for request in requests]
@@ -131,11 +132,12 @@ def test_steps_without_rows_of_an_adapter(wide: Pair, truth: Truth) -> None:
 def test_prompts_are_scored_with_their_own_head(client: Client, wide: Pair, truth: Truth) -> None:
     """1025 tokens: a chunk of 1024 and one more; four heads in one batch, two of them score the prompt."""
     rows = [(f"head{n}", prompt(1025, n)) for n in range(4)]
-    response = inference_pb2.ResponseOptions(prompt_logprobs=0, logprobs=0)
-    answers = ask(wide, rows[:2], response=response) + ask(wide, rows[2:])
-    together = ask(wide, [*rows[2:], ("", rows[0][1])])
-    assert [list(a.token_ids) for a in together[:2]] == [list(a.token_ids) for a in answers[2:]]
-    for (name, tokens), answer in zip(rows[:2], answers, strict=False):
+    answers = ask(wide, [*rows, ("", rows[0][1])], scored=(0, 2))
+    unscored = ask(wide, [*rows, ("", rows[0][1])])
+    assert [list(a.token_ids) for a in answers] == [list(a.token_ids) for a in unscored]
+    assert [len(answer.prompt_logprobs) for answer in answers] == [1025, 0, 1025, 0, 0]
+    for number in (0, 2):
+        (name, tokens), answer = rows[number], answers[number]
         model = truth.oracle.with_adapter(truth.folder(name, **ADAPTERS[name]))
         with torch.inference_mode():
             scores = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
