@@ -235,7 +235,7 @@ class Dispatcher:
         error = ExecutorFailed(code, rejected.reason, rejected.message)
         if rejected.reason in ADAPTER_REASONS:
             live.refuse(address, error)
-            if is_open(live.waiting, self.fleet.states):
+            if can_ever_run(live.waiting, self.fleet.states):
                 self._attempt_failed(live, rejected.reason, rejected.message)
                 return
         self._fail(live, error)
@@ -349,21 +349,23 @@ class Dispatcher:
                 logger.exception("a sweep failed; the next one tries again")
 
     def sweep(self) -> None:
-        """Ends requests that waited too long for an executor, those that nobody is left for who has not
-        refused them, and those of clients that do not read."""
-        now, states = self._clock(), self.fleet.states
+        """Ends requests that waited too long for an executor, and those of clients that do not read."""
+        now = self._clock()
         for live in self._accepted:
             full_since = live.outbox.full_since
             if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
                 self._fail(live, SlowClient("the client reads too slowly"))
                 live.hang_up()
-            elif live.refusal and not live.dispatch_id and not is_open(live.waiting, states):
-                self._fail(live, live.refusal)
-            elif live.dispatch_id or is_served(live.waiting, states):
+            elif live.dispatch_id or self._may_run_soon(live):
                 live.served_at = now
             elif now - live.served_at >= self._settings.queue_timeout_s:
-                self._fail(live, NoExecutor("no executor is ready that can run it"))
+                self._fail(live, live.refusal or NoExecutor("no executor is ready that can run it"))
         self._planner.wake()  # Aging needs a plan now and then.
+
+    def _may_run_soon(self, live: LiveRequest) -> bool:
+        """A cordoned executor counts, but not for who knows an answer already: that others refuse it."""
+        states = self.fleet.states
+        return is_open(live.waiting, states) if live.refusal else is_served(live.waiting, states)
 
     def check(self) -> None:
         """Raises AssertionError when a request is in two places, in none, or left behind."""

@@ -30,7 +30,9 @@ def test_the_other_executor_answers(
     cluster: Cluster, executors: list[Node], adapter: Callable[..., Path]
 ) -> None:
     right, wrong = executors
-    scheduler = cluster.scheduler("wrong-store-scheduler", executors).start().wait_ready()
+    scheduler = (
+        cluster.scheduler("wrong-store-scheduler", executors, "--queue-timeout", "2").start().wait_ready()
+    )
     wait_until(lambda: scheduler.metrics()[READY] == 2, "both executors are ready")
 
     with Client(scheduler.address, timeout=60) as client:

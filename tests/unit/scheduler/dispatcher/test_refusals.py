@@ -1,7 +1,7 @@
 """Adapters that one executor can never load: another is asked, or the client gets the cause."""
 
-import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -12,6 +12,7 @@ from scheduler.errors import ExecutorFailed
 from scheduler.fakes import FakeExecutor
 from scheduler.tokenizer import Tokenizer
 from tests.support.scheduling import (
+    SETTINGS,
     admitted,
     dispatcher_of,
     executors,
@@ -79,26 +80,32 @@ async def test_each_is_asked_once_and_the_last_ones_cause_is_the_answer(
     assert [len(fake.dispatches) for fake in two] == [1, 1]
 
 
-async def test_nobody_else_is_ready(fleet: Dispatcher, two: list[FakeExecutor]) -> None:
-    """An answer now is worth more than an executor that may come."""
-    refuse_adapters(two[0], *REFUSALS[0])
-    two[1].load_state = executor_pb2.LOAD_STATE_DRAINING
-    await until(lambda: sum(state.takes_requests for state in fleet.fleet.states) == 1)
-    with pytest.raises(ExecutorFailed, match=f"{two[0].address} cannot load it"):
-        await read_all(fleet.submit(admitted(digest=DIGEST), None))
-
-
-async def test_the_other_one_goes_while_the_request_waits_for_it(
+async def test_another_executor_that_comes_back_is_waited_for(
     fleet: Dispatcher, two: list[FakeExecutor]
 ) -> None:
     refuse_adapters(two[0], *REFUSALS[0])
-    two[1].frozen = True
-    busy = [fleet.submit(admitted(f"busy{n}", digest="sha256:" + f"{n:064x}"), None) for n in range(4)]
-    await until(lambda: len(two[1].dispatches) == 4)  # which are all of its slots
-    live = fleet.submit(admitted("late", digest=DIGEST), None)
-    await until(lambda: bool(live.waiting.refused) and not live.dispatch_id)
     two[1].load_state = executor_pb2.LOAD_STATE_DRAINING
-    with pytest.raises(ExecutorFailed, match=f"{two[0].address} cannot load it"):
-        await asyncio.wait_for(read_all(live), 60)
-    for one in busy:
-        fleet.cancel(one)
+    await until(lambda: sum(state.takes_requests for state in fleet.fleet.states) == 1)
+    live = fleet.submit(admitted(digest=DIGEST), None)
+    await until(lambda: bool(live.waiting.refused) and not live.dispatch_id)
+    two[1].load_state = executor_pb2.LOAD_STATE_READY
+    assert tokens_in(await read_all(live)) == expected_tokens(live.admitted)
+
+
+@pytest.mark.parametrize("leave", ["drain", "cordon"])
+async def test_nobody_is_waited_for_longer_than_for_any_executor(
+    two: list[FakeExecutor], tokenizer: Tokenizer, leave: str
+) -> None:
+    """The answer is then what the one executor said."""
+    refuse_adapters(two[0], *REFUSALS[0])
+    settings = replace(SETTINGS, queue_timeout_s=0.5)
+    async with running(dispatcher_of([fake.address for fake in two], tokenizer, settings)) as fleet:
+        await ready(fleet, 2)
+        if leave == "drain":
+            two[1].load_state = executor_pb2.LOAD_STATE_DRAINING
+        else:
+            (state,) = (state for state in fleet.fleet.states if state.address == two[1].address)
+            state.cordoned = True
+        await until(lambda: sum(state.takes_requests for state in fleet.fleet.states) == 1)
+        with pytest.raises(ExecutorFailed, match=f"{two[0].address} cannot load it"):
+            await read_all(fleet.submit(admitted(digest=DIGEST), None))
