@@ -53,10 +53,10 @@ class StepBuffers:
         self._block_size = kv_cache.block_size
         self._spare_block = kv_cache.num_blocks
         tables = 3 * max_sequences + 2
-        self._fixed = 2 * _ROW_FIELDS * max_rows + tables
+        rows_end = 2 * _ROW_FIELDS * max_rows
+        self._fixed = rows_end + tables
         self._staging = Staging(self._fixed + max_pages, kv_cache.device)
         self._fields = [_Fields(array, max_rows, max_sequences) for array in self._staging.arrays]
-        rows_end = 2 * _ROW_FIELDS * max_rows
         rows = self._staging.part(0, rows_end).view(torch.int64).view(_ROW_FIELDS, max_rows)
         self.token_ids, self.positions, self.kv_slots, self.logits_rows = rows[:4]
         self._pending_rows, self._pending_sources = rows[4:]

@@ -35,9 +35,7 @@ class _Room:
     closed: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of those, which get no more, for whom.
 
     def fits(self, request: Waiting) -> bool:
-        if self.seats == 0 or request.digest in self.closed or self.state.address in request.refused:
-            return False
-        if not _is_long_enough(self.state, request):
+        if self.seats == 0 or request.digest in self.closed or not _may_take(self.state, request):
             return False
         if request.digest == BASE or request.digest in self.claimed:
             return True
@@ -196,10 +194,10 @@ def is_open(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
 
 def _can_hold(state: ExecutorState, request: Waiting) -> bool:
     limits, needs = state.limits, (request.max_rank, request.modules, request.full_heads)
-    if limits is None or state.address in request.refused:
-        return False
-    return limits.can_hold(*needs) and _is_long_enough(state, request)
+    return limits is not None and limits.can_hold(*needs) and _may_take(state, request)
 
 
-def _is_long_enough(state: ExecutorState, request: Waiting) -> bool:
-    return state.limits is not None and request.max_length <= state.limits.max_model_len
+def _may_take(state: ExecutorState, request: Waiting) -> bool:
+    """Whatever its adapter needs."""
+    is_long_enough = state.limits is not None and request.max_length <= state.limits.max_model_len
+    return is_long_enough and state.address not in request.refused

@@ -52,10 +52,8 @@ async def page_in_stall(session: Session, sizes: Sizes) -> AsyncIterator[Row]:
     The executor needs more than 8 slots, and host memory for 108 adapters.
     """
     streams = _streams(session, sizes.paged_stream_tokens)
-    await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
-    alone = await session.run("64 streams alone", [streams])
-    quiet = _gaps(alone.recording.lane("streams"))
-    yield _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone)
+    quiet, alone = await _alone(session, streams)
+    yield alone
     pages = Lane("pages", _pages(session, sizes), max_concurrency=1, background=True)
     adapters = [request.adapter for request in pages.requests if request.adapter]
     name = "ITL of 64 streams, page-ins from the store"
@@ -79,10 +77,8 @@ async def _paging_row(session: Session, name: str, streams: Lane, pages: Lane, q
 async def arriving_prompts(session: Session, sizes: Sizes) -> AsyncIterator[Row]:
     """64 streams while short prompts (32 to 128 tokens, 8 tokens back) keep arriving, against them alone."""
     streams = _streams(session, sizes.stream_tokens)
-    await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
-    alone = await session.run("64 streams alone", [streams])
-    quiet = _gaps(alone.recording.lane("streams"))
-    yield _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, quiet, alone)
+    quiet, alone = await _alone(session, streams)
+    yield alone
     short = Description(
         requests=round(sizes.prompts_per_s * 600),
         prompt=Lengths("uniform", 32, 128),
@@ -150,6 +146,14 @@ def _pages(session: Session, sizes: Sizes) -> list[Request]:
     one, count = Lengths("fixed", 1), sizes.paged_adapters
     description = Description(count, one, one, "distinct", count, STREAM_ADAPTERS)
     return generate(description, session.names, session.seed)
+
+
+async def _alone(session: Session, streams: Lane) -> tuple[list[float], Row]:
+    """The gaps of the streams when nothing else runs and their adapters are resident, and their row."""
+    await session.load(sorted({request.adapter for request in streams.requests if request.adapter}))
+    played = await session.run("64 streams alone", [streams])
+    gaps = _gaps(played.recording.lane("streams"))
+    return gaps, _spread_row("ITL of 64 streams, alone", STREAM_ADAPTERS, gaps, played)
 
 
 def _gaps(streams: Recording, start: float | None = None, end: float | None = None) -> list[float]:

@@ -18,7 +18,7 @@ from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.requests import LiveRequest
 from scheduler.residency import Residency
 from scheduler.tokenizer import Tokenizer
-from tests.support.adapters_calls import Running, as_, pushed, running_service
+from tests.support.adapters_calls import Running, as_, pushed, refused, running_service
 from tests.support.scheduling import admitted, read_all, until
 from tests.support.stores import DiskMedium, Medium, RedisMedium
 
@@ -39,12 +39,6 @@ async def service(
     folder = tmp_path_factory.mktemp("service")
     async with running_service(folder, spec, tokenizer, store_url=url) as service:
         yield service
-
-
-async def refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 def running(service: Running, name: str, digest: str, tokens: int = 4000) -> LiveRequest:
