@@ -230,7 +230,8 @@ class Dispatcher:
             self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
             return
         code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
-        if code is grpc.StatusCode.DATA_LOSS and live.admitted.adapter:
+        is_told = live.refusal is not None and live.refusal.code is code
+        if code is grpc.StatusCode.DATA_LOSS and live.admitted.adapter and not is_told:
             self._data_loss(live.admitted.adapter, live.admitted.digest)
         error = ExecutorFailed(code, rejected.reason, rejected.message)
         if rejected.reason in ADAPTER_REASONS:

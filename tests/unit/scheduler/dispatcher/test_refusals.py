@@ -80,6 +80,21 @@ async def test_each_is_asked_once_and_the_last_ones_cause_is_the_answer(
     assert [len(fake.dispatches) for fake in two] == [1, 1]
 
 
+async def test_damage_is_told_once_a_request(two: list[FakeExecutor], tokenizer: Tokenizer) -> None:
+    """Whoever is told hashes all bytes of the version."""
+    told: list[tuple[str, str]] = []
+    for fake in two:
+        refuse_adapters(fake, *REFUSALS[1])
+    addresses = [fake.address for fake in two]
+    dispatcher = dispatcher_of(addresses, tokenizer, data_loss=lambda *version: told.append(version))
+    async with running(dispatcher):
+        await ready(dispatcher, 2)
+        live = dispatcher.submit(admitted(digest=DIGEST), None)
+        with pytest.raises(ExecutorFailed):
+            await read_all(live)
+    assert told == [(live.admitted.adapter, DIGEST)]
+
+
 async def test_another_executor_that_comes_back_is_waited_for(
     fleet: Dispatcher, two: list[FakeExecutor]
 ) -> None:
