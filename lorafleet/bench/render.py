@@ -64,6 +64,7 @@ def _compared(row: Row) -> list[str]:
         "paged_in": "{} adapters paged in",
         "paging_s": "within {} s",
         "prompts_arrived": "{} prompts answered meanwhile",
+        "of_second": "{}x the second's",
         "of_8_adapters": f"with {row['adapters']} adapters {{}}x that with 8",
     }
     return [text.format(_text(row[key])) for key, text in texts.items() if row.get(key) is not None]

@@ -131,6 +131,8 @@ def add_preset(group: Subparsers) -> None:
         "  experts-attention   64: the same, with adapters on attention alone\n"
         "  d2-paged            16, and host memory for 128 adapters; not used since the executor's start\n"
         "  page-in-stall       16, and host memory for 108: what page-ins do to 64 running streams\n"
+        "  slow-store          8, --max-model-len 8192, a slow store: 16 streams beside loads\n"
+        "  first-use           8, adapters 0 to 5 of the ranks 8, 8, 16, 16, 64, 64; nothing asked before\n"
         "  arriving-prompts    8 and more: what short prompts do to 64 running streams\n"
         "  no-cliff            8: first tokens with 8, 12, 16 and 32 adapters\n"
         "  base-traffic        8, and --max-model-len 8192: what resident adapters cost requests without one",

@@ -29,9 +29,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def measured(home: Path, name: str, *arguments: str, executor: str = EXECUTOR) -> list[dict[str, Any]]:
+def measured(
+    home: Path, name: str, *arguments: str, executor: str = EXECUTOR, store: str = ""
+) -> list[dict[str, Any]]:
     file = home / f"{name}.json"
-    started = ["--model", str(home / "model"), "--store", str(home / "store"), "--executor-args", executor]
+    started = ["--model", str(home / "model"), "--store", store or str(home / "store")]
+    started += ["--executor-args", executor]
     assert lorafleet(["bench", *arguments, *started, "--json", str(file), "--revision", "test"]) == 0
     results = json.loads(file.read_text())
     assert {"gpu", "torch", "triton", "git", "command"} <= results.keys()
@@ -100,6 +103,34 @@ def test_streams_beside_adapters_that_come_from_the_store_and_from_memory(home: 
     assert (alone["loads"], warm["loads"]) == (0, 0)
     assert cold["loads"] >= cold["paged_in"] > 0 and warm["paged_in"] > 0
     assert all(row["failed"] == 0 and row["p99_ratio"] > 0 for row in (cold, warm))
+
+
+def test_streams_beside_a_store_that_is_slow(home: Path, tmp_path: Path) -> None:
+    """As `results/slow-store-h200.json` is made, at a tiny scale: 100 kB/s, 30 kB an adapter."""
+    command = [sys.executable, "-m", "tests.support.slow_store", str(tmp_path / "redis"), "--port", "0"]
+    command += ["--slow-port", "0", "--megabytes-per-s", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as store:
+        assert store.stdout
+        fast, slow = (store.stdout.readline().split()[1] for _ in range(2))
+        made = ["--model", str(home / "model"), "--count", "12", "--rank", "8"]
+        assert lorafleet(["bench", "make-adapters", *made, "--store", fast]) == 0
+        preset = ["preset", "slow-store", "--shrink", "16", "--in-process"]
+        settings = f"{EXECUTOR} --max-loras 8 --max-model-len 512"
+        _, alone, beside = measured(home, "slow", *preset, executor=settings, store=slow)
+        store.terminate()
+    assert alone["loads"] == 0 and 0 < beside["paged_in"] <= beside["loads"]
+    assert alone["failed"] == beside["failed"] == 0 and beside["p99_ratio"] > 0
+
+
+def test_first_tokens_of_adapters_beside_those_of_the_second_ones(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, *rows = measured(home, "first", "preset", "first-use", "--shrink", "2", "--in-process")
+    workloads = [f"TTFT, first adapter of rank {rank}" for rank in (8, 16, 64)]
+    assert [row["workload"] for row in rows[:4]] == ["TTFT, first requests of all", *workloads]
+    assert all(row["ours"] > 0 and row["of_second"] > 0 for row in rows[:4])
+    assert rows[4]["loads"] == 6 and rows[4]["failed"] == 0 and rows[4]["p99_ratio"] > 0
+    assert "x the second's" in capsys.readouterr().out
 
 
 def test_requests_without_an_adapter_beside_resident_ones(home: Path) -> None:

@@ -10,16 +10,17 @@ from typing import Self
 
 
 class Proxy:
-    """`delay()` is asked before each piece of a reply is passed on: seconds."""
+    """`delay(bytes)` is asked before a piece of a reply is passed on: seconds. `listen`: its port, 0: any."""
 
     def __init__(
         self,
         port: int,
-        delay: Callable[[], float] = lambda: 0.0,
+        delay: Callable[[int], float] = lambda size: 0.0,
         tls: ssl.SSLContext | None = None,
+        listen: int = 0,
     ) -> None:
         self._target, self._delay, self._tls = port, delay, tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", listen))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -60,14 +61,14 @@ class Proxy:
             return
         with self._lock:
             self._open |= {client, server}
-        threading.Thread(target=_copy, args=(client, server, lambda: 0.0), daemon=True).start()
+        threading.Thread(target=_copy, args=(client, server, lambda size: 0.0), daemon=True).start()
         _copy(server, client, self._delay)
 
 
-def _copy(source: socket.socket, target: socket.socket, delay: Callable[[], float]) -> None:
+def _copy(source: socket.socket, target: socket.socket, delay: Callable[[int], float]) -> None:
     try:
         while data := source.recv(1 << 16):
-            time.sleep(delay())
+            time.sleep(delay(len(data)))
             target.sendall(data)
     except OSError:
         pass

@@ -70,7 +70,7 @@ def test_calls_that_are_interrupted_at_any_moment(
     """C35: in the middle of pipelines and of waits for the disk, too."""
     chance = random.Random(1)
     interrupted = 0
-    with Proxy(redis_medium.server.port, delay=lambda: 0.004) as proxy:
+    with Proxy(redis_medium.server.port, delay=lambda size: 0.004) as proxy:
         store = behind(proxy, redis_medium)
         for number in range(ROUNDS):
             first, second = versions if number % 2 else versions[::-1]
@@ -91,7 +91,7 @@ def test_calls_that_run_into_a_timeout(redis_medium: RedisMedium, versions: list
     chance = random.Random(2)
     outcomes = {"right": 0, "unavailable": 0}
 
-    def stall() -> float:
+    def stall(size: int) -> float:
         return 0.25 if chance.random() < 0.25 else 0.0
 
     with Proxy(redis_medium.server.port, delay=stall) as proxy, ThreadPoolExecutor(8) as pool:
@@ -146,8 +146,8 @@ def test_a_fetch_that_breaks_off_half_way_leaves_nothing_and_succeeds_later(
     version = redis_medium.open().put(folder, "acme", "big", spec)
     breaking, passed = threading.Event(), [0]
 
-    def half_way() -> float:
-        passed[0] += 1 << 16  # at most, in each piece
+    def half_way(size: int) -> float:
+        passed[0] += size
         if breaking.is_set() and passed[0] > version.manifest.num_bytes // 2:
             proxy.cut()
         return 0.0
@@ -173,7 +173,7 @@ def test_a_lost_reply_does_not_make_a_change_twice(
     first = versions[0]
     drop = threading.Event()
 
-    def lose() -> float:
+    def lose(size: int) -> float:
         if drop.is_set():
             drop.clear()
             proxy.cut()
