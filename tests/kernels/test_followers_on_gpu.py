@@ -122,7 +122,7 @@ class Layer:
 
 
 def make_meta(layer: Layer, runs: list[Run], plan: LaunchPlan | None = None) -> LoRAKernelMeta:
-    meta = LoRAKernelMeta.make(16, 4096, "cuda")
+    meta = LoRAKernelMeta.make(16, max(4096, sum(rows for _, rows in runs)), "cuda")
     meta.slot_ranks[:] = layer.stack.ranks.amax(0).tolist()
     meta.prepare_tensors(runs, plan)
     return meta
@@ -152,6 +152,31 @@ def test_real_shapes_against_float64(kind: str, dtype: torch.dtype) -> None:
             results.append(layer.result(copies))
         assert error(results[0], wanted) < TOLERANCE[dtype], name
         assert torch.equal(results[0], results[1]), name
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(kind: str) -> None:
+    """C22: rows x columns in elements, and places in the KV cache."""
+    layer, last = Layer(kind, torch.bfloat16), 64
+    rows = 2**31 // layer.columns + last
+    small = layer.tensors(last)
+    wanted = layer.answer(small, [(9, last)])
+    given = {name: grown(tensor, rows) for name, tensor in small.items() if len(tensor) == last}
+    given["cache"] = small["cache"].new_empty(2, 2**31 // (16 * 8 * HEAD) + 2, 16, 8, HEAD)
+    places = given["cache"].shape[1] * 16
+    given["kv_slots"] = torch.arange(places - rows, places, device="cuda")
+    meta, h = make_meta(layer, [(-1, rows - last), (9, last)]), hidden(layer, rows)
+    layer.shrink(given, h, meta)
+    layer.follow(given, h, meta)
+    ends = {name: tensor if name == "cache" else tensor[-last:] for name, tensor in given.items()}
+    assert error(layer.result(ends), wanted) < TOLERANCE[torch.bfloat16]
+
+
+def grown(tensor: Tensor, rows: int) -> Tensor:
+    """With that many rows, of which the last ones are the tensor's."""
+    more = tensor.new_empty(rows, *tensor.shape[1:])
+    more[-len(tensor) :] = tensor
+    return more
 
 
 def capture(call: Callable[[], None]) -> torch.cuda.CUDAGraph:

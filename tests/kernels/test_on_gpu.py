@@ -165,9 +165,10 @@ def test_the_pair_with_its_shrink_beside_the_product(runs: list[Run]) -> None:
         assert error(y, expected(stack, x @ base, x, runs)) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize("slots", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rows", [90_000, 180_000])
-def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(rows: int) -> None:
-    """In bytes, or in elements too."""
+def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(rows: int, slots: torch.dtype) -> None:
+    """C22: in bytes, or in elements too."""
     torch.manual_seed(0)
     width, last, stack = 12_288, 64, make_stack([[0, 4]], 12_288, [12_288], max_rank=4, dtype=torch.bfloat16)
     assert rows * width * 2 > 2**31
@@ -176,11 +177,13 @@ def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(rows: int) -> None
         tensor[-last:] = torch.randn(last, width).bfloat16()
     before, there, punica = y[-last:].clone(), stack.to("cuda"), PunicaWrapperGPU(2, rows, "cuda")
     step(punica, [(-1, rows - last), (1, last)])
-    weights = there.lora_a, there.lora_b, there.ranks, there.scales
-    punica.add_lora_linear(y, x, *weights, [0])
+    lora_a, lora_b = ([tensor.to(slots) for tensor in half] for half in (there.lora_a, there.lora_b))
+    punica.add_lora_linear(y, x, lora_a, lora_b, there.ranks, there.scales, [0])
+    unchanged = before.clone()
     step(punica, [(1, last)])
-    punica.add_lora_linear(before, x[-last:], *weights, [0])
+    punica.add_lora_linear(before, x[-last:], lora_a, lora_b, there.ranks, there.scales, [0])
     assert torch.equal(y[-last:], before)
+    assert not torch.equal(before, unchanged)
 
 
 def test_steps_may_follow_each_other_without_waiting() -> None:

@@ -194,6 +194,28 @@ def test_equal_steps_give_equal_bits(served: Served) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*steps, strict=True))
 
 
+def test_blocks_of_a_cache_whose_offsets_exceed_32_bits(folder: Path) -> None:
+    """Prompts, chunks beside decoding, and decoding, captured or not: in the last blocks as in the first."""
+    elements = BLOCK * MODEL["num_key_value_heads"] * MODEL["head_dim"]  # type: ignore[operator]
+    last = 2**31 // elements
+    shard = make_shard(folder, num_kv_blocks=last + 100, dtype="bfloat16")
+    runs = []
+    for first in (0, last):
+        tables = [list(range(first + 45 * number, first + 45 * number + 45)) for number in range(2)]
+        steps = (
+            [SequenceRows([7] * 600, 0, tables[0], -1, (599,))],
+            [SequenceRows([9], 600, tables[0], -1, (0,)), SequenceRows([5] * 60, 0, tables[1], -1, (59,))],
+            [
+                SequenceRows([3], length, table, -1, (0,))
+                for length, table in zip((601, 60), tables, strict=True)
+            ],
+        )
+        runs.append([shard.forward_pass.run(step).clone() for step in steps])
+    for low, high in zip(*runs, strict=True):
+        assert torch.equal(low, high)
+        assert low.isfinite().all()
+
+
 def kernels_of(forward_pass: ForwardPass, step: Sequence[SequenceRows]) -> set[str]:
     """The names of those that ran on the device, from a graph or not."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
