@@ -1,7 +1,8 @@
 """Which steps are captured, and how a step's LoRA work is cut to fit one of them. No GPU needed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,11 @@ MOST_MIXED_ROWS = 512
 # the base products: 64 sequences on 16 adapters bring 8,410 tok/s, 7,670 with the graphs for any number; 8
 # adapters 8,850 with 8 entries, 8,700 with 24 (H200, Llama-3.1-8B's shapes).
 _FEW_ITEMS = (8, 24)
-# Graphs are captured for this height of a rank tile: LoRA's usual rank. Higher ranks loop.
-_BLOCK_RANK = 16
+# Height of a rank tile that graphs are captured for: LoRA's usual rank; higher ranks loop. Where slots hold
+# those, shared entries have graphs for them, too: 64 sequences on 1 and 8 adapters of rank 64 bring 8,130 and
+# 7,720 tok/s, 7,690 and 7,210 with tiles of 16. Adapters of rank 16 would lose 1 and 1.5 % by such tiles, and
+# row by row, where those gain nothing, 13 % (H200, Llama-3.1-8B's shapes).
+_USUAL_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class GraphSizes:
         return next((size for size in sizes if size >= rows > 0), 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoRAPlans:
     """The families of captured steps with LoRA, by the number of rows."""
 
@@ -55,45 +59,50 @@ class LoRAPlans:
     max_rank: int
 
     def of_decode(self, rows: int) -> tuple[LaunchPlan, ...]:
-        """Row by row; few entries of up to 16 rows; any number of those."""
+        """Row by row; for each height of a tile, few entries of up to 16 rows, and any number of those."""
+        single = (self._plan(rows, 1, self._tiles[0]),) if rows <= MAX_SINGLE_ROWS else ()
         if rows <= _FEW_ITEMS[0]:
-            return (self._plan(rows, 1),)
-        single = (self._plan(rows, 1),) if rows <= MAX_SINGLE_ROWS else ()
-        shared = self._plan(rows, ROWS_PER_ITEM)
-        few = (self._few(rows, items) for items in _FEW_ITEMS if items < shared.items)
-        return (*single, *few, shared)
+            return single
+        return (*single, *(plan for tile in self._tiles for plan in self._shared(rows, tile)))
 
     def of_mixed(self, rows: int) -> tuple[LaunchPlan, ...]:
-        return (self._plan(rows, ROWS_PER_ITEM),)
+        return tuple(self._plan(rows, ROWS_PER_ITEM, tile) for tile in self._tiles)
 
     def for_any(self, rows: int, decode: bool) -> LaunchPlan:
         """The one of them that every step of so many rows fits, if not always as the fastest."""
         return (self.of_decode(rows) if decode else self.of_mixed(rows))[-1]
 
-    def choose(self, runs: Runs, rows: int, decode: bool) -> LaunchPlan | None:
-        """The family for a step of these runs (slot, rows), filled up to `rows`; None without adapters."""
+    def choose(
+        self, runs: Runs, rows: int, decode: bool, slot_ranks: npt.NDArray[np.int32]
+    ) -> LaunchPlan | None:
+        """The family for a step of these runs (slot, rows), filled up to `rows`; None without adapters.
+        `slot_ranks`: each slot's highest rank."""
         own = runs[runs[:, 0] >= 0]
         if not len(own):
             return None
+        tile = self._tiles[0] if slot_ranks[own[:, 0]].max() <= self._tiles[0] else self._tiles[-1]
         plans = self.of_decode(rows) if decode else self.of_mixed(rows)
         counts = np.bincount(own[:, 0], weights=own[:, 1]).astype(np.int64)
         active, total = np.count_nonzero(counts), int(counts.sum())
         items = int((-(-counts // ROWS_PER_ITEM)).sum())
         if plans[0].rows_per_item == 1 and (len(plans) == 1 or total <= 2 * active):
             return plans[0]
-        return next(plan for plan in plans if plan.rows_per_item > 1 and plan.items >= items)
+        shared = (plan for plan in plans if plan.rows_per_item > 1 and plan.block_rank == tile)
+        return next(plan for plan in shared if plan.items >= items)
 
-    def _plan(self, rows: int, rows_per_item: int) -> LaunchPlan:
-        return LaunchPlan.for_graph(
-            rows, self.max_loras, rows_per_item=rows_per_item, block_rank=self._block_rank
-        )
+    def _shared(self, rows: int, tile: int) -> tuple[LaunchPlan, ...]:
+        most = self._plan(rows, ROWS_PER_ITEM, tile)
+        few = (replace(most, items=items) for items in _FEW_ITEMS if items < most.items)
+        return (*few, most)
 
-    def _few(self, rows: int, items: int) -> LaunchPlan:
-        return LaunchPlan(ROWS_PER_ITEM, self._block_rank, items, 0, False, rows)
+    def _plan(self, rows: int, rows_per_item: int, tile: int) -> LaunchPlan:
+        return LaunchPlan.for_graph(rows, self.max_loras, rows_per_item=rows_per_item, block_rank=tile)
 
-    @property
-    def _block_rank(self) -> int:
-        return min(_BLOCK_RANK, next((c for c in RANK_CLASSES if c >= self.max_rank), _BLOCK_RANK))
+    @cached_property
+    def _tiles(self) -> tuple[int, ...]:
+        """Heights, ascending."""
+        highest = next((c for c in RANK_CLASSES if c >= self.max_rank), RANK_CLASSES[-1])
+        return (highest,) if highest <= _USUAL_TILE else (_USUAL_TILE, highest)
 
 
 def rehearsal_runs(plan: LaunchPlan | None, rows: int) -> Runs:

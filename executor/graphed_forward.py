@@ -141,7 +141,8 @@ class GraphedForwardPass:
     ) -> Tensor:
         runs = step_runs(sequences, size)
         marked = any(marks.among(sequence.slot for sequence in sequences) for marks in self._marks)
-        plan = self._plans.for_any(size, decode) if marked else self._plans.choose(runs, size, decode)
+        ranks = self._punica.token_mapping_meta.slot_ranks
+        plan = self._plans.for_any(size, decode) if marked else self._plans.choose(runs, size, decode, ranks)
         shape = self._few_rows.fill(sequences, last_tokens, rows=size, single_rows=size if decode else 0)
         if not decode:
             self._between = self._plan_attention(self._few_rows, shape, size, "rows")

@@ -8,6 +8,8 @@ from kernels.meta import LoRAKernelMeta
 
 SIZES = GraphSizes.up_to(256, 8192)
 PLANS = LoRAPlans(max_loras=64, max_rank=16)
+TALL = LoRAPlans(max_loras=64, max_rank=100)
+USUAL, HIGH = np.full(64, 16, dtype=np.int32), np.full(64, 17, dtype=np.int32)
 
 
 def runs(*pairs: tuple[int, int]) -> np.ndarray:
@@ -29,22 +31,25 @@ def test_the_smallest_captured_step_that_is_large_enough(rows: int, decode: bool
 
 
 def test_a_base_only_step_runs_no_lora_kernel() -> None:
-    assert PLANS.choose(runs((-1, 7), (-1, 1)), 8, True) is None
+    assert PLANS.choose(runs((-1, 7), (-1, 1)), 8, True, USUAL) is None
 
 
+@pytest.mark.parametrize(("plans", "ranks"), [(PLANS, USUAL), (TALL, USUAL), (TALL, HIGH)])
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("adapters", [1, 2, 8, 40, 64])
 @pytest.mark.parametrize("rows", [1, 4, 9, 64, 200, 256])
-def test_every_step_fits_the_plan_that_is_chosen_for_it(rows: int, adapters: int, decode: bool) -> None:
+def test_every_step_fits_the_plan_that_is_chosen_for_it(
+    rows: int, adapters: int, decode: bool, plans: LoRAPlans, ranks: np.ndarray
+) -> None:
     """The metadata refuses a plan that is too small, and a plan must be among those captured."""
     size = SIZES.fitting(rows, decode)
     own = [(n % adapters, 1) for n in range(rows)]
     for step in (own, own[: rows // 2 + 1]):
         filled = runs(*step, (-1, size - len(step)))
-        plan = PLANS.choose(filled, size, decode)
-        assert plan is not None and plan in (PLANS.of_decode(size) if decode else PLANS.of_mixed(size))
+        plan = plans.choose(filled, size, decode, ranks)
+        assert plan is not None and plan in (plans.of_decode(size) if decode else plans.of_mixed(size))
         meta = LoRAKernelMeta.make(64, 512, "cpu")
-        for fitting in (plan, PLANS.for_any(size, decode)):
+        for fitting in (plan, plans.for_any(size, decode)):
             meta.prepare_tensors(filled, fitting)
             assert (meta.plan, meta.num_rows) == (fitting, size)
 
@@ -53,7 +58,7 @@ def test_every_captured_step_is_rehearsed_within_its_plan() -> None:
     meta = LoRAKernelMeta.make(64, SIZES.largest, "cpu")
     for decode, sizes in ((True, SIZES.decode), (False, SIZES.mixed)):
         for rows in sizes:
-            for plan in PLANS.of_decode(rows) if decode else PLANS.of_mixed(rows):
+            for plan in TALL.of_decode(rows) if decode else TALL.of_mixed(rows):
                 meta.prepare_tensors(rehearsal_runs(plan, rows), plan)
                 assert meta.num_rows == rows
                 assert meta.num_active_loras == 1
@@ -61,12 +66,25 @@ def test_every_captured_step_is_rehearsed_within_its_plan() -> None:
 
 def test_families_by_how_rows_share_adapters() -> None:
     adapters = 1, 8, 9, 24, 25, 64
-    chosen = [PLANS.choose(runs(*((n % k, 1) for n in range(64))), 64, True) for k in adapters]
+    chosen = [PLANS.choose(runs(*((n % k, 1) for n in range(64))), 64, True, USUAL) for k in adapters]
     families = [(plan.rows_per_item, plan.items) for plan in chosen if plan]
     assert families == [(16, 8), (16, 8), (16, 24), (16, 24), (16, 64), (1, 64)]
     assert [beside_pays(plan) for plan in chosen if plan] == [True, True, True, True, False, True]
-    many = PLANS.choose(runs(*((n % 30, 1) for n in range(256))), 256, True)
+    many = PLANS.choose(runs(*((n % 30, 1) for n in range(256))), 256, True, USUAL)
     assert many is not None and (many.rows_per_item, many.items) == (16, 80)
+
+
+def test_entries_that_rows_share_have_a_tile_as_high_as_the_highest_rank_among_them() -> None:
+    ranks = np.array([16, 64, *[0] * 62], dtype=np.int32)
+    assert {plan.block_rank for size in SIZES.decode for plan in PLANS.of_decode(size)} == {16}
+    low, high, both = ([(slot, 32) for slot in slots] for slots in ((0, 0), (1, 1), (0, 1)))
+    for decode in (True, False):
+        chosen = [TALL.choose(runs(*step), 64, decode, ranks) for step in (low, high, both)]
+        assert [plan.block_rank for plan in chosen if plan] == [16, 64, 64]
+    single = TALL.choose(runs((1, 1), (0, 1), (-1, 6)), 8, True, ranks)
+    assert single is not None and (single.rows_per_item, single.block_rank) == (1, 16)
+    for max_rank, highest in ((8, 8), (9, 16), (17, 32), (33, 64), (256, 64)):
+        assert LoRAPlans(64, max_rank).for_any(64, True).block_rank == highest
 
 
 def test_runs_of_a_step_and_of_its_head() -> None:

@@ -68,13 +68,15 @@ def make_shard(folder: Path, **settings: object) -> Shard:
 class Plain:
     """Torch alone, on the CPU."""
 
-    def __init__(self, folder: Path, shard: Shard, modules: frozenset[str], dtype: torch.dtype) -> None:
+    def __init__(
+        self, folder: Path, shard: Shard, modules: frozenset[str], max_rank: int, dtype: torch.dtype
+    ) -> None:
         self.model = model = load_model(folder, dtype, "cpu", dummy=True)
         values = {name.replace("base_layer.", ""): p for name, p in shard.model.named_parameters()}
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
         self.punica = PunicaWrapperCPU(SLOTS, 700)
-        self.arena = attach_lora(model, LoRAConfig(SLOTS, 16, modules, dtype), self.punica).arena
+        self.arena = attach_lora(model, LoRAConfig(SLOTS, max_rank, modules, dtype), self.punica).arena
         cache = KVCache.allocate(BLOCKS, BLOCK, model.config, dtype, "cpu")
         self.forward_pass = EagerForwardPass(model, cache, self.punica)
 
@@ -86,11 +88,14 @@ class Served:
         self.shard = make_shard(folder, **settings)
         modules = frozenset(settings.get("lora_modules", DENSE_PROJECTIONS))  # type: ignore[call-overload]
         self.dtype = self.shard.arena.storage.dtype
-        self.exact = Plain(folder, self.shard, modules, torch.float32)
-        self.rounded = Plain(folder, self.shard, modules, self.dtype)
+        self.max_rank = int(settings.get("max_lora_rank", 16))  # type: ignore[call-overload]
+        self.exact = Plain(folder, self.shard, modules, self.max_rank, torch.float32)
+        self.rounded = Plain(folder, self.shard, modules, self.max_rank, self.dtype)
         self.errors: list[tuple[float, float]] = []  # (ours, torch's) of each step
 
     def load(self, slot: int, rank: int, seed: int) -> None:
+        """`rank` of 16; of as many times more as a slot holds."""
+        rank = rank * self.max_rank // 16
         for arena in (self.exact.arena, self.rounded.arena, self.shard.arena):
             poison(arena, slot)
             ranks = dict.fromkeys((part.module for part in arena.layout.slices), rank)
@@ -122,11 +127,18 @@ class Served:
             assert ours < 1.2 * theirs, errors
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32", "bfloat16 head"])
+HEAD = {"lora_modules": ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")}
+SERVED: dict[str, dict[str, object]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "bfloat16 head": {"dtype": "bfloat16", **HEAD},
+    "bfloat16 rank 64": {"dtype": "bfloat16", "max_lora_rank": 64},
+}
+
+
+@pytest.fixture(scope="module", params=SERVED)
 def served(request: pytest.FixtureRequest, folder: Path) -> Served:
-    dtype, _, head = request.param.partition(" ")
-    modules = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")
-    served = Served(folder, dtype=dtype, **({"lora_modules": modules} if head else {}))
+    served = Served(folder, **SERVED[request.param])
     for slot in range(SLOTS):
         served.load(slot, 1 + slot % 16, seed=slot)
     return served
