@@ -1,19 +1,25 @@
 """The steps that a forward pass runs before it is ready, so that nothing compiles afterwards."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from executor.attention import KVCache
 from executor.forward import SequenceRows
-from executor.graph_plans import MOST_MIXED_ROWS
+from executor.graph_plans import MOST_MIXED_ROWS, head_runs, step_runs
 from kernels.follower_tuning import MOSTLY_BASE
-from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_ITEM, ROWS_PER_TILE
+from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 from kernels.punica import PunicaWrapperBase
 
 # (slot, rows) of each sequence.
 _Step = list[tuple[int, int]]
 # Tiles at which kernels/tuning.py splits shrink into 4, 3, 2 and 1 parts, behind the product and beside it.
 _TILED_ROWS = (10, 20, 32, 34, 44, 66)
+# Entries and tiles from which on kernels/*tuning.py and kernels/lora_*_fp8.py choose otherwise.
+_ENTRY_STEPS = (8, 25, 32, 64, 128)
+_TILE_STEPS = (1, 32, 33, 43, 65, 128)
+# Rows of a slot that bring steps between all of those, with few slots and with many.
+_ROWS_OF_A_SLOT = (1, 2, 3, 9, 17, 33, 65, 129, 256, 400, 511, 520, 2049)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +44,48 @@ def warm_up_steps(
     """Steps that are not captured, one for each choice that the kernels' tuning makes between them. While
     they run the slots' told ranks change; at the end they are what they were."""
     told = punica.token_mapping_meta.slot_ranks.copy()
-    for first, rank, steps in _by_rank(limits):
+    seen: set[Hashable] = set()
+    for high, first, rank, steps in _by_rank(limits):
         for slot in range(limits.max_loras):
-            punica.set_slot_rank(slot, rank if slot else first)
-        for step in steps:
-            yield _sequences(step, limits, kv_cache)
+            punica.set_slot_rank(slot, rank if slot >= high else first)
+        for number, step in enumerate((*steps, *_other_steps(limits))):
+            sequences = _sequences(step, limits, kv_cache)
+            choices = _choices(sequences, punica)
+            if number < len(steps) or not choices <= seen:
+                seen |= choices
+                yield sequences
     for slot, rank in enumerate(told.tolist()):
         punica.set_slot_rank(slot, rank)
 
 
-def _by_rank(limits: StepLimits) -> Iterator[tuple[int, int, list[_Step]]]:
-    """(rank of slot 0, rank of the others, steps): all alike, from the lowest class of ranks to the highest
-    that a slot can have; then one of the highest rank among lower ones, which may be cut into parts."""
+def _choices(sequences: list[SequenceRows], punica: PunicaWrapperBase) -> set[Hashable]:
+    """What the tuning goes by: in the layers, and at the head."""
+    layers = punica.token_mapping_meta.describe(step_runs(sequences)).plan
+    head = punica.prompt_mapping_meta.describe(head_runs(sequences)).plan
+    return {("layers", _choice(layers)), ("head", _choice(head))}
+
+
+def _choice(plan: LaunchPlan) -> Hashable:
+    mostly_base = plan.base_rows > MOSTLY_BASE * plan.items * plan.rows_per_item
+    if plan.tiles:
+        return plan.block_rank, sum(plan.tiles >= step for step in _TILE_STEPS)
+    entries = sum(plan.items >= step for step in _ENTRY_STEPS)
+    return plan.block_rank, plan.rows_per_item, plan.parts, entries, mostly_base
+
+
+def _by_rank(limits: StepLimits) -> Iterator[tuple[int, int, int, list[_Step]]]:
+    """(slots that are different, their rank, rank of the others, steps): all alike, from the lowest class of
+    ranks to the highest that a slot can have; then one of the highest rank, or a quarter of all, among lower
+    ones, which may be cut into parts."""
     most, low = limits.max_rows, RANK_CLASSES[0]
     sparse, dense = _sparse_steps(limits), _dense_steps(limits)
-    yield low, low, [[(-1, most)], [(-1, min(most, MOST_MIXED_ROWS + 1))], *sparse]
+    yield 0, low, low, [[(-1, most)], [(-1, min(most, MOST_MIXED_ROWS + 1))], *sparse]
     highest = next((c for c in RANK_CLASSES if c >= limits.max_rank), RANK_CLASSES[-1])
     for rank in (c for c in RANK_CLASSES[1:] if c <= highest):
-        yield rank, rank, [*sparse, *dense]
+        yield 0, rank, rank, [*sparse, *dense]
     for rank in (c for c in RANK_CLASSES if c < highest):
-        yield limits.max_rank, rank, sparse
+        yield 1, limits.max_rank, rank, sparse
+        yield limits.max_loras // 4, limits.max_rank, rank, []
 
 
 def _sparse_steps(limits: StepLimits) -> list[_Step]:
@@ -96,13 +124,30 @@ def _dense_steps(limits: StepLimits) -> list[_Step]:
     fitting = sorted(count for count in rows if MOST_MIXED_ROWS < count <= limits.max_rows)
     few = min(8, limits.max_loras)
     steps = [[(0, count)] for count in fitting]
-    # Adapters have two tiles each from one row more than a tile on: so fewer rows have as many tiles.
-    for slots in (tiles // 2 for tiles in _TILED_ROWS if tiles * ROWS_PER_TILE > limits.max_rows):
-        if slots <= limits.max_loras and MOST_MIXED_ROWS < slots * (ROWS_PER_TILE + 1) <= limits.max_rows:
-            steps.append([(slot, ROWS_PER_TILE + 1) for slot in range(slots)])
+    # A slot's last tile may have one row alone: so fewer rows have as many tiles.
+    for tiles in (tiles for tiles in _TILE_STEPS if tiles * ROWS_PER_TILE > limits.max_rows):
+        slots = -(-(tiles * ROWS_PER_TILE - limits.max_rows) // (ROWS_PER_TILE - 1))
+        if slots <= min(limits.max_loras, tiles // 2):
+            own = [tiles // slots + (slot < tiles % slots) for slot in range(slots)]
+            steps.append([(slot, ROWS_PER_TILE * (count - 1) + 1) for slot, count in enumerate(own)])
     if limits.max_rows > MOST_MIXED_ROWS:
         steps.append([(slot, limits.max_rows // few) for slot in range(few)])
     return steps
+
+
+def _other_steps(limits: StepLimits) -> Iterator[_Step]:
+    """Steps of every kind, smaller ones first, of which few are like none of the others."""
+    slots = sorted({1, 2, 4, 8, 16, 32, 64, limits.max_loras})
+    owns = [(count, rows) for count, rows in product(slots, _ROWS_OF_A_SLOT) if count <= limits.max_loras]
+    for count, rows in sorted(owns, key=lambda own: own[0] * own[1]):
+        room = limits.max_rows - count * rows
+        few = max(0, MOST_MIXED_ROWS + 1 - count * rows)
+        entries = count * -(-rows // ROWS_PER_ITEM)
+        for others in sorted(
+            {few, MOSTLY_BASE * count * rows + 1, MOSTLY_BASE * entries * ROWS_PER_ITEM + 1}
+        ):
+            if few <= others <= room:
+                yield [*((slot, rows) for slot in range(count)), (-1, others)]
 
 
 def _sequences(step: _Step, limits: StepLimits, kv_cache: KVCache) -> list[SequenceRows]:

@@ -2,7 +2,8 @@
 captured."""
 
 import itertools
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -79,6 +80,65 @@ def head_forms(plan: LaunchPlan) -> Forms:
         ("shrink", shrink, plan.parts),
         ("expand", expand, plan.parts, 1 if shrink.final else shrink.split),
     }
+
+
+def random_runs(rng: random.Random, slots: int, rows: int, least: int) -> Iterator[list[tuple[int, int]]]:
+    """Steps of `least` to `rows` rows: some adapters, evenly or not, and rows without one."""
+    while True:
+        total = rng.choice((rng.randint(least, rows), least, rows))
+        own = rng.randint(1, rng.choice((total, min(total, 600), min(total, 64))))
+        active = min(own, rng.choice((1, 2, 3, slots, rng.randint(1, slots))), slots)
+        cuts = [own * number // active for number in range(1, active)]
+        if rng.random() < 0.5:
+            cuts = sorted(rng.sample(range(1, own), active - 1))
+        ends = zip([0, *cuts], [*cuts, own], strict=True)
+        lengths = [end - start for start, end in ends]
+        yield [*zip(rng.sample(range(slots), active), lengths, strict=True), (-1, total - own)]
+
+
+def random_ranks(rng: random.Random, punica: PunicaWrapperCPU, max_rank: int) -> None:
+    classes = rng.choice([[8], [16], [32], [64], [8, max_rank], [8, 8, 8, max_rank], [4, 16, 32, 64]])
+    for slot in range(punica.max_loras):
+        punica.set_slot_rank(slot, min(max_rank, rng.choice(classes)))
+
+
+@pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 64), (16, 64), (64, 16), (64, 256)])
+@pytest.mark.parametrize("max_rows", [700, 2048, 8192])
+def test_every_form_of_a_random_step_has_run(max_rows: int, max_loras: int, max_rank: int) -> None:
+    limits = replace(LIMITS, max_rows=max_rows, max_loras=max_loras, max_rank=max_rank)
+    punica, rng = PunicaWrapperCPU(max_loras, max_rows), random.Random(0)
+    kinds = partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms
+    meta = punica.token_mapping_meta
+    warm = [Forms() for _ in kinds]
+    for step in warm_up_steps(limits, CACHE, punica):
+        punica.update_metadata(LoRAMapping(step_runs(step), ()))
+        for known, kind in zip(warm, kinds, strict=True):
+            known |= kind(meta.plan) if meta.plan.items else set()
+    for runs in itertools.islice(random_runs(rng, max_loras, max_rows, MOST_MIXED_ROWS + 1), 600):
+        random_ranks(rng, punica, max_rank)
+        punica.update_metadata(LoRAMapping(tuple(runs), ()))
+        for known, kind in zip(warm, kinds, strict=True):
+            missing = kind(meta.plan) - known
+            assert not missing, (runs, meta.plan, missing)
+
+
+@pytest.mark.parametrize(("max_loras", "max_sequences"), [(1, 16), (8, 64), (16, 256), (64, 256)])
+@pytest.mark.parametrize("kind", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"])
+def test_every_form_of_random_rows_at_the_head_has_run(
+    kind: Callable[[LaunchPlan], Forms], max_loras: int, max_sequences: int
+) -> None:
+    punica, rng, warm = PunicaWrapperCPU(max_loras, LIMITS.max_rows), random.Random(0), Forms()
+    meta = punica.prompt_mapping_meta
+    for step in warm_up_steps(
+        replace(LIMITS, max_loras=max_loras, max_sequences=max_sequences), CACHE, punica
+    ):
+        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
+        warm |= kind(meta.plan) if meta.plan.items else set()
+    for runs in itertools.islice(random_runs(rng, max_loras, max_sequences, 1), 600):
+        random_ranks(rng, punica, LIMITS.max_rank)
+        punica.update_metadata(LoRAMapping((), tuple(runs)))
+        missing = kind(meta.plan) - warm
+        assert not missing, (runs, meta.plan, missing)
 
 
 @pytest.mark.parametrize("max_loras", [16, 64, 128])
