@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -60,13 +60,10 @@ class LoRAPlans:
 
     def of_decode(self, rows: int) -> tuple[LaunchPlan, ...]:
         """Row by row; for each height of a tile, few entries of up to 16 rows, and any number of those."""
-        single = (self._plan(rows, 1, self._tiles[0]),) if rows <= MAX_SINGLE_ROWS else ()
-        if rows <= _FEW_ITEMS[0]:
-            return single
-        return (*single, *(plan for tile in self._tiles for plan in self._shared(rows, tile)))
+        return _of_decode(rows, self.max_loras, self._tiles)
 
     def of_mixed(self, rows: int) -> tuple[LaunchPlan, ...]:
-        return tuple(self._plan(rows, ROWS_PER_ITEM, tile) for tile in self._tiles)
+        return tuple(_shared(rows, self.max_loras, tile)[-1] for tile in self._tiles)
 
     def for_any(self, rows: int, decode: bool) -> LaunchPlan:
         """The one of them that every step of so many rows fits, if not always as the fastest."""
@@ -80,31 +77,39 @@ class LoRAPlans:
         own = runs[runs[:, 0] >= 0]
         if not len(own):
             return None
-        high = bool(slot_ranks[own[:, 0]].max() > self._tiles[0])
-        tile = self._tiles[-1 if high else 0]
         plans = self.of_decode(rows) if decode else self.of_mixed(rows)
         counts = np.bincount(own[:, 0], weights=own[:, 1]).astype(np.int64)
         active, total = np.count_nonzero(counts), int(counts.sum())
         items = int((-(-counts // ROWS_PER_ITEM)).sum())
+        # As for eager steps: a few high ranks must not slow the rest.
+        high = 4 * int(counts[slot_ranks[: len(counts)] > self._tiles[0]].sum()) > total
+        tile = self._tiles[-1 if high else 0]
         # 32 adapters of rank 64 on 64 sequences: 5,990 tok/s, row by row 5,670 (H200).
         if plans[0].rows_per_item == 1 and (len(plans) == 1 or total <= (1 if high else 2) * active):
             return plans[0]
         shared = (plan for plan in plans if plan.rows_per_item > 1 and plan.block_rank == tile)
         return next(plan for plan in shared if plan.items >= items)
 
-    def _shared(self, rows: int, tile: int) -> tuple[LaunchPlan, ...]:
-        most = self._plan(rows, ROWS_PER_ITEM, tile)
-        few = (replace(most, items=items) for items in _FEW_ITEMS if items < most.items)
-        return (*few, most)
-
-    def _plan(self, rows: int, rows_per_item: int, tile: int) -> LaunchPlan:
-        return LaunchPlan.for_graph(rows, self.max_loras, rows_per_item=rows_per_item, block_rank=tile)
-
     @cached_property
     def _tiles(self) -> tuple[int, ...]:
         """Heights, ascending."""
         highest = next((c for c in RANK_CLASSES if c >= self.max_rank), RANK_CLASSES[-1])
         return (highest,) if highest <= _USUAL_TILE else (_USUAL_TILE, highest)
+
+
+@lru_cache(maxsize=1024)
+def _of_decode(rows: int, max_loras: int, tiles: tuple[int, ...]) -> tuple[LaunchPlan, ...]:
+    single = LaunchPlan.for_graph(rows, max_loras, rows_per_item=1, block_rank=tiles[0])
+    if rows <= _FEW_ITEMS[0]:
+        return (single,)
+    shared = (plan for tile in tiles for plan in _shared(rows, max_loras, tile))
+    return (single, *shared) if rows <= MAX_SINGLE_ROWS else tuple(shared)
+
+
+@lru_cache(maxsize=1024)
+def _shared(rows: int, max_loras: int, tile: int) -> tuple[LaunchPlan, ...]:
+    most = LaunchPlan.for_graph(rows, max_loras, block_rank=tile)
+    return (*(replace(most, items=items) for items in _FEW_ITEMS if items < most.items), most)
 
 
 def rehearsal_runs(plan: LaunchPlan | None, rows: int) -> Runs:

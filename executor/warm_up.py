@@ -137,16 +137,12 @@ def _dense_steps(limits: StepLimits) -> list[_Step]:
 
 def _other_steps(limits: StepLimits) -> Iterator[_Step]:
     """Steps of every kind, smaller ones first, of which few are like none of the others."""
-    slots = sorted({1, 2, 4, 8, 16, 32, 64, limits.max_loras})
-    owns = [(count, rows) for count, rows in product(slots, _ROWS_OF_A_SLOT) if count <= limits.max_loras]
-    for count, rows in sorted(owns, key=lambda own: own[0] * own[1]):
-        room = limits.max_rows - count * rows
-        few = max(0, MOST_MIXED_ROWS + 1 - count * rows)
-        entries = count * -(-rows // ROWS_PER_ITEM)
-        for others in sorted(
-            {few, MOSTLY_BASE * count * rows + 1, MOSTLY_BASE * entries * ROWS_PER_ITEM + 1}
-        ):
-            if few <= others <= room:
+    slots = sorted({min(count, limits.max_loras) for count in (1, 2, 4, 8, 16, 32, 64, limits.max_loras)})
+    for count, rows in sorted(product(slots, _ROWS_OF_A_SLOT), key=lambda own: own[0] * own[1]):
+        own, entries = count * rows, count * -(-rows // ROWS_PER_ITEM)
+        least = max(0, MOST_MIXED_ROWS + 1 - own)
+        for others in sorted({least, MOSTLY_BASE * own + 1, MOSTLY_BASE * entries * ROWS_PER_ITEM + 1}):
+            if least <= others <= limits.max_rows - own:
                 yield [*((slot, rows) for slot in range(count)), (-1, others)]
 
 
