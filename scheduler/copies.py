@@ -77,7 +77,7 @@ class Copies:
 def _is_pinned(state: ExecutorState, digest: str) -> bool:
     if state.phase in (Phase.REFUSED, Phase.CONNECTING):
         return False
-    return any(copy.pinned for copy in state.residency.copies_of(digest))
+    return state.residency.keeps(digest)
 
 
 async def _wait(left: Callable[[], list[str]], wait_s: float) -> list[str]:

@@ -128,6 +128,12 @@ class ExecutorLink:
         elif pinned is not None:
             self._unpinned[digest, adapter] = None
 
+    def missing_pins(self) -> int:
+        """Versions pinned here that the executor does not keep, by its own account: it is away, still loads
+        them, or cannot. From any thread."""
+        residency = self.state.residency
+        return sum(not residency.keeps(digest) for digest in {digest for digest, _ in list(self.pins)})
+
     def _send_pin(self, digest: str, adapter: str, tier: Tier) -> None:
         on_wire = cast(adapters_pb2.ResidencyTier, int(tier))
         pin = executor_pb2.PinAdapter(digest=digest, tier=on_wire, adapter=adapter)

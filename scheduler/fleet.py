@@ -84,6 +84,10 @@ class Fleet:
         """("tenant/name", digest) of all pins that were asked for here."""
         return {(adapter, digest) for link in self._links.values() for digest, adapter in link.pins}
 
+    def missing_pins(self, address: str) -> int:
+        """Versions that an executor should keep and does not. From any thread."""
+        return self._links[address].missing_pins()
+
     def _chosen(self, addresses: Iterable[str]) -> list[ExecutorLink]:
         return [self._links[address] for address in addresses or self._links]
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter as Counted
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -131,6 +131,12 @@ class Metrics:
         self._executors = Gauge(
             "lorafleet_scheduler_executors", "Executors by state.", ["state"], registry=registry
         )
+        self._missing_pins = Gauge(
+            "lorafleet_scheduler_missing_pins",
+            "Versions that were pinned through this scheduler and that an executor does not keep.",
+            ["executor"],
+            registry=registry,
+        )
         self.queue_seconds = Histogram(
             "lorafleet_scheduler_queue_seconds",
             "Time from the acceptance of a request to its first dispatch.",
@@ -240,6 +246,10 @@ class Metrics:
         counts = Counted(phases)
         for phase in Phase:
             self._executors.labels(phase.name.lower()).set(counts[phase])
+
+    def follow_pins(self, executor: str, missing: Callable[[], int]) -> None:
+        """`missing` is asked whenever the metrics are read, on a thread of theirs."""
+        self._missing_pins.labels(executor).set_function(missing)
 
     def _counters_of(self, tenant: str, adapter: str) -> _Counters:
         """Looked up by their labels once: that takes longer than counting."""

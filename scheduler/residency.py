@@ -77,6 +77,10 @@ class Residency:
     def copies_of(self, digest: str) -> list[Copy]:
         return list(self._copies.get(digest, {}).values())
 
+    def keeps(self, digest: str) -> bool:
+        """Whether one of its copies is pinned."""
+        return any(copy.pinned for copy in self.copies_of(digest))
+
     def count(self, tier: Tier) -> int:
         """Copies in one tier."""
         return sum(tier in tiers for tiers in self._copies.values())

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from wsgiref.simple_server import WSGIServer
 
 import grpc
@@ -95,6 +96,8 @@ class Scheduler:
         )
         self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
         self._metrics.known_names.set_function(lambda: len(self._versions))
+        for executor in config.executor:
+            self._metrics.follow_pins(executor, partial(self.dispatcher.fleet.missing_pins, executor))
         self._admission = Admission(
             self._versions, self._tokenizer, self._spec, self._max_model_len, self._pool
         )

@@ -2,13 +2,17 @@
 
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from lorafleet import Client
+from tests.support.adapters import make_adapter
 from tests.support.cluster import Cluster, Node, Pair, wait_until
-from tests.support.resumption import Expected, all_go_on, check, in_the_middle, prepare, start
+from tests.support.proxy import Proxy
+from tests.support.resumption import PROMPT, Expected, all_go_on, check, in_the_middle, prepare, start
+from tests.support.streams import undisturbed
 
 SLOTS = ("--max-loras", "2", "--max-lora-rank", "8")
 
@@ -75,6 +79,50 @@ def test_an_executor_that_restarts_alone_takes_its_streams_up_again(
     (slot,) = (copy for copy in client.adapters.residency("held") if copy.tier.lower() == "slot")
     assert slot.executor == executors[0].address
     executors[1].start().wait_ready()
+
+
+def test_an_executor_that_restarts_twice_within_a_second(
+    cluster: Cluster, executors: list[Node], expected: dict[str, Expected], tmp_path: Path
+) -> None:
+    """C46 c. Starting one takes longer, so three that are ready follow each other at one address."""
+    third = cluster.executor("executor-2", *SLOTS).start().wait_ready()
+    with Proxy(_port(executors[0])) as proxy:
+        scheduler = cluster.scheduler("one-address", [f"127.0.0.1:{proxy.port}"]).start().wait_ready()
+        with Client(scheduler.address, timeout=120) as client:
+            client.adapters.push(make_adapter(tmp_path / "idle", cluster.model, seed=12), "idle")
+            before = undisturbed(client, PROMPT, 20, adapter="idle")
+            wait_until(lambda: _told(client) == _resident(executors[0]) != set(), "its copies are told")
+            streams = start(client)
+            for dying, successor in pairwise([*executors, third]):
+                in_the_middle(streams)
+                proxy.target = _port(successor)
+                dying.kill()
+                wait_until(lambda it=successor: it.gauge("running_sequences") == len(streams), "they go on")  # type: ignore[misc]
+            in_the_middle(streams)
+            assert client.adapters.residency("idle") == ()
+            wait_until(lambda: _told(client) == _resident(third) != set(), "its own copies are told")
+            check(streams, expected)
+            assert undisturbed(client, PROMPT, 20, adapter="idle").token_ids == before.token_ids
+            wait_until(lambda: _told(client) == _resident(third), "the new copy is told")
+        Pair(scheduler, third).wait_idle()
+        assert scheduler.metrics()["lorafleet_scheduler_requests_total{code=OK}"] == len(streams) + 2
+    for executor in executors:
+        executor.start()
+
+
+def _port(node: Node) -> int:
+    return int(node.address.rpartition(":")[2])
+
+
+def _told(client: Client) -> set[str]:
+    """All copies that the scheduler knows of."""
+    return {f"{{digest={copy.digest},tier={copy.tier}}}" for copy in client.adapters.residency()}
+
+
+def _resident(executor: Node) -> set[str]:
+    """All copies that the executor has."""
+    prefix = "lorafleet_executor_adapter_resident"
+    return {name.removeprefix(prefix) for name in executor.metrics() if name.startswith(prefix)}
 
 
 def test_an_executor_that_drains_finishes_what_it_has(

@@ -11,7 +11,9 @@ import pytest
 
 from lorafleet import AdapterNotFound, Client, IncompatibleAdapter, Unavailable
 from lorafleet.cli import main
+from lorafleet.v1.adapters_pb2 import RESIDENCY_TIER_HOST, PinRequest
 from tests.support.cluster import PATIENCE_S, Cluster, Node, wait_until
+from tests.support.failures import raw_stubs
 from tests.support.redis_server import RedisServer
 from tests.support.streams import watch
 
@@ -170,6 +172,41 @@ def test_a_drain_frees_slot_host_and_disk_everywhere(fleet: Fleet, adapter: Call
         assert version.state == "draining"
         here.adapters.push(adapter("draining"), "draining")
         assert serving(here, "draining") == digest
+
+
+def test_a_pin_that_never_loads_is_counted_and_holds_no_other_up(
+    fleet: Fleet, adapter: Callable[..., Path]
+) -> None:
+    """C47: of three pins the one in the middle has more rank than any slot."""
+    scheduler, addresses = fleet.schedulers[0], {each.address for each in fleet.executors}
+    gauges = [f"lorafleet_scheduler_missing_pins{{executor={address}}}" for address in addresses]
+
+    def missing() -> list[float]:
+        metrics = scheduler.metrics()
+        return [metrics[gauge] for gauge in gauges]
+
+    def has_tried(executor: Node) -> bool:
+        return "lorafleet_executor_adapter_loads_total{result=INCOMPATIBLE_ADAPTER}" in executor.metrics()
+
+    def keepers(ref: str) -> set[str]:
+        return {row.executor for row in client.adapters.residency(ref) if row.pinned}
+
+    with Client(scheduler.address) as client, raw_stubs(scheduler.address) as stubs:
+        for name, rank in (("good-1", 8), ("tall", 32), ("good-2", 8)):
+            client.adapters.push(adapter(name, rank=rank), name)
+        assert missing() == [0, 0]
+        pins = [
+            stubs.adapters.Pin.future(PinRequest(adapter=name, tier=RESIDENCY_TIER_HOST))
+            for name in ("good-1", "tall", "good-2")
+        ]
+        assert [pins[number].result().missing for number in (0, 2)] == [[], []]
+        wait_until(lambda: all(map(has_tried, fleet.executors)), "both have tried the other")
+        assert missing() == [1, 1]
+        assert (keepers("good-1"), keepers("tall"), keepers("good-2")) == (addresses, set(), addresses)
+        client.adapters.unpin("tall")
+        assert missing() == [0, 0]
+        for name in ("good-1", "good-2"):
+            client.adapters.unpin(name)
 
 
 def test_rm_lets_streams_end_and_gc_frees_the_bytes(fleet: Fleet, adapter: Callable[..., Path]) -> None:

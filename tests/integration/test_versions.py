@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from lorafleet import AdapterNotFound, Client
-from tests.support.cluster import Pair, wait_until
-from tests.support.streams import undisturbed, watch
+from tests.support.cluster import Cluster, Pair, wait_until
+from tests.support.oracle import Oracle
+from tests.support.streams import NEAR_TIE, undisturbed, watch
 
 PROMPT = [17, 29, 31, 43] * 12  # three blocks of 16
 
@@ -35,6 +36,37 @@ def test_a_new_version_never_mixes_with_the_old(main: Pair, adapter: Callable[..
         assert fresh.token_ids != expected_old.token_ids[:60]
         by_digest = client.generate(PROMPT, adapter=f"book@{old}", max_new_tokens=60, ignore_eos=True)
         assert by_digest.token_ids == expected_old.token_ids[:60]
+
+
+def test_a_cache_that_is_warm_with_the_old_weights_serves_no_new_ones(
+    main: Pair, cluster: Cluster, adapter: Callable[..., Path]
+) -> None:
+    """C17: t1/x is deleted and pushed with other weights, pushed over, and pushed back, each time with a
+    stream under way and without a wait. What is true is what PEFT says of each version alone."""
+    prompt = [(29 * position) % 400 + 20 for position in range(48)]
+    folders = [adapter(f"x-{number}") for number in range(3)]
+    oracle = Oracle(cluster.model)
+    truths = [oracle.greedy(folder, prompt, 300) for folder in folders]
+    assert min(gap for truth in truths for gap in truth.gaps) > NEAR_TIE, "choose another prompt"
+    with main.client("ops") as client:
+
+        def assert_serves(version: int, cached: int) -> None:
+            found = client.generate(prompt, adapter="t1/x", max_new_tokens=60, ignore_eos=True)
+            assert list(found.token_ids) == truths[version].tokens[:60]
+            assert found.usage.cached_prompt_tokens == cached
+
+        client.adapters.push(folders[0], "t1/x")
+        assert_serves(0, cached=0)
+        for old, new, deletes in ((0, 1, True), (1, 2, False), (2, 1, False)):
+            reading = watch(client, prompt, 300, adapter="t1/x")
+            reading.wait_for(3)
+            if deletes:
+                client.adapters.delete("t1/x")
+            client.adapters.push(folders[new], "t1/x")
+            assert_serves(new, cached=0 if new > old else 32)
+            assert len(reading.tokens) < 300, "the swap came too late"
+            assert_serves(new, cached=32)
+            assert reading.wait_end().tokens == truths[old].tokens
 
 
 def test_a_version_that_is_deleted_is_gone_and_its_stream_goes_on(

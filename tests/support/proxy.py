@@ -10,7 +10,9 @@ from typing import Self
 
 
 class Proxy:
-    """`delay(bytes)` is asked before a piece of a reply is passed on: seconds. `listen`: its port, 0: any."""
+    """`delay(bytes)` is asked before a piece of a reply is passed on: seconds. `listen`: its port, 0: any.
+
+    `target` is the server's port; it may change, for the connections to come."""
 
     def __init__(
         self,
@@ -19,7 +21,7 @@ class Proxy:
         tls: ssl.SSLContext | None = None,
         listen: int = 0,
     ) -> None:
-        self._target, self._delay, self._tls = port, delay, tls
+        self.target, self._delay, self._tls = port, delay, tls
         self._listener = socket.create_server(("127.0.0.1", listen))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
@@ -55,7 +57,7 @@ class Proxy:
         try:
             if self._tls is not None:
                 client = self._tls.wrap_socket(client, server_side=True)
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = socket.create_connection(("127.0.0.1", self.target))
         except OSError:
             client.close()
             return

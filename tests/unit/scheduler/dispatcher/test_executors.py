@@ -255,6 +255,28 @@ async def test_a_pin_that_ends_while_its_executor_is_cut_off_does_not_stay(
     await until(lambda: list(fake.pins[DIGEST]) == ["acme/c"])
 
 
+async def test_pins_that_an_executor_does_not_keep_are_counted(tokenizer: Tokenizer) -> None:
+    """C47. By version, however many adapters pin it; who tells of no copy lacks it until the pins end."""
+    async with executors(2) as [good, bad]:
+        good.pages = True
+        async with running(dispatcher_of([good.address, bad.address], tokenizer)) as dispatcher:
+            await ready(dispatcher, 2)
+            fleet = dispatcher.fleet
+
+            def missing() -> list[int]:
+                return [fleet.missing_pins(each.address) for each in (good, bad)]
+
+            for adapter in ("acme/a", "acme/b"):
+                fleet.pin(DIGEST, adapter, Tier.SLOT)
+            assert missing() == [1, 1]
+            await until(lambda: missing() == [0, 1])
+            fleet.unpin(DIGEST, "acme/a")
+            await good.stop()
+            await until(lambda: missing() == [1, 1])
+            fleet.unpin(DIGEST, "acme/b")
+            assert missing() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [("model_fingerprint", "sha256:other", "sha256:other"), ("protocol_version", 2, "protocol 2")],
