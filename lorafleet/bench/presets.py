@@ -33,10 +33,10 @@ class Case:
 
 
 def _offline(
-    requests: int, prompt: int, output: int, popularity: str = "none", adapters: int = 0
+    requests: int, prompt: int, output: int, popularity: str = "none", adapters: int = 0, first: int = 0
 ) -> Description:
     lengths = Lengths("fixed", prompt), Lengths("fixed", output)
-    return Description(requests, *lengths, popularity=popularity, adapters=adapters)
+    return Description(requests, *lengths, popularity=popularity, adapters=adapters, first_adapter=first)
 
 
 _D2 = Case("D2", _offline(256, 256, 128), 2)
@@ -47,6 +47,11 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
         Case("D1", _offline(64, 128, 128, "one", 1)),
         Case("D1", _offline(64, 128, 128, "distinct", 8)),
         Case("D1", _offline(64, 128, 128, "distinct", 64)),
+    ),
+    "high-ranks": (
+        Case("D1", _offline(64, 128, 128)),
+        *(Case("D1, rank 64", _offline(64, 128, 128, "distinct", adapters)) for adapters in (1, 8, 32)),
+        *(Case("D1, rank 16", _offline(64, 128, 128, "distinct", adapters, 32)) for adapters in (1, 8, 32)),
     ),
     "experts": (
         Case("D1 with experts", _offline(64, 128, 128)),
