@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from executor.shard import Shard, build_shard
 from executor.unlike_layers import unlike_layers
 from kernels.punica import PunicaWrapperCPU
 from tests.support.compilations import compilations
+from tests.support.random_steps import random_ranks, random_runs
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
 pytestmark = [
@@ -251,7 +253,7 @@ def test_a_step_without_adapters_runs_no_lora_kernel(served: Served) -> None:
 
 
 def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
-    """Other numbers of rows and adapters, and every rank that a slot can hold."""
+    """Other numbers of rows and adapters, every rank that a slot can hold, and whatever else comes."""
     with compilations() as compiled:
         for rank in (8, 16, 3):
             for slot in range(SLOTS):
@@ -265,7 +267,21 @@ def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
             traffic = Traffic(rank)
             traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
             run([traffic.rows(n, 17) for n in range(40)])
+        rng = random.Random(0)
+        for runs in islice(random_runs(rng, SLOTS, 700, 1), 80):
+            random_ranks(rng, served.shard.punica, served.max_rank)
+            run(traffic_of(runs))
     assert not compiled
+
+
+def traffic_of(runs: Sequence[tuple[int, int]]) -> list[SequenceRows]:
+    """As sequences of up to 80 new tokens."""
+    traffic, step = Traffic(0), []
+    for slot, count in runs:
+        for start in range(0, count, 80):
+            traffic.slots[len(step)] = slot
+            step.append(traffic.rows(len(step), min(80, count - start)))
+    return step
 
 
 def test_nothing_compiles_for_layers_whose_tables_of_ranks_begin_elsewhere(folder: Path) -> None:

@@ -3,7 +3,7 @@ captured."""
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from kernels.lora_shrink_fp8 import shrink_config_fp8
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from kernels.tuning import expand_config, shrink_config
+from tests.support.random_steps import random_ranks, random_runs
 
 LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_loras=64, max_rank=64)
 # Inputs and slices of each layer of Llama-3.1-8B, by what follows it.
@@ -80,26 +81,6 @@ def head_forms(plan: LaunchPlan) -> Forms:
         ("shrink", shrink, plan.parts),
         ("expand", expand, plan.parts, 1 if shrink.final else shrink.split),
     }
-
-
-def random_runs(rng: random.Random, slots: int, rows: int, least: int) -> Iterator[list[tuple[int, int]]]:
-    """Steps of `least` to `rows` rows: some adapters, evenly or not, and rows without one."""
-    while True:
-        total = rng.choice((rng.randint(least, rows), least, rows))
-        own = rng.randint(1, rng.choice((total, min(total, 600), min(total, 64))))
-        active = min(own, rng.choice((1, 2, 3, slots, rng.randint(1, slots))), slots)
-        cuts = [own * number // active for number in range(1, active)]
-        if rng.random() < 0.5:
-            cuts = sorted(rng.sample(range(1, own), active - 1))
-        ends = zip([0, *cuts], [*cuts, own], strict=True)
-        lengths = [end - start for start, end in ends]
-        yield [*zip(rng.sample(range(slots), active), lengths, strict=True), (-1, total - own)]
-
-
-def random_ranks(rng: random.Random, punica: PunicaWrapperCPU, max_rank: int) -> None:
-    classes = rng.choice([[8], [16], [32], [64], [8, max_rank], [8, 8, 8, max_rank], [4, 16, 32, 64]])
-    for slot in range(punica.max_loras):
-        punica.set_slot_rank(slot, min(max_rank, rng.choice(classes)))
 
 
 @pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 64), (16, 64), (64, 16), (64, 256)])
