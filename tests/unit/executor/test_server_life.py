@@ -184,6 +184,18 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         release.set()
 
 
+async def test_what_comes_and_ends_in_one_step_is_reported_with_it(
+    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room is what it was before, but no scheduler uses it again before it hears so."""
+    monkeypatch.setattr("executor.app.LOAD_INTERVAL_S", 3600.0)
+    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
+        await scheduler.dispatch(*(dispatch(name, tokens=1) for name in "abc"))
+        await scheduler.ended(*"abc")
+        await scheduler.until(lambda: scheduler.of("load")[-1].received_dispatches == 3)
+        assert scheduler.of("load")[-1].free_seats == 16
+
+
 async def test_a_stuck_step_of_several_ranks_ends_the_executor(
     tiny_base: Path, tiny_store: DiskStore, store_folder: Path
 ) -> None:
