@@ -105,18 +105,19 @@ def test_probes_are_answered_while_a_load_hangs_and_500_requests_wait_for_it(
     """C50: no load and no queue makes a pod look dead or unready, and what runs beside them goes on."""
     request = inference_pb2.GenerateRequest(text="a", adapter="cold")
     request.stopping.max_new_tokens = 1
-    with far.client() as client, raw_stubs(far.scheduler.address) as stubs:
-        client.adapters.push(adapter("cold"), "cold")
-        stream = watch(client, [7, 8, 9], 4000)
-        stream.wait_for(1)
-        gate.clear()
-        answers = [stubs.inference.Generate.future(request) for _ in range(500)]
-        wait_until(lambda: far.scheduler.gauge("queue_requests") >= 490, "all but a few wait")
-        wait_until(lambda: far.executor.gauge("loads_in_flight"), "the load begins")
-        for node in (far.scheduler, far.executor):
-            assert node.health() == node.health(READINESS[node.module]) == "SERVING"
-        stream.wait_for(len(stream.tokens) + 1)
-        assert far.executor.gauge("loads_in_flight") and not any(answer.done() for answer in answers)
+    with raw_stubs(far.scheduler.address) as stubs:
+        with far.client() as client:
+            client.adapters.push(adapter("cold"), "cold")
+            stream = watch(client, [7, 8, 9], 4000)
+            stream.wait_for(1)
+            gate.clear()
+            answers = [stubs.inference.Generate.future(request) for _ in range(500)]
+            wait_until(lambda: far.scheduler.gauge("queue_requests") >= 490, "all but a few wait")
+            wait_until(lambda: far.executor.gauge("loads_in_flight"), "the load begins")
+            for node in (far.scheduler, far.executor):
+                assert node.health() == node.health(READINESS[node.module]) == "SERVING"
+            stream.wait_for(len(stream.tokens) + 1)
+            assert far.executor.gauge("loads_in_flight") and not any(answer.done() for answer in answers)
         gate.set()
         assert all(answer.result().token_ids for answer in answers)
 
