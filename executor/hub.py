@@ -59,7 +59,7 @@ class Hub:
         self._residency = Residency()
         self._status = Status()
         self._opened = 0
-        self._told = (0, 0)
+        self._told: tuple[int, int] | None = None  # the room in the last reports; None: one is owed
 
     @property
     def num_live(self) -> int:
@@ -126,8 +126,10 @@ class Hub:
             return
         match command.WhichOneof("command"):
             case "dispatch":
-                # Who sent it counts for itself; a report comes with the next step.
+                # Who sent it counts for itself. A report comes with the next step, also when all have ended
+                # in it and the room is the same: until then their seats are not used again.
                 self._dispatch(stream, command.dispatch.dispatches)
+                self._told = None
                 return
             case "cancel":
                 self._cancel(stream, command.cancel.dispatch_ids)

@@ -107,13 +107,13 @@ class AdaptersService(Upkeep):
                 return response
             num_bytes = 0
             for last, each in zip(["", *(each.key for each in seen)], seen, strict=False):
-                if num_bytes > MAX_PAGE_BYTES:
-                    response.next_page_token = last
-                    break
                 message = summary_message(each)
                 if (manifest := self._manifest(each.digest)) is not None:
                     add_manifest(message, manifest)
                 num_bytes += message.ByteSize()
+                if num_bytes > MAX_PAGE_BYTES and response.versions:
+                    response.next_page_token = last
+                    break
                 response.versions.append(message)
             return response
 

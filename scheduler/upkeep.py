@@ -54,11 +54,13 @@ class Upkeep(AdaptersCalls):
             known = await self._run(
                 lambda: [each for each in self._seen(identity) if each.digest in resident]
             )
-        ranks = {each.digest: each.max_rank for each in known}
-        rows = [row for row in self._copies.rows() if row.digest in ranks]
+        sharing: dict[str, list[Summary]] = {}
+        for each in known:
+            sharing.setdefault(each.digest, []).append(each)
+        rows = [row for row in self._copies.rows() if row.digest in sharing]
         for row in rows:
-            row.max_rank = ranks[row.digest]
-            row.adapters.extend(f"{e.tenant}/{e.name}" for e in known if e.digest == row.digest)
+            row.max_rank = sharing[row.digest][0].max_rank
+            row.adapters.extend(map(full_name, sharing[row.digest]))
         rows.sort(key=lambda row: (row.executor, row.digest, row.tier))
         return pb.ResidencyResponse(copies=rows)
 

@@ -1,6 +1,7 @@
 """Health, reflection and metrics of both services; nothing that clients make up becomes a series."""
 
 import secrets
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from lorafleet import AdapterNotFound, Client, LoraFleetError
-from tests.support.cluster import Node, Pair, wait_until
+from lorafleet.v1 import inference_pb2
+from tests.support.cluster import READINESS, Cluster, Node, Pair, wait_until
+from tests.support.failures import raw_stubs
+from tests.support.proxy import Proxy
+from tests.support.redis_server import RedisServer
 from tests.support.streams import watch
 
 
@@ -65,6 +70,56 @@ def test_probes_are_answered_behind_a_deep_queue(one: Pair) -> None:
     for stream in streams:
         stream.wait_end()
     one.wait_idle()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Closed, it holds back all that the store says to `far`. It opens at the end, whatever happens."""
+    gate = threading.Event()
+    gate.set()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def far(cluster: Cluster, tmp_path: Path, gate: threading.Event) -> Iterator[Pair]:
+    """A scheduler beside its store, and an executor far away from it."""
+
+    def hold(size: int) -> float:
+        gate.wait()
+        return 0.0
+
+    with (
+        RedisServer(tmp_path / "redis") as redis,
+        Proxy(redis.port, hold) as proxy,
+        Cluster(cluster.model, tmp_path, store_url=redis.url) as apart,
+    ):
+        store = ("--store", f"redis://127.0.0.1:{proxy.port}?timeout=60")
+        yield apart.pair("far", (*store, "--max-loras", "1", "--max-seats", "8"))
+        gate.set()  # before they are told to end
+
+
+def test_probes_are_answered_while_a_load_hangs_and_500_requests_wait_for_it(
+    far: Pair, gate: threading.Event, adapter: Callable[..., Path]
+) -> None:
+    """C50: no load and no queue makes a pod look dead or unready, and what runs beside them goes on."""
+    request = inference_pb2.GenerateRequest(text="a", adapter="cold")
+    request.stopping.max_new_tokens = 1
+    with raw_stubs(far.scheduler.address) as stubs:
+        with far.client() as client:
+            client.adapters.push(adapter("cold"), "cold")
+            stream = watch(client, [7, 8, 9], 4000)
+            stream.wait_for(1)
+            gate.clear()
+            answers = [stubs.inference.Generate.future(request) for _ in range(500)]
+            wait_until(lambda: far.scheduler.gauge("queue_requests") >= 490, "all but a few wait")
+            wait_until(lambda: far.executor.gauge("loads_in_flight"), "the load begins")
+            for node in (far.scheduler, far.executor):
+                assert node.health() == node.health(READINESS[node.module]) == "SERVING"
+            stream.wait_for(len(stream.tokens) + 1)
+            assert far.executor.gauge("loads_in_flight") and not any(answer.done() for answer in answers)
+        gate.set()
+        assert all(answer.result().token_ids for answer in answers)
 
 
 def series(node: Node) -> dict[str, set[str]]:

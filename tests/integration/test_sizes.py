@@ -1,14 +1,22 @@
-"""Big messages: they work, or are refused clearly, and the channel stays usable."""
+"""C42: big messages work, or are refused clearly, and the channel stays usable."""
 
+import asyncio
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from adapter_store import ModelSpec
 from lorafleet import IncompatibleAdapter
-from lorafleet.v1 import inference_pb2
-from tests.support.cluster import Pair
+from lorafleet.v1 import adapters_pb2, executor_pb2, inference_pb2
+from scheduler.executor_link import MAX_BATCH_BYTES, ExecutorLink, LinkSettings
+from scheduler.executor_wire import Tokens
+from tests.support.cluster import Cluster, Pair
 from tests.support.failures import Stubs, bearer, failure, raw_stubs
+from tests.support.scheduling import until
 
 MIB = 1 << 20
 
@@ -46,6 +54,88 @@ def test_a_long_prompt_with_all_its_scores(main: Pair) -> None:
         answer = client.generate([7, 8, 9, 10] * 1000, max_new_tokens=1, prompt_logprobs=20)
     assert len(answer.prompt_logprobs) == 4000
     assert all(len(position.top) == 20 for position in answer.prompt_logprobs[1:])
+
+
+def test_pages_of_adapters_fill_messages_and_never_outgrow_them(
+    main: Pair, stubs: Stubs, adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A version tells what its base was called, and again that it is another one, however long that is: what
+    cannot be printed takes ten characters for one."""
+    shutil.copytree(adapter("wordy"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    bases = {f"wordy-{n}": "x" * 10**6 for n in range(4)} | {"wordy-4": "\U000e0001" * 900_000}
+    with main.client("ops") as client:
+        for alpha, (name, base) in enumerate(bases.items(), start=1):
+            config |= {"base_model_name_or_path": base, "lora_alpha": alpha}
+            (tmp_path / "adapter_config.json").write_text(json.dumps(config, ensure_ascii=False))
+            assert len(client.adapters.push(tmp_path, name).version.base_model) == len(base)
+        pages, token = [], ""
+        while not pages or token:
+            request = adapters_pb2.ListAdaptersRequest(page_size=1000, page_token=token)
+            pages.append(stubs.adapters.List(request, metadata=bearer("ops")))
+            token = pages[-1].next_page_token
+        assert sum(page.ByteSize() > 4 * MIB for page in pages) == 2
+        assert {version.name for page in pages for version in page.versions} >= bases.keys()
+        assert {version.name for version in client.adapters.list()} >= bases.keys()
+        for name in bases:
+            client.adapters.delete(name)
+
+
+class Heard:
+    """What an executor tells a scheduler about its dispatches."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Tokens] = []
+        self.rejected: dict[str, executor_pb2.Rejected] = {}
+        self.lost: list[str] = []
+
+    def on_tokens(self, address: str, tokens: Tokens) -> None:
+        self.tokens.append(tokens)
+
+    def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
+        self.rejected[rejected.dispatch_id] = rejected
+
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
+        self.lost.append(why)
+
+    def on_finished(self, finished: executor_pb2.Finished) -> None:
+        """Tokens tell enough."""
+
+    def on_room(self) -> None:
+        """Nothing waits for it."""
+
+    def on_phase(self) -> None:
+        """Nor for this."""
+
+
+async def test_a_scheduler_and_an_executor_exchange_messages_beyond_grpcs_default(
+    main: Pair, cluster: Cluster
+) -> None:
+    """One batch, of prompts that the model does not take; then one step, with more log-probabilities for each
+    token than clients may ask for."""
+    heard = Heard()
+    settings = LinkSettings(ModelSpec.from_folder(cluster.model).fingerprint, report_timeout_s=60.0)
+    link = ExecutorLink(main.executor.address, settings, heard)
+    running = asyncio.create_task(link.run())
+    await until(lambda: link.state.takes_requests)
+    batch = [dispatch(f"long{n}", [300] * 1_200_000) for n in range(3)]
+    assert 4 * MIB < sum(each.ByteSize() for each in batch) < MAX_BATCH_BYTES
+    link.dispatch(batch)
+    await until(lambda: len(heard.rejected) == 3 or bool(heard.lost))
+    assert not heard.lost
+    assert {rejected.reason for rejected in heard.rejected.values()} == {"INVALID_REQUEST"}
+    link.dispatch([dispatch("scored", [7, 8, 9, 10] * 250, prompt_logprobs=440)])
+    await until(lambda: bool(heard.tokens or heard.lost))
+    assert not heard.lost
+    [tokens] = heard.tokens
+    assert sum(position.ByteSize() for position in tokens.prompt_logprobs) > 4 * MIB
+    running.cancel()
+
+
+def dispatch(name: str, prompt: list[int], **fields: Any) -> executor_pb2.Dispatch:
+    made = executor_pb2.Dispatch(dispatch_id=name, prompt_token_ids=prompt, **fields)
+    made.stopping.max_new_tokens = 1
+    return made
 
 
 def test_adapters_of_any_size_go_up_and_down(

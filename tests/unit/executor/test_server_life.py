@@ -5,6 +5,8 @@ import contextlib
 import itertools
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from adapter_store import DiskStore
 from executor.app import ExecutorApp
+from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine import Engine
 from executor.errors import RankLost
@@ -19,6 +22,16 @@ from executor.server import SERVICE
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.engines import SMALL
 from tests.support.executor_app import connected, dispatch, idle, running
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(channel: grpc.aio.Channel, service: str = "") -> int:
+    """As a probe asks; "" is liveness."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+    return int(answer.status)
 
 
 async def test_drain_finishes_accepted_work_and_refuses_new(tiny_base: Path, tiny_store: DiskStore) -> None:
@@ -35,11 +48,7 @@ async def test_drain_finishes_accepted_work_and_refuses_new(tiny_base: Path, tin
         app.drain()
         await scheduler.dispatch(dispatch("new"))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))
-            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=""))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert (await health(channel, SERVICE), await health(channel)) == (NOT_SERVING, SERVING)
         go_on.set()
         await asyncio.wait_for(app.wait(), 60)
         await scheduler.reader
@@ -83,32 +92,83 @@ async def test_a_scheduler_that_does_not_read_is_cut_off(tiny_base: Path, tiny_s
             assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_before_the_model_is_there_it_is_alive_and_says_so(
-    tiny_base: Path, tiny_store: DiskStore
+async def test_while_the_model_loads_it_is_alive_and_says_so(
+    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """C50: for as long as it takes."""
+    loaded = threading.Event()
+
+    def build(*arguments: Any, **callbacks: Any) -> Engine:
+        loaded.wait(60)
+        return build_engine(*arguments, **callbacks)
+
+    monkeypatch.setattr("executor.app.build_engine", build)
     config = ExecutorConfig(model=str(tiny_base), **SMALL | {"listen": "127.0.0.1:0", "metrics_port": -1})
     async with (
         ExecutorApp(config, tiny_store) as app,
         grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
     ):
-        app.hub.info = None
         stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stub.Describe(executor_pb2.DescribeRequest())
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-        health = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(service=""))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert await health(channel) == SERVING
+        assert await health(channel, SERVICE) == NOT_SERVING
+        loaded.set()
         await app.ready.wait()
+        async with asyncio.timeout(60):
+            while await health(channel, SERVICE) != SERVING:
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("steps_ahead", ["false", "true"])
+async def test_slow_steps_with_work_waiting_are_no_stuck_ones(
+    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch, steps_ahead: str
+) -> None:
+    """C52: each takes all but a moment of what it may."""
+    now, begun, go_on = 1000, threading.Semaphore(0), threading.Semaphore(0)
+    monkeypatch.setattr("executor.engine_thread.time", SimpleNamespace(monotonic=lambda: now))
+    settings = {"step_timeout": 60.0, "async_scheduling": steps_ahead, "num_kv_blocks": 8}
+    async with (
+        running(tiny_base, tiny_store, **settings) as app,
+        connected(app) as scheduler,
+        grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
+    ):
+
+        def slow_down(engine: Engine) -> None:
+            launch = engine._runner.launch
+
+            def slowly(plan: Any) -> Any:
+                begun.release()
+                go_on.acquire(timeout=60)
+                return launch(plan)
+
+            engine._runner.launch = slowly  # type: ignore[method-assign]
+
+        app._engine.submit(slow_down)
+        names = [f"{number}" for number in range(16)]
+        await scheduler.dispatch(*(dispatch(name) for name in names))
+        for seconds in (59, 58, 57, 56):
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
+            now += seconds
+            app.hub.tell_loads()
+            await app._tell_health()  # both are done again and again anyway
+            assert (await health(channel), await health(channel, SERVICE)) == (SERVING, SERVING)
+            await scheduler.until(lambda s=seconds: scheduler.of("load")[-1].last_step_age_ms == 1000 * s)
+            assert scheduler.of("load")[-1].waiting
+            go_on.release()
+        go_on.release(100)
+        await scheduler.ended(*names)
+        assert not scheduler.of("rejected")
 
 
 async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStore) -> None:
+    """C52."""
     async with (
         running(tiny_base, tiny_store, step_timeout=0.3) as app,
         connected(app) as scheduler,
         grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
     ):
-        stub = health_pb2_grpc.HealthStub(channel)
         release = threading.Event()
 
         def hang(engine: Engine) -> None:
@@ -117,14 +177,23 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         app._engine.submit(hang)
         await scheduler.dispatch(dispatch("x"))
         async with asyncio.timeout(60):
-            while True:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=10)
-                if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-                    break
+            while await health(channel) != NOT_SERVING:
                 await asyncio.sleep(0.05)
         await scheduler.until(lambda: scheduler.of("load")[-1].last_step_age_ms > 300)
         assert scheduler.of("load")[-1].waiting == 1
         release.set()
+
+
+async def test_what_comes_and_ends_in_one_step_is_reported_with_it(
+    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room is what it was before, but no scheduler uses it again before it hears so."""
+    monkeypatch.setattr("executor.app.LOAD_INTERVAL_S", 3600.0)
+    async with running(tiny_base, tiny_store) as app, connected(app) as scheduler:
+        await scheduler.dispatch(*(dispatch(name, tokens=1) for name in "abc"))
+        await scheduler.ended(*"abc")
+        await scheduler.until(lambda: scheduler.of("load")[-1].received_dispatches == 3)
+        assert scheduler.of("load")[-1].free_seats == 16
 
 
 async def test_a_stuck_step_of_several_ranks_ends_the_executor(

@@ -81,6 +81,18 @@ async def test_a_pin_is_answered_when_executors_hold_it_and_survives_their_resta
     assert await copies(service, "pinned") == []
 
 
+async def test_a_copy_is_listed_with_every_name_that_shares_it(service: Running) -> None:
+    names = ["twin-1", "twin-2"]
+    [digest] = {await pushed(service, name, 80) for name in names}
+    alone = await pushed(service, "no-twin", 81)
+    for name in ("twin-1", "no-twin"):
+        await service.stub.Pin(pb.PinRequest(adapter=name, tier=SLOT), **as_("acme"))
+    listed = {(row.digest, *row.adapters) for row in await copies(service, who="root")}
+    assert {(digest, "acme/twin-1", "acme/twin-2"), (alone, "acme/no-twin")} <= listed
+    for name in (*names, "no-twin"):
+        await service.stub.Drop(pb.DropCopiesRequest(adapter=name), **as_("acme"))
+
+
 async def test_a_pin_ends_with_its_version_also_for_an_executor_that_is_away(
     service: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

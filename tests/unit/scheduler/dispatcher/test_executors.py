@@ -188,6 +188,15 @@ async def test_a_stuck_step_is_hung_although_reports_come(dispatcher: Dispatcher
     await until(lambda: fake.streams == 2)
 
 
+async def test_slow_steps_with_work_waiting_are_not_hung(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
+    """C52: an executor that is merely busy keeps its stream and its requests."""
+    slow = executor_pb2.Load(last_step_age_ms=60_000, running=8, waiting=500)
+    fake.extra_events = [executor_pb2.ExecutorEvent(load=slow)] * 3
+    await until(lambda: not fake.extra_events)
+    assert tokens_in(await read_all(dispatcher.submit(admitted(), None))) == expected_tokens(admitted())
+    assert fake.streams == 1
+
+
 async def test_a_bug_while_writing_ends_the_stream_and_is_logged(
     dispatcher: Dispatcher,
     fake: FakeExecutor,

@@ -7,6 +7,8 @@ import grpc
 import pytest
 
 from adapter_store import ModelSpec, Ref, open_store
+from lorafleet import AsyncClient
+from lorafleet.calls import CHANNEL_OPTIONS
 from lorafleet.v1 import (
     common_pb2,
     executor_pb2,
@@ -176,13 +178,7 @@ async def test_a_client_that_stops_reading_is_cut_off(
     async with open_house(model, stream_buffer=4, slow_client_timeout=0.2) as house:
         house.fake.step_s = 0.001
 
-        def pad(step: executor_pb2.StepTokens) -> None:
-            for dispatch_id in step.dispatch_ids:  # Fills the connection's window.
-                entry = step.logprobs.add(dispatch_id=dispatch_id)
-                top = [common_pb2.TokenLogprob(token_id=1 << 30, logprob=-1)] * 2000
-                entry.positions.add(top=top)
-
-        house.fake.edit_step = pad
+        house.fake.edit_step = lambda step: _pad(step, 26_000)  # Fills the connection's window.
         response = inference_pb2.ResponseOptions(logprobs=20)
         stream = house.inference.GenerateStream(generate(max_new_tokens=480, response=response))
         await stream.read()
@@ -191,3 +187,34 @@ async def test_a_client_that_stops_reading_is_cut_off(
             while await stream.read() is not grpc.aio.EOF:
                 pass
         assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_answers_and_events_beyond_what_grpc_takes_by_default(house: House) -> None:
+    """C42: from the executor, and to the client, in pieces and whole."""
+    house.fake.edit_step = lambda step: _pad(step, 6_000_000)
+    scores = inference_pb2.ResponseOptions(logprobs=20)
+    async with AsyncClient(house.scheduler.address) as client:
+        answer = await client.generate("The quick", max_new_tokens=2, logprobs=20)
+    async with grpc.aio.insecure_channel(house.scheduler.address, options=CHANNEL_OPTIONS) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        whole = await stub.Generate(generate(max_new_tokens=2, response=scores))
+    assert whole.ByteSize() > 12_000_000
+    assert [len(p.top) for p in answer.logprobs] == [len(p.top) for p in whole.logprobs]
+
+
+async def test_an_event_beyond_the_limit_fails_its_request_clearly_and_nothing_else(house: House) -> None:
+    """C42: it ends the executor's stream, which is opened anew for the next attempt."""
+    house.fake.edit_step = lambda step: _pad(step, 17_000_000)
+    code, reason, message = await fails(house.inference.Generate(generate(max_new_tokens=1)))
+    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
+    assert "larger than max" in message
+    house.fake.edit_step = lambda step: None
+    assert (await house.inference.Generate(generate())).usage.completion_tokens == 12
+
+
+def _pad(step: executor_pb2.StepTokens, num_bytes: int) -> None:
+    """More log-probabilities than an executor would send."""
+    top = [common_pb2.TokenLogprob(token_id=1 << 30, logprob=-1)]
+    for dispatch_id in step.dispatch_ids:
+        position = step.logprobs.add(dispatch_id=dispatch_id).positions.add()
+        position.top.extend(top * (num_bytes // (top[0].ByteSize() + 2) + 1))
