@@ -50,8 +50,11 @@ PRESETS: Mapping[str, tuple[Case, ...]] = {
     ),
     "high-ranks": (
         Case("D1", _offline(64, 128, 128)),
-        *(Case("D1, rank 64", _offline(64, 128, 128, "distinct", adapters)) for adapters in (1, 8, 32)),
-        *(Case("D1, rank 16", _offline(64, 128, 128, "distinct", adapters, 32)) for adapters in (1, 8, 32)),
+        *(
+            Case(f"D1, rank {rank}", _offline(64, 128, 128, "distinct", adapters, first))
+            for rank, first in ((64, 0), (16, 32), (32, 64))
+            for adapters in (1, 8, 32)
+        ),
     ),
     "experts": (
         Case("D1 with experts", _offline(64, 128, 128)),

@@ -127,7 +127,7 @@ def add_preset(group: Subparsers) -> None:
         "Measure ready-made loads, one row each, beside the figures of vLLM on an H100. The adapters must\n"
         "be there (see make-adapters), the executor with --prefix-cache false, and with so many slots:\n"
         "  d1, d2, d3, d4      64 and more: decoding, 256 requests, one request, prefill\n"
-        "  high-ranks          32 of rank 64: decoding, adapters 0 to 31 of rank 64, 32 to 63 of rank 16\n"
+        "  high-ranks          32 of rank 64: decoding; 32 adapters of rank 64, then 32 of 16, 32 of 32\n"
         "  experts             8: decoding by a model with experts, whose adapters are on all projections\n"
         "  experts-attention   64: the same, with adapters on attention alone\n"
         "  d2-paged            16, and host memory for 128 adapters; not used since the executor's start\n"
