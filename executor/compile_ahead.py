@@ -91,7 +91,8 @@ def _shares(parts: int) -> list[tuple[str, str]]:
 
 def _key(config: ExecutorConfig) -> str:
     digest = hashlib.sha256()
-    for file in sorted(Path(kernels.__file__).parent.glob("*.py")):
+    steps = [Path(__file__).with_name(name) for name in ("graph_plans.py", "warm_up.py")]
+    for file in (*sorted(Path(kernels.__file__).parent.glob("*.py")), *steps):
         digest.update(file.read_bytes())
     digest.update((Path(config.model) / "config.json").read_bytes())
     chosen = [str(getattr(config, name)) for name in _SETTINGS]
