@@ -48,10 +48,13 @@ def warm_up_steps(
     for high, first, rank, steps in _by_rank(limits):
         for slot in range(limits.max_loras):
             punica.set_slot_rank(slot, rank if slot >= high else first)
-        for number, step in enumerate((*steps, *_other_steps(limits))):
+        for step in steps:
             sequences = _sequences(step, limits, kv_cache)
-            choices = _choices(sequences, punica)
-            if number < len(steps) or not choices <= seen:
+            seen |= _choices(sequences, punica)
+            yield sequences
+        for step in _other_steps(limits):
+            sequences = _sequences(step, limits, kv_cache)
+            if not (choices := _choices(sequences, punica)) <= seen:
                 seen |= choices
                 yield sequences
     for slot, rank in enumerate(told.tolist()):
