@@ -156,6 +156,11 @@ def choose(rows: int, active: int, highest: int, class_rows: tuple[int, ...]) ->
     return LaunchPlan(1 if single else ROWS_PER_ITEM, block_rank, 0, int(tiled), parts)
 
 
+def typical_class(counts: Ints, ranks: Ints) -> int:
+    """Of RANK_CLASSES, what steps are cut for whose slots have so many rows and these ranks."""
+    return _typical_class(int(counts.sum()), _rank_summary(counts, ranks)[1])
+
+
 def _typical_class(rows: int, class_rows: tuple[int, ...]) -> int:
     """The smallest class that holds three quarters of the rows: a few high ranks must not slow the rest."""
     reached = 0

@@ -25,7 +25,7 @@ from kernels.launch_plan import LaunchPlan
 from kernels.lora_expand_fp8 import expand_config_fp8
 from kernels.lora_linear_fp8 import pair_expand_config_fp8
 from kernels.lora_shrink_fp8 import shrink_config_fp8
-from kernels.meta import LoRAMapping
+from kernels.meta import LoRAKernelMeta, LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from kernels.tuning import expand_config, shrink_config
 from tests.support.random_steps import random_ranks, random_runs
@@ -83,64 +83,74 @@ def head_forms(plan: LaunchPlan) -> Forms:
     }
 
 
+def run_before(
+    limits: StepLimits, punica: PunicaWrapperCPU, meta: LoRAKernelMeta, forms: Callable[[LaunchPlan], Forms]
+) -> Forms:
+    """What has run once an executor is ready, of the layers or of the head by the meta."""
+    found = Forms()
+    for step in warm_up_steps(limits, CACHE, punica):
+        assert sum(len(sequence.token_ids) for sequence in step) <= limits.max_rows
+        assert sum(len(sequence.logit_rows) for sequence in step) <= limits.max_sequences
+        assert len(step) <= limits.warm_up_sequences
+        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
+        found |= forms(meta.plan) if meta.plan.items else set()
+    assert (meta.slot_ranks == 16).all()  # as before
+    return found
+
+
+of_layers = pytest.mark.parametrize(
+    "forms",
+    [partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms],
+    ids=["plain", "scaled", "fp8"],
+)
+of_head = pytest.mark.parametrize(
+    "forms", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"]
+)
+
+
 @pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 64), (16, 64), (64, 16), (64, 256)])
 @pytest.mark.parametrize("max_rows", [700, 2048, 8192])
-def test_every_form_of_a_random_step_has_run(max_rows: int, max_loras: int, max_rank: int) -> None:
+@of_layers
+def test_every_form_of_a_random_step_has_run(
+    forms: Callable[[LaunchPlan], Forms], max_rows: int, max_loras: int, max_rank: int
+) -> None:
     limits = replace(LIMITS, max_rows=max_rows, max_loras=max_loras, max_rank=max_rank)
     punica, rng = PunicaWrapperCPU(max_loras, max_rows), random.Random(0)
-    kinds = partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms
     meta = punica.token_mapping_meta
-    warm = [Forms() for _ in kinds]
-    for step in warm_up_steps(limits, CACHE, punica):
-        punica.update_metadata(LoRAMapping(step_runs(step), ()))
-        for known, kind in zip(warm, kinds, strict=True):
-            known |= kind(meta.plan) if meta.plan.items else set()
+    warm = run_before(limits, punica, meta, forms)
     for runs in itertools.islice(random_runs(rng, max_loras, max_rows, MOST_MIXED_ROWS + 1), 600):
         random_ranks(rng, punica, max_rank)
         punica.update_metadata(LoRAMapping(tuple(runs), ()))
-        for known, kind in zip(warm, kinds, strict=True):
-            missing = kind(meta.plan) - known
-            assert not missing, (runs, meta.plan, missing)
+        missing = forms(meta.plan) - warm
+        assert not missing, (runs, meta.plan, missing)
 
 
 @pytest.mark.parametrize(("max_loras", "max_sequences"), [(1, 16), (8, 64), (16, 256), (64, 256)])
-@pytest.mark.parametrize("kind", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"])
+@of_head
 def test_every_form_of_random_rows_at_the_head_has_run(
-    kind: Callable[[LaunchPlan], Forms], max_loras: int, max_sequences: int
+    forms: Callable[[LaunchPlan], Forms], max_loras: int, max_sequences: int
 ) -> None:
-    punica, rng, warm = PunicaWrapperCPU(max_loras, LIMITS.max_rows), random.Random(0), Forms()
+    limits = replace(LIMITS, max_loras=max_loras, max_sequences=max_sequences)
+    punica, rng = PunicaWrapperCPU(max_loras, LIMITS.max_rows), random.Random(0)
     meta = punica.prompt_mapping_meta
-    for step in warm_up_steps(
-        replace(LIMITS, max_loras=max_loras, max_sequences=max_sequences), CACHE, punica
-    ):
-        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
-        warm |= kind(meta.plan) if meta.plan.items else set()
+    warm = run_before(limits, punica, meta, forms)
     for runs in itertools.islice(random_runs(rng, max_loras, max_sequences, 1), 600):
         random_ranks(rng, punica, LIMITS.max_rank)
         punica.update_metadata(LoRAMapping((), tuple(runs)))
-        missing = kind(meta.plan) - warm
+        missing = forms(meta.plan) - warm
         assert not missing, (runs, meta.plan, missing)
 
 
 @pytest.mark.parametrize("max_loras", [16, 64, 128])
 @pytest.mark.parametrize("max_rows", [2048, 4096, 8192])
-@pytest.mark.parametrize(
-    "forms",
-    [partial(forms, scaled=False), partial(forms, scaled=True), fp8_forms],
-    ids=["plain", "scaled", "fp8"],
-)
+@of_layers
 def test_every_form_of_an_eager_step_has_run(
     forms: Callable[[LaunchPlan], Forms], max_rows: int, max_loras: int
 ) -> None:
     limits = replace(LIMITS, max_rows=max_rows, max_loras=max_loras)
     punica = PunicaWrapperCPU(max_loras, max_rows)
-    meta, warm = punica.token_mapping_meta, Forms()
-    for step in warm_up_steps(limits, CACHE, punica):
-        assert sum(len(sequence.token_ids) for sequence in step) <= max_rows
-        assert len(step) <= limits.warm_up_sequences
-        punica.update_metadata(LoRAMapping(step_runs(step), ()))
-        warm |= forms(meta.plan) if meta.plan.items else set()
-    assert (meta.slot_ranks == 16).all()  # as before
+    meta = punica.token_mapping_meta
+    warm = run_before(limits, punica, meta, forms)
     for ranks in RANKS:
         for slot in range(max_loras):
             punica.set_slot_rank(slot, ranks[slot % len(ranks)])
@@ -157,17 +167,14 @@ def test_every_form_of_an_eager_step_has_run(
 
 
 @pytest.mark.parametrize("max_sequences", [16, 64, 256])
-@pytest.mark.parametrize("forms", [head_forms, partial(fp8_forms, layers=HEAD)], ids=["plain", "fp8"])
+@of_head
 def test_every_form_of_the_heads_adapters_has_run(
     forms: Callable[[LaunchPlan], Forms], max_sequences: int
 ) -> None:
     """Of steps with a row a sequence there, captured ones, too: they end before the head."""
     punica = PunicaWrapperCPU(LIMITS.max_loras, LIMITS.max_rows)
-    meta, warm = punica.prompt_mapping_meta, Forms()
-    for step in warm_up_steps(replace(LIMITS, max_sequences=max_sequences), CACHE, punica):
-        assert sum(len(sequence.logit_rows) for sequence in step) <= max_sequences
-        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
-        warm |= forms(meta.plan) if meta.plan.items else set()
+    meta = punica.prompt_mapping_meta
+    warm = run_before(replace(LIMITS, max_sequences=max_sequences), punica, meta, forms)
     for ranks in RANKS:
         for slot, rank in enumerate(ranks):
             punica.set_slot_rank(slot, rank)
