@@ -132,7 +132,8 @@ def _first_row(
 ) -> Row:
     """The first ones' median, and how many times the second ones'."""
     firsts, seconds = (
-        Spread.of(record.pieces[0][0] - record.sent for record in one) for one in (first, second)
+        Spread.of(record.pieces[0][0] - record.sent for record in one if record.pieces)
+        for one in (first, second)
     )
     if not firsts or not seconds:
         raise BenchError(f"{workload}: no request was answered")
