@@ -1,8 +1,8 @@
 """Host memory for adapters: one pool with its own offsets, pinned where a GPU copies from it.
 
-Pinning takes about 0.7 s a GiB, so memory is pinned once, in large segments, in the background while the
-model loads, and never for one adapter. Loader threads claim room and fill it; the engine's thread gives it
-out, since only it knows what may be evicted for it.
+Pinning takes time, so memory is pinned once, in large segments, in the background while the model loads, and
+never for one adapter. Loader threads claim room and fill it; the engine's thread gives it out, since only it
+knows what may be evicted for it.
 
 Segments are cut into stripes, each as long as the largest image, and no image lies in two of them. So images
 that may not be evicted, fewer than there are stripes, always leave one whole stripe to those that come.
@@ -22,6 +22,7 @@ from torch import Tensor
 from executor.errors import HostMemoryFull
 from executor.extents import Extents
 from executor.lora.image import Buffer
+from executor.pinned_memory import pin, present_memory
 
 SEGMENT_BYTES = 1 << 30
 _ALIGNMENT = 4096  # so that copies from it start at a page
@@ -176,17 +177,18 @@ class HostPool:
 
     def _memory(self, size: int) -> Tensor | None:
         """None where it cannot be had: claims must not wait for it, what is there is shared out."""
-        if self._device.type == "cuda":
-            try:
-                with torch.cuda.device(self._device):
-                    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-            except RuntimeError as error:
-                logger.error("cannot pin %d bytes, copies from there stop the engine: %s", size, error)
         try:
-            return torch.empty(size, dtype=torch.uint8)
-        except RuntimeError as error:
+            if self._device.type != "cuda":
+                return torch.empty(size, dtype=torch.uint8)
+            memory = present_memory(size)
+        except (OSError, RuntimeError) as error:
             logger.error("no more host memory for adapters, %d bytes cannot be had: %s", size, error)
             return None
+        try:
+            pin(memory, self._device)
+        except RuntimeError as error:
+            logger.error("cannot pin %d bytes, copies from there stop the engine: %s", size, error)
+        return torch.from_numpy(memory)
 
 
 def _cut(memory: Tensor, least: int) -> list[tuple[Tensor, Extents]]:
@@ -201,8 +203,8 @@ def _stripes(segment: int, least: int) -> int:
 
 
 def _segment_sizes(max_bytes: int, max_image_bytes: int) -> list[int]:
-    """Torch pins powers of two. Every segment takes an image; what is left over is no segment."""
-    segment = max(SEGMENT_BYTES, 1 << (_aligned(max_image_bytes) - 1).bit_length())
+    """Every segment takes an image; what is left over is no segment."""
+    segment = max(SEGMENT_BYTES, _aligned(max_image_bytes))
     if max_bytes < segment:
         return [_aligned(max_bytes)]
     rest = max_bytes % segment

@@ -59,7 +59,7 @@ def test_segments_take_whole_images_and_stay_in_the_bound() -> None:
     gib = 1 << 30
     assert _segment_sizes(4 * gib + 5 * PAGE, 4 * PAGE) == [gib] * 4 + [5 * PAGE]
     assert _segment_sizes(4 * gib + 3 * PAGE, 4 * PAGE) == [gib] * 4
-    assert _segment_sizes(5 * gib, gib + 1) == [2 * gib] * 2
+    assert _segment_sizes(5 * gib, gib + 1) == [gib + PAGE] * 4
     assert _segment_sizes(7 * PAGE, 4 * PAGE) == [7 * PAGE]
 
 
