@@ -19,7 +19,6 @@ from executor.cuda_graphs import GraphMemory
 from executor.distributed import SINGLE, ParallelGroup
 from executor.errors import StartError
 from executor.flashinfer_attention import FlashInfer, Form, compile_for, serves
-from executor.forward import SequenceRows
 from executor.forward_pass import ForwardPass
 from executor.gpu_memory import blocks_that_fit, log_captured, measure
 from executor.graph_plans import GraphSizes, LoRAPlans
@@ -32,7 +31,7 @@ from executor.no_attention import NoAttention
 from executor.sampler import Sampler
 from executor.shard import Shard, Slots, attach_slots, check_lora_dtype, dtype_of
 from executor.torch_attention import StepPlanner, TorchAttention
-from executor.warm_up import StepLimits, warm_up_steps
+from executor.warm_up import StepLimits, WarmUpStep, warm_up_steps
 from kernels import paged_decode
 from kernels.punica_gpu import PunicaWrapperGPU
 
@@ -162,8 +161,8 @@ class _Builder:
     def compile(self, part: int, parts: int) -> None:
         kv_cache = self._cache(self._config.num_kv_blocks)
         eager = self._pass(kv_cache, _NO_GRAPHS)
-        for sequences in islice(self._warm_up_steps(kv_cache), part, None, parts):
-            eager.rehearse_eager(sequences)
+        for step in islice(self._warm_up_steps(kv_cache), part, None, parts):
+            eager.rehearse_eager(step)
         self._pass(kv_cache, self._sizes()).rehearse(part, parts)
         torch.cuda.synchronize(self._device)
 
@@ -194,16 +193,17 @@ class _Builder:
         )
 
     def _run_largest(self, forward_pass: GraphedForwardPass, kv_cache: KVCache) -> None:
-        for sequences in self._warm_up_steps(kv_cache):
-            forward_pass.rehearse_eager(sequences)
+        for step in self._warm_up_steps(kv_cache):
+            forward_pass.rehearse_eager(step)
 
-    def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[list[SequenceRows]]:
-        yield from warm_up_steps(self._limits, kv_cache, self.punica)
+    def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[WarmUpStep]:
+        experts = self.model.config.moe is not None
+        yield from warm_up_steps(self._limits, kv_cache, experts=experts)
         if self.slots.marks:
             with ExitStack() as stack:
                 for marks in self.slots.marks:
                     stack.enter_context(marks.as_if_all())
-                yield from warm_up_steps(self._limits, kv_cache, self.punica)
+                yield from warm_up_steps(self._limits, kv_cache, experts=experts)
 
     def _least_of_all_ranks(self, blocks: int) -> int:
         counts = self._group.all_gather(torch.tensor([blocks], device=self._device))

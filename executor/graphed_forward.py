@@ -24,7 +24,7 @@ from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
 from executor.torch_attention import PlannedStep, StepPlanner
 from executor.unlike_layers import unlike_layers
-from executor.warm_up import StepLimits
+from executor.warm_up import StepLimits, WarmUpStep
 from kernels.launch_plan import LaunchPlan
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
@@ -118,10 +118,10 @@ class GraphedForwardPass:
             self._rehearse(key)
 
     @torch.inference_mode()
-    def rehearse_eager(self, sequences: Sequence[SequenceRows]) -> None:
+    def rehearse_eager(self, step: WarmUpStep) -> None:
         """Launch each kernel of such a step, as none was captured, and allocate what it does at its most:
         through one layer of each kind."""
-        self._eager(sequences, None, self._unlike_layers)
+        self._eager(step.sequences, None, self._unlike_layers, step.plan)
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
@@ -157,11 +157,12 @@ class GraphedForwardPass:
         sequences: Sequence[SequenceRows],
         last_tokens: Tensor | None,
         layers: Sequence[int] | None = None,
+        plan: LaunchPlan | None = None,
     ) -> Tensor:
         shape = self._many_rows.fill(sequences, last_tokens)
         many = shape.rows >= _PREFILL_ROWS * max(len(sequences), 1)
         step = self._plan_attention(self._many_rows, shape, shape.rows, "prefill" if many else "rows")
-        self._describe_lora(sequences, step_runs(sequences), None)
+        self._describe_lora(sequences, step_runs(sequences), plan, plan)
         hidden = self._model(*self._inputs(self._many_rows, shape.rows, step), layers)
         return self._logits(hidden, shape, self._many_rows.logits_rows)
 
@@ -171,9 +172,15 @@ class GraphedForwardPass:
         wanted = hidden[:count] if rows is None else hidden.index_select(0, rows[:count])
         return self._model.head(wanted)
 
-    def _describe_lora(self, sequences: Sequence[SequenceRows], runs: Runs, plan: LaunchPlan | None) -> None:
+    def _describe_lora(
+        self,
+        sequences: Sequence[SequenceRows],
+        runs: Runs,
+        plan: LaunchPlan | None,
+        head_plan: LaunchPlan | None = None,
+    ) -> None:
         head = head_runs(sequences) if self._head_has_lora else _NO_RUNS
-        self._punica.update_metadata(LoRAMapping(runs, head), plan)
+        self._punica.update_metadata(LoRAMapping(runs, head), plan, head_plan)
 
     def _plan_attention(self, buffers: StepBuffers, shape: StepShape, rows: int, kind: Kind) -> PlannedStep:
         slots = buffers.kv_slots[:rows]

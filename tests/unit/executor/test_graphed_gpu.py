@@ -46,6 +46,12 @@ MODEL = {
     "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-5,
 }
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+}
 BLOCK, BLOCKS, SEQUENCES, SLOTS = 16, 200, 40, 12
 # The kernels that follow a projection also run without an adapter, which they are then compiled for.
 LORA_KERNELS = {"shrink_kernel", "expand_kernel", "embedding_kernel", "scale_outputs_kernel"}
@@ -267,11 +273,25 @@ def test_nothing_compiles_after_it_is_ready(served: Served) -> None:
             traffic = Traffic(rank)
             traffic.slots[:] = [2] + [-1] * (SEQUENCES - 1)
             run([traffic.rows(n, 17) for n in range(40)])
-        rng = random.Random(0)
-        for runs in islice(random_runs(rng, SLOTS, 700, 1), 80):
-            random_ranks(rng, served.shard.punica, served.max_rank)
-            run(traffic_of(runs))
+        run_whatever_comes(served.shard, served.max_rank)
     assert not compiled
+
+
+@pytest.mark.parametrize("max_rank", [16, 64])
+def test_nothing_compiles_after_a_model_with_experts_is_ready(tmp_path: Path, max_rank: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | EXPERTS))
+    modules = ("q_proj", "k_proj", "v_proj", "o_proj", "experts")
+    shard = make_shard(tmp_path, lora_modules=modules, max_lora_rank=max_rank, dtype="bfloat16")
+    with compilations() as compiled:
+        run_whatever_comes(shard, max_rank)
+    assert not compiled
+
+
+def run_whatever_comes(shard: Shard, max_rank: int) -> None:
+    rng = random.Random(0)
+    for runs in islice(random_runs(rng, SLOTS, 700, 1), 80):
+        random_ranks(rng, shard.punica, max_rank)
+        shard.forward_pass.run(traffic_of(runs))
 
 
 def traffic_of(runs: Sequence[tuple[int, int]]) -> list[SequenceRows]:

@@ -3,9 +3,10 @@ captured."""
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from executor.attention import KVCache, LayerCache
 from executor.forward import check
 from executor.graph_plans import MOST_MIXED_ROWS, head_runs, step_runs
 from executor.warm_up import StepLimits, warm_up_steps
+from kernels import moe_tuning
 from kernels.follower_tuning import (
     add_rms_norm_config,
     beside_pays,
@@ -26,6 +28,8 @@ from kernels.lora_expand_fp8 import expand_config_fp8
 from kernels.lora_linear_fp8 import pair_expand_config_fp8
 from kernels.lora_shrink_fp8 import shrink_config_fp8
 from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.moe_lora_align import num_slots
+from kernels.moe_tuning import block_size, gemm_block_size
 from kernels.punica import PunicaWrapperCPU
 from kernels.tuning import expand_config, shrink_config
 from tests.support.random_steps import random_ranks, random_runs
@@ -35,6 +39,23 @@ LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_lor
 LAYERS = {"rope": (3, 4096), "silu_mul": (2, 4096), "add_rms_norm": (1, 4096), "down": (1, 14336)}
 Forms = set[tuple[object, ...]]
 HEAD = {"head": (1, 4096)}
+
+
+class Experts(NamedTuple):
+    number: int
+    topk: int
+    hidden: int
+    intermediate: int
+
+
+# As in Mixtral, Qwen3-30B-A3B, Qwen2-57B-A14B, gpt-oss-120b, and one of each token alone.
+EXPERTS = [
+    Experts(8, 2, 4096, 14336),
+    Experts(128, 8, 2048, 768),
+    Experts(64, 8, 3584, 2560),
+    Experts(128, 4, 2880, 2880),
+    Experts(16, 1, 1024, 2048),
+]
 RANKS = ([8] * 64, [16] * 64, [32] * 64, [64] * 64, [64] + [8] * 63, [4, 64] * 32)
 CACHE = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
 
@@ -83,19 +104,44 @@ def head_forms(plan: LaunchPlan) -> Forms:
     }
 
 
+def expert_forms(meta: LoRAKernelMeta, experts: Experts, max_rank: int) -> Forms:
+    """Of a layer of experts, its base products and what aligns their pairs among them."""
+    pairs = meta.num_rows * experts.topk
+    found: Forms = {("base", gemm_block_size(pairs, experts.number)), ("counted", pairs > 1024)}
+    if meta.plan.items:
+        size = block_size(meta, experts.topk, experts.number)
+        blocks = pairs
+        if size > 1:
+            blocks = min(pairs, num_slots(meta) * experts.number + pairs // size)
+        block_rank = min(meta.plan.block_rank, max(8, max_rank))
+        for name, slices, width in (("w13", 2, experts.hidden), ("w2", 1, experts.intermediate)):
+            chosen = moe_tuning.choose(size, blocks, slices, width, max_rank, block_rank, 2)
+            found.add((name, size, chosen))
+    return found
+
+
 def run_before(
-    limits: StepLimits, punica: PunicaWrapperCPU, meta: LoRAKernelMeta, forms: Callable[[LaunchPlan], Forms]
+    limits: StepLimits,
+    punica: PunicaWrapperCPU,
+    meta: LoRAKernelMeta,
+    forms: Callable[[LaunchPlan], Forms],
 ) -> Forms:
     """What has run once an executor is ready, of the layers or of the head by the meta."""
     found = Forms()
-    for step in warm_up_steps(limits, CACHE, punica):
-        assert sum(len(sequence.token_ids) for sequence in step) <= limits.max_rows
-        assert sum(len(sequence.logit_rows) for sequence in step) <= limits.max_sequences
-        assert len(step) <= limits.warm_up_sequences
-        punica.update_metadata(LoRAMapping(step_runs(step), head_runs(step)))
+    for _ in described(limits, punica, experts=False):
         found |= forms(meta.plan) if meta.plan.items else set()
-    assert (meta.slot_ranks == 16).all()  # as before
     return found
+
+
+def described(limits: StepLimits, punica: PunicaWrapperCPU, *, experts: bool) -> Iterator[None]:
+    """The steps before an executor is ready: each as the metas have it."""
+    for step in warm_up_steps(limits, CACHE, experts=experts):
+        sequences = step.sequences
+        assert sum(len(sequence.token_ids) for sequence in sequences) <= limits.max_rows
+        assert sum(len(sequence.logit_rows) for sequence in sequences) <= limits.max_sequences
+        assert len(sequences) <= limits.warm_up_sequences
+        punica.update_metadata(LoRAMapping(step_runs(sequences), head_runs(sequences)), step.plan, step.plan)
+        yield
 
 
 of_layers = pytest.mark.parametrize(
@@ -108,7 +154,9 @@ of_head = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 64), (16, 64), (64, 16), (64, 256)])
+@pytest.mark.parametrize(
+    ("max_loras", "max_rank"), [(1, 64), (2, 256), (3, 4), (8, 64), (16, 64), (64, 16), (64, 256)]
+)
 @pytest.mark.parametrize("max_rows", [700, 2048, 8192])
 @of_layers
 def test_every_form_of_a_random_step_has_run(
@@ -122,6 +170,25 @@ def test_every_form_of_a_random_step_has_run(
         random_ranks(rng, punica, max_rank)
         punica.update_metadata(LoRAMapping(tuple(runs), ()))
         missing = forms(meta.plan) - warm
+        assert not missing, (runs, meta.plan, missing)
+
+
+@pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 16), (64, 16), (64, 64)])
+@pytest.mark.parametrize("max_rows", [700, 2048, 8192])
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_every_form_of_a_random_steps_experts_has_run(
+    experts: Experts, max_rows: int, max_loras: int, max_rank: int
+) -> None:
+    limits = replace(LIMITS, max_rows=max_rows, max_loras=max_loras, max_rank=max_rank)
+    punica, rng = PunicaWrapperCPU(max_loras, max_rows), random.Random(0)
+    meta = punica.token_mapping_meta
+    warm = Forms()
+    for _ in described(limits, punica, experts=True):
+        warm |= expert_forms(meta, experts, max_rank)
+    for runs in itertools.islice(random_runs(rng, max_loras, max_rows, MOST_MIXED_ROWS + 1), 300):
+        random_ranks(rng, punica, max_rank)
+        punica.update_metadata(LoRAMapping(tuple(runs), ()))
+        missing = expert_forms(meta, experts, max_rank) - warm
         assert not missing, (runs, meta.plan, missing)
 
 
@@ -188,6 +255,6 @@ def test_every_form_of_the_heads_adapters_has_run(
 
 def test_the_steps_are_possible_ones() -> None:
     spare = KVCache((LayerCache(torch.zeros(2, 1, 16, 1, 2), None),), 0, 16)
-    for step in warm_up_steps(LIMITS, spare, PunicaWrapperCPU(64, 8192)):
-        for sequence in step:
+    for step in warm_up_steps(LIMITS, spare, experts=True):
+        for sequence in step.sequences:
             check(sequence, spare)
