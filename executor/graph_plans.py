@@ -83,10 +83,11 @@ class LoRAPlans:
         active = rows_of.nonzero()[0]
         counts = rows_of[active]
         items = int((-(-counts // ROWS_PER_ITEM)).sum())
-        high = typical_class(counts, slot_ranks[active]) > _USUAL_TILE
-        tile = self._tiles[-1 if high else 0]
-        # 32 adapters of rank 64 on 64 sequences: 5,990 tok/s, row by row 5,670 (H200).
-        few_each = counts.sum() <= (1 if high else 2) * len(active)
+        typical = typical_class(counts, slot_ranks[active])
+        tile = self._tiles[-1 if typical > _USUAL_TILE else 0]
+        # 64 sequences on 32 adapters of rank 64: 5,970 tok/s, row by row 5,670; of rank 32: 6,490 and 6,840
+        # (H200, slots for rank 64).
+        few_each = counts.sum() <= (1 if typical > 32 else 2) * len(active)
         if plans[0].rows_per_item == 1 and (len(plans) == 1 or few_each):
             return plans[0]
         shared = (plan for plan in plans if plan.rows_per_item > 1 and plan.block_rank == tile)

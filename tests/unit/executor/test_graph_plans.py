@@ -75,13 +75,17 @@ def test_families_by_how_rows_share_adapters() -> None:
 
 
 def test_entries_that_rows_share_have_a_high_tile_where_more_than_a_quarter_of_the_rows_need_it() -> None:
-    ranks = np.array([16, 64, *[0] * 62], dtype=np.int32)
+    ranks = np.array([16, 64, 16, 32, *[0] * 60], dtype=np.int32)
     assert {plan.block_rank for size in SIZES.decode for plan in PLANS.of_decode(size)} == {16}
     for decode in (True, False):
         steps = [runs((0, 64 - high), (1, high)) for high in (0, 16, 17, 64)]
         chosen = [TALL.choose(step, 64, decode, ranks) for step in steps]
         assert [plan.block_rank for plan in chosen if plan] == [16, 16, 64, 64]
-    for step, rows in (((1, 1), (0, 1)), 1), (((0, 2), (2, 2)), 1), (((1, 2), (0, 2)), 16):
+    steps_and_heights = (
+        (((1, 1), (0, 1)), 1), (((0, 2), (2, 2)), 1), (((3, 2), (0, 2)), 1), (((3, 3), (0, 2)), 16),
+        (((1, 2), (0, 2)), 16),
+    )  # fmt: skip
+    for step, rows in steps_and_heights:
         plan = TALL.choose(runs(*step, (-1, 16 - sum(own for _, own in step))), 16, True, ranks)
         assert plan is not None and (plan.rows_per_item, plan.block_rank) == (rows, 16 if rows == 1 else 64)
     for max_rank, highest in ((8, 8), (9, 16), (17, 32), (33, 64), (256, 64)):
