@@ -19,8 +19,11 @@ _THREADS = 4
 
 
 def present_memory(size: int) -> Buffer:
-    """uint8 [size], zeros, whose pages are there: large ones where the system has them. Raises OSError."""
+    """uint8 [size], zeros, whose pages are there: large ones where the system has them. Not there in forked
+    processes. Raises OSError."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A page that a forked process shares moves at the next write, and the GPU would still read the old one.
+    memory.madvise(mmap.MADV_DONTFORK)
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     array: Buffer = np.frombuffer(memory, np.uint8)

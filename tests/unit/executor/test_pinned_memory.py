@@ -1,5 +1,8 @@
 import gc
 import mmap
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +16,23 @@ def test_it_is_zeros_of_its_own(size: int) -> None:
     assert len(first) == size and not first.any()
     first.fill(7)
     assert not second.any()
+
+
+FORKED = """
+import os
+from executor.pinned_memory import present_memory
+memory = present_memory(1 << 20)
+if not (child := os.fork()):
+    memory[0] = 1
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_forked_processes_share_no_page_of_it() -> None:
+    """Which the next write here would move away from where the driver pinned it."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == -signal.SIGSEGV
 
 
 def test_more_than_there_is_is_refused() -> None:
