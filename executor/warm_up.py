@@ -96,18 +96,19 @@ def _doubled(first: int, last: int) -> list[int]:
 
 
 def _plans(limits: StepLimits) -> Iterator[LaunchPlan]:
+    """One for each answer to all that the tuning asks, and a few that no step gets."""
     most = most_pieces(limits.max_rows, limits.max_loras, ROWS_PER_ITEM)
     most_tiles = most_pieces(limits.max_rows, limits.max_loras, ROWS_PER_TILE)
     for block_rank in _rank_classes(limits):
-        for parts in (False, True)[: 1 + (limits.max_rank > high_limit(block_rank))]:
-            for rows_per_item, items in product((1, ROWS_PER_ITEM), _ENTRY_STEPS):
-                room = min(limits.max_rows, MAX_SINGLE_ROWS) if rows_per_item == 1 else most
-                if items > room + parts * SPARE_ITEMS:
-                    continue
-                base = MOSTLY_BASE * items * rows_per_item
-                yield LaunchPlan(rows_per_item, block_rank, items, 0, parts, base)
-                if base < limits.max_rows:
-                    yield LaunchPlan(rows_per_item, block_rank, items, 0, parts, base + 1)
+        has_parts = (False, True) if limits.max_rank > high_limit(block_rank) else (False,)
+        for parts, rows_per_item, items in product(has_parts, (1, ROWS_PER_ITEM), _ENTRY_STEPS):
+            room = min(limits.max_rows, MAX_SINGLE_ROWS) if rows_per_item == 1 else most
+            if items > room + parts * SPARE_ITEMS:
+                continue
+            base = MOSTLY_BASE * items * rows_per_item
+            yield LaunchPlan(rows_per_item, block_rank, items, 0, parts, base)
+            if base < limits.max_rows:
+                yield LaunchPlan(rows_per_item, block_rank, items, 0, parts, base + 1)
         for tiles in (tiles for tiles in _TILE_STEPS if tiles <= most_tiles):
             if (items := max(tiles, _LEAST_TILED_ITEMS)) <= most:
                 yield LaunchPlan(ROWS_PER_ITEM, block_rank, items, tiles, False)

@@ -121,10 +121,7 @@ def expert_forms(meta: LoRAKernelMeta, experts: Experts, max_rank: int) -> Forms
 
 
 def run_before(
-    limits: StepLimits,
-    punica: PunicaWrapperCPU,
-    meta: LoRAKernelMeta,
-    forms: Callable[[LaunchPlan], Forms],
+    limits: StepLimits, punica: PunicaWrapperCPU, meta: LoRAKernelMeta, forms: Callable[[LaunchPlan], Forms]
 ) -> Forms:
     """What has run once an executor is ready, of the layers or of the head by the meta."""
     found = Forms()
