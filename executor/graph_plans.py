@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor.forward import SequenceRows
-from kernels.launch_plan import MAX_SINGLE_ROWS, RANK_CLASSES, ROWS_PER_ITEM, LaunchPlan
+from kernels.launch_plan import MAX_SINGLE_ROWS, ROWS_PER_ITEM, LaunchPlan, rank_classes
 from kernels.work_list import typical_class
 
 Runs = npt.NDArray[np.int32]
@@ -96,7 +96,7 @@ class LoRAPlans:
     @property
     def _tiles(self) -> tuple[int, ...]:
         """Heights, ascending."""
-        highest = next((c for c in RANK_CLASSES if c >= self.max_rank), RANK_CLASSES[-1])
+        highest = rank_classes(self.max_rank)[-1]
         return (highest,) if highest <= _USUAL_TILE else (_USUAL_TILE, highest)
 
 

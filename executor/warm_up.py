@@ -10,12 +10,12 @@ from executor.graph_plans import MOST_MIXED_ROWS
 from kernels.follower_tuning import MOSTLY_BASE
 from kernels.launch_plan import (
     MAX_SINGLE_ROWS,
-    RANK_CLASSES,
     ROWS_PER_ITEM,
     ROWS_PER_TILE,
     SPARE_ITEMS,
     LaunchPlan,
     most_pieces,
+    rank_classes,
 )
 from kernels.work_list import high_limit
 
@@ -66,7 +66,7 @@ def _large_steps(limits: StepLimits) -> Iterator[tuple[_Rows, LaunchPlan | None]
     for slots in {1, min(8, limits.max_loras, most)}:
         yield [(slot, most // slots) for slot in range(slots)], None
     # What shrink writes is as long as the step, and cut most often for a row by itself.
-    yield [(0, 1), (-1, most - 1)], LaunchPlan(1, _rank_classes(limits)[-1], 1, 0, False, most)
+    yield [(0, 1), (-1, most - 1)], LaunchPlan(1, rank_classes(limits.max_rank)[-1], 1, 0, False, most)
 
 
 def _lora_steps(limits: StepLimits) -> Iterator[tuple[_Rows, LaunchPlan]]:
@@ -85,7 +85,7 @@ def _expert_steps(limits: StepLimits) -> Iterator[tuple[_Rows, LaunchPlan]]:
     height of a tile, which other steps bring."""
     most = min(limits.max_loras, limits.max_rows)
     for rows, slots in product(_doubled(MOST_MIXED_ROWS, limits.max_rows), _doubled(1, most)):
-        for block_rank in _rank_classes(limits):
+        for block_rank in rank_classes(limits.max_rank):
             step = [(0, 1), (-1, rows - 1)]
             yield step, LaunchPlan(ROWS_PER_ITEM, block_rank, slots, 0, False, rows)
 
@@ -99,7 +99,7 @@ def _plans(limits: StepLimits) -> Iterator[LaunchPlan]:
     """One for each answer to all that the tuning asks, and a few that no step gets."""
     most = most_pieces(limits.max_rows, limits.max_loras, ROWS_PER_ITEM)
     most_tiles = most_pieces(limits.max_rows, limits.max_loras, ROWS_PER_TILE)
-    for block_rank in _rank_classes(limits):
+    for block_rank in rank_classes(limits.max_rank):
         has_parts = (False, True) if limits.max_rank > high_limit(block_rank) else (False,)
         for parts, rows_per_item, items in product(has_parts, (1, ROWS_PER_ITEM), _ENTRY_STEPS):
             room = min(limits.max_rows, MAX_SINGLE_ROWS) if rows_per_item == 1 else most
@@ -112,12 +112,6 @@ def _plans(limits: StepLimits) -> Iterator[LaunchPlan]:
         for tiles in (tiles for tiles in _TILE_STEPS if tiles <= most_tiles):
             if (items := max(tiles, _LEAST_TILED_ITEMS)) <= most:
                 yield LaunchPlan(ROWS_PER_ITEM, block_rank, items, tiles, False)
-
-
-def _rank_classes(limits: StepLimits) -> tuple[int, ...]:
-    """Up to the first that holds the highest rank."""
-    first = next((i for i, rank in enumerate(RANK_CLASSES) if rank >= limits.max_rank), len(RANK_CLASSES))
-    return RANK_CLASSES[: first + 1]
 
 
 def _sequences(step: _Rows, limits: StepLimits, kv_cache: KVCache) -> list[SequenceRows]:

@@ -1,5 +1,6 @@
 """How a step's LoRA work is cut into programs: the host's choice, and what a captured graph freezes."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 # Slices of one launch: q, k, v.
@@ -52,6 +53,11 @@ class LaunchPlan:
         """The plan that holds every step of at most `rows` rows: any adapters, counts and ranks, or none."""
         items = rows if rows_per_item == 1 else most_pieces(rows, max_loras, rows_per_item)
         return cls(rows_per_item, block_rank, items + (SPARE_ITEMS if parts else 0), 0, parts, rows)
+
+
+def rank_classes(max_rank: int) -> tuple[int, ...]:
+    """What steps are cut for whose ranks are up to `max_rank`: classes up to the first that holds it."""
+    return RANK_CLASSES[: bisect_left(RANK_CLASSES, max_rank) + 1]
 
 
 def most_pieces(rows: int, max_loras: int, rows_per_piece: int) -> int:
