@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from adapter_store import ModelSpec, WeightsSource, kind_of
 from executor.batcher import Batcher
 from executor.blocks import BlockPool
+from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.dummy import spec_without_checkpoint
@@ -38,7 +39,7 @@ from executor.ranks.leader import start_ranks
 from executor.ranks.paging import SpreadAdapters
 from executor.sampler import Sampler
 from executor.sequence import StopLimits
-from executor.shard import Shard, build_shard, dtype_of, lora_dtype_of
+from executor.shard import Shard, dtype_of, lora_dtype_of
 from executor.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.slots import SlotTable
 from kernels.slot_block import table_bytes

@@ -43,7 +43,7 @@ _MOST_HEAD_BYTES = 512
 
 
 def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
-    """As executor.shard.build_shard."""
+    """As `executor.build_shard.build_shard`."""
     device = _device(config, group)
     started = time.monotonic()
     compilation = Compilation(config) if group.size == 1 else None

@@ -8,24 +8,20 @@ import torch
 
 from executor.attention import KVCache
 from executor.config import ExecutorConfig
-from executor.distributed import ParallelGroup
 from executor.errors import StartError
-from executor.forward_pass import EagerForwardPass, ForwardPass
+from executor.forward_pass import ForwardPass
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads
 from executor.lora.replace import attach_lora
 from executor.lora.slot_marks import SlotMarks
-from executor.models import CausalLM, load_model
+from executor.models import CausalLM
 from kernels.errors import KernelArgumentError
 from kernels.fp8 import check_capability
-from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
+from kernels.punica import PunicaWrapperBase
 
 logger = logging.getLogger(__name__)
-
-# Without --num-kv-blocks, on the CPU.
-_CPU_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +50,6 @@ class Shard:
     @property
     def arena(self) -> SlotArena:
         return self.slots.arena
-
-
-def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
-    """Ready to run steps: everything is compiled. Raises UnsupportedModel, BadCheckpoint, LoRAError, and
-    StartError when the device is not there or too small."""
-    if config.torch_threads:
-        torch.set_num_threads(config.torch_threads)
-    if config.device != "cpu":
-        from executor.gpu_shard import build_gpu_shard  # needs triton
-
-        return build_gpu_shard(config, group)
-    dtype = dtype_of(config)
-    model = load_model(
-        Path(config.model), dtype, "cpu", group,
-        dummy=config.load_format == "dummy", expert_parallel=config.expert_parallel,
-    )  # fmt: skip
-    punica = PunicaWrapperCPU(config.max_loras, config.step_tokens, "cpu")
-    slots = attach_slots(config, model, punica)
-    blocks = config.num_kv_blocks or _CPU_BLOCKS
-    kv_cache = KVCache.allocate(blocks, config.block_size, model.config, dtype, "cpu", group)
-    return Shard(model, kv_cache, punica, slots, EagerForwardPass(model, kv_cache, punica))
 
 
 def dtype_of(config: ExecutorConfig) -> torch.dtype:

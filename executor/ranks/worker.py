@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from adapter_store import AdapterStoreError, WeightsSource
+from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
 from executor.errors import ExecutorError
@@ -35,7 +36,7 @@ from executor.ranks.messages import (
     StartFailed,
 )
 from executor.rejection import rejection_of
-from executor.shard import Shard, build_shard
+from executor.shard import Shard
 from executor.slot_writer import WriterInTurn
 from executor.store import open_source
 

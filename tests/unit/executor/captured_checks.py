@@ -9,6 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup
 from executor.forward import SequenceRows
@@ -16,7 +17,7 @@ from executor.forward_pass import EagerForwardPass
 from executor.graphed_forward import GraphedForwardPass
 from executor.lora.image import build_slot_image
 from executor.ranks.forward import SharedTokensPass
-from executor.shard import Shard, build_shard
+from executor.shard import Shard
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
 MODEL = {

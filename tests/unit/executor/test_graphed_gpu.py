@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from executor.attention import KVCache
+from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.errors import StartError
@@ -22,7 +23,7 @@ from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import load_model
-from executor.shard import Shard, build_shard
+from executor.shard import Shard
 from executor.unlike_layers import unlike_layers
 from kernels.punica import PunicaWrapperCPU
 from tests.support.compilations import compilations

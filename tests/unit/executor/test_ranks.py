@@ -15,13 +15,13 @@ import torch
 
 from adapter_store import AdapterNotFound, DiskStore, ModelSpec, Weights, WeightsSource
 from executor.build import build_engine
+from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.errors import RankLost, StartError, UnsupportedModel
 from executor.ranks.messages import CopyIntoSlot, Done, Failed, ForgetImage, LoadAdapter
 from executor.ranks.worker import Worker
 from executor.sequence import Dispatch
-from executor.shard import build_shard
 from executor.store import open_source
 from tests.support.adapters import load_base, make_adapter
 from tests.support.cluster import wait_until

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adapter_store import DiskStore, ModelSpec
+from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.forward import SequenceRows
 from executor.lora.config import LoRAConfig
@@ -22,7 +23,6 @@ from executor.ranks.leader import Ranks, start_ranks
 from executor.ranks.messages import CopyIntoSlot, Failed, ForgetImage
 from executor.ranks.paging import SpreadAdapters
 from executor.rejection import RejectedByRank
-from executor.shard import build_shard
 from executor.slot_writer import WriterInTurn
 from tests.support.adapters import make_adapter, rewrite
 from tests.support.cluster import wait_until
