@@ -22,6 +22,7 @@ from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.forward_pass import ForwardPass
+from executor.graph_plans import MOST_MIXED_ROWS
 from executor.host_pool import HostPool
 from executor.image_workers import ImageWorkers
 from executor.lora.arena import SlotArena
@@ -92,6 +93,7 @@ def build_engine(
         metrics=metrics,
         clock=clock,
         steps_ahead=int(config.schedules_ahead),
+        short_step_tokens=MOST_MIXED_ROWS,  # the largest step that a GPU replays
     )
 
 

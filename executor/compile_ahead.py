@@ -13,7 +13,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,6 @@ import kernels
 from executor.config import ExecutorConfig
 from executor.flashinfer_attention import FORMS
 from executor.free_memory import free_host_memory
-from executor.lifeline import end_with_executor
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,6 @@ _MOST_PROCESSES = 8
 _LIMIT_S = 600.0
 # Of host memory for a file that nvcc compiles: its compilers took up to 3.7 GB each, 28 GB together.
 _NVCC_BYTES = 4 << 30
-# A few blocks: what is read and written there means nothing.
-_KV_BLOCKS = 64
 # Settings that choose what is compiled.
 _SETTINGS = (
     "dtype", "lora_dtype", "lora_modules", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
@@ -66,7 +62,7 @@ class Compilation:
             return
         began = time.monotonic()
         settings = json.dumps(asdict(replace(self._config, store="unused")))
-        commands = [(sys.executable, "-m", "executor.compile_ahead", *share) for share in _shares(parts)]
+        commands = [(sys.executable, "-m", "executor.compile_process", *share) for share in _shares(parts)]
         logger.info("no kernels are compiled yet: %d processes compile them", len(commands))
         with ThreadPoolExecutor(len(commands)) as pool:
             said = list(pool.map(lambda command: (run or _run)(command, settings), commands))
@@ -129,36 +125,3 @@ def _run(command: Command, settings: str) -> str:
         os.close(held)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return lines[-1] if done.returncode else ""
-
-
-def main() -> None:
-    from executor.gpu_shard import compile_attention, compile_sampler
-
-    what, which, watched = sys.argv[1:]
-    # Or it would keep memory from the executor that is started next, and nvcc write where that one's does.
-    end_with_executor(int(watched), with_group=True)
-    settings = json.load(sys.stdin)
-    config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
-    if what == "attention":
-        compile_attention(config, next(form for form in FORMS if form == which))
-    elif what == "sampler":
-        compile_sampler(config)
-    else:
-        _compile_part(config, int(what), int(which))
-
-
-def _compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
-    from executor.gpu_shard import compile_part
-
-    with tempfile.TemporaryDirectory(prefix="lorafleet-compile-") as folder:
-        shapes = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
-        (Path(folder) / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 1}))
-        heads = min(1, config.max_full_heads)  # each of these processes has its own, as large as the base's
-        one_layer = replace(
-            config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS, max_full_heads=heads
-        )
-        compile_part(one_layer, part, parts)
-
-
-if __name__ == "__main__":
-    main()

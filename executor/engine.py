@@ -14,7 +14,6 @@ from typing import Any
 from executor.batcher import Batcher, StepPlan
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
-from executor.graph_plans import MOST_MIXED_ROWS
 from executor.metrics import Metrics
 from executor.model_runner import Launched, ModelRunner, ShareResult
 from executor.paging import Pager
@@ -25,8 +24,7 @@ from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 
 logger = logging.getLogger(__name__)
 
-# While a burst comes in (see `_most_tokens`): some milliseconds a step, and so many steps of them in a row.
-SHORT_STEP_TOKENS = MOST_MIXED_ROWS
+# While a burst comes in (see `_most_tokens`): so many short steps in a row.
 MOST_SHORT_STEPS = 4
 
 
@@ -56,7 +54,9 @@ class Engine:
         metrics: Metrics,
         clock: Callable[[], float],
         steps_ahead: int = 0,
+        short_step_tokens: int = 512,
     ) -> None:
+        """short_step_tokens: of a step while a burst comes in; some milliseconds of work."""
         self.info = info
         self.batcher = batcher
         self.pager = pager
@@ -66,6 +66,7 @@ class Engine:
         self._metrics = metrics
         self._clock = clock
         self._steps_ahead = steps_ahead
+        self._short_step_tokens = short_step_tokens
         self._flights: deque[_Flight] = deque()  # launched and not over, oldest first
         self._draining = False
         self._plan = StepPlan()  # of the step that is being launched or landed: what fails when that raises
@@ -184,7 +185,7 @@ class Engine:
             self._short_steps = 0
             return self.batcher.max_batched_tokens
         self._short_steps += 1
-        return max(SHORT_STEP_TOKENS, self.batcher.max_seats)
+        return max(self._short_step_tokens, self.batcher.max_seats)
 
     def _settle(self, now: float) -> None:
         """What happened since the last step: time limits that passed, loads that ended."""

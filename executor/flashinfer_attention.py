@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from executor.attention import LayerCache
+from executor.attention_planner import Kind
 from executor.model_config import ModelConfig
 from executor.step_buffers import StepBuffers, StepShape
 
-# rows: for few rows a sequence (FlashAttention 2: a KV head's query heads share a tile); prefill: for many
-# (FlashAttention 3).
-Kind = Literal["rows", "prefill"]
 # Of FlashAttention: 2 for "rows", 3 for "prefill" on Hopper.
 Form = Literal["fa2", "fa3"]
 FORMS: tuple[Form, ...] = ("fa2", "fa3")

@@ -7,7 +7,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from executor.attention import KVCache, Span, StepAttention, plan_attention
+from executor.attention import KVCache, Span, plan_attention
+from executor.layers.context import ForwardContext
 from executor.layers.followers import TORCH_FOLLOWERS, Followers
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
@@ -33,18 +34,6 @@ class SequenceRows:
             self.token_ids, self.start, self.block_ids, self.slot, self.logit_rows, self.pending,
         )  # fmt: skip
         return SequenceRows, fields
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardContext:
-    """What every layer of a step may look at. Rows are the sequences' tokens, one sequence after another."""
-
-    positions: Tensor  # [rows] int64
-    logits_rows: Tensor  # [n] int64: the rows that reach the head, in row order of the sequences
-    kv_cache: KVCache
-    attention: StepAttention
-    followers: Followers
-    punica: PunicaWrapperBase | None
 
 
 def build_step(

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from executor.attention import KVCache
+from executor.attention_planner import StepPlanner
 from executor.compile_ahead import Compilation
 from executor.config import ExecutorConfig
 from executor.cuda_graphs import GraphMemory
@@ -30,7 +31,7 @@ from executor.models import CausalLM, load_model, read_config
 from executor.no_attention import NoAttention
 from executor.sampler import Sampler
 from executor.shard import Shard, Slots, attach_slots, check_lora_dtype, dtype_of
-from executor.torch_attention import StepPlanner, TorchAttention
+from executor.torch_attention import TorchAttention
 from executor.warm_up import StepLimits, WarmUpStep, warm_up_steps
 from kernels import paged_decode
 from kernels.punica_gpu import PunicaWrapperGPU

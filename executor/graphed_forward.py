@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from executor.attention import KVCache, LayerCache, StepAttention
+from executor.attention_planner import Kind, PlannedStep, StepPlanner
 from executor.cuda_graphs import Capture, Captured, GraphMemory, unowned, without_collection
 from executor.decode_attention import DecodeStep
-from executor.flashinfer_attention import Kind
-from executor.forward import ForwardContext, SequenceRows, check
+from executor.forward import SequenceRows, check
 from executor.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, rehearsal_runs, step_runs
+from executor.layers.context import ForwardContext
 from executor.layers.followers import Followers
 from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step_buffers import StepBuffers, StepShape
-from executor.torch_attention import PlannedStep, StepPlanner
 from executor.unlike_layers import unlike_layers
 from executor.warm_up import StepLimits, WarmUpStep
 from kernels.launch_plan import LaunchPlan

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from executor.attention import LayerCache
-from executor.flashinfer_attention import Kind
+from executor.attention_planner import Kind
 from executor.step_buffers import StepBuffers, StepShape
 
 

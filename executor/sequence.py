@@ -3,12 +3,9 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from executor.blocks import BlockTable
-
-if TYPE_CHECKING:  # the sampler brings torch; what plans steps needs none
-    from executor.sampling import SamplingParams
+from executor.sampling import SamplingParams
 
 # Which stream, and the dispatch id on it: schedulers name dispatches independently of each other.
 Key = tuple[int, str]
@@ -43,7 +40,7 @@ class Dispatch:
     digest: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
-    sampling: "SamplingParams"
+    sampling: SamplingParams
     stop: StopRules
     cache_salt: bytes = b""
     deadline: float | None = None

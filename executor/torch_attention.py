@@ -1,31 +1,13 @@
 """In FlashInfer's place where that is not installed or does not serve the model: float32, above all."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from executor.attention import AttentionPlan, LayerCache, Span, StepAttention, grouped
-from executor.flashinfer_attention import Kind
+from executor.attention import AttentionPlan, Span, grouped
+from executor.attention_planner import Kind
 from executor.step_buffers import StepBuffers, StepShape
-
-
-class PlannedStep(StepAttention, Protocol):
-    """Attention of a step that is planned on the host, for steps whose pieces are captured without it."""
-
-    def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
-        """As `attend`; rows that fill the step up are left alone."""
-        ...
-
-
-class StepPlanner(Protocol):
-    def plan(
-        self, shape: StepShape, buffers: StepBuffers, kv_slots: Tensor, block_size: int, kind: Kind
-    ) -> PlannedStep:
-        """For the step in `buffers`, whose rows (and what fills them up) write to `kv_slots`. Valid until the
-        next call; waits for nothing on the device."""
-        ...
 
 
 class TorchAttention:

@@ -2,23 +2,43 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from executor.layers.followers import FusedForm
-from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from executor.layers.linear import LinearBase
+from executor.lora.arena import StackedWeights
+from executor.lora.output_factors import OutputFactors
 from kernels.follower_tuning import beside_pays, best_form
 from kernels.lora_linear import add_pair_beside
 from kernels.lora_shrink import lora_shrink
+from kernels.meta import LoRAKernelMeta
+from kernels.punica import PunicaWrapperBase
 from kernels.punica_gpu import PunicaWrapperGPU
 from kernels.side_stream import SideStream
 from kernels.tuning import shrink_config
 
 
+class LinearLayerWithLoRA(Protocol):
+    """What is read here of a BaseLinearLayerWithLoRA, which calls this file."""
+
+    base_layer: LinearBase
+    punica_wrapper: PunicaWrapperBase
+    stacked: StackedWeights
+    output_factors: OutputFactors | None
+
+    @property
+    def column_starts(self) -> list[int]: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def scale_outputs(self, y: Tensor, meta: LoRAKernelMeta, bias: Tensor | None) -> None: ...
+
+
 def followed_by(
-    layer: BaseLinearLayerWithLoRA, x: Tensor, plain: Callable[[Tensor], Tensor], form: FusedForm
+    layer: LinearLayerWithLoRA, x: Tensor, plain: Callable[[Tensor], Tensor], form: FusedForm
 ) -> Tensor:
     """plain(layer(x)), in the fastest way measured for a step like this one.
 
@@ -47,11 +67,10 @@ def followed_by(
     return form.run(y, h, stacked.lora_b, stacked.ranks, meta)
 
 
-def _pair_beside(layer: BaseLinearLayerWithLoRA, x: Tensor, side: SideStream) -> Tensor:
+def _pair_beside(layer: LinearLayerWithLoRA, x: Tensor, side: SideStream) -> Tensor:
     """layer(x), with shrink beside the base product."""
     stacked, meta = layer.stacked, layer.punica_wrapper.token_mapping_meta
-    starts = [part.column_start for part in layer.served]
-    tables = stacked.lora_a, stacked.lora_b, stacked.ranks, stacked.scales, starts, meta
+    tables = stacked.lora_a, stacked.lora_b, stacked.ranks, stacked.scales, layer.column_starts, meta
     y = add_pair_beside(partial(layer.base_layer, x), side, x, *tables)
     layer.scale_outputs(y, meta, layer.base_layer.bias)
     return y

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
-from executor.forward import ForwardContext
 from executor.layers import (
     LogitsProcessor,
     MergedColumnParallelLinear,
@@ -22,6 +21,7 @@ from executor.layers import (
     VocabParallelEmbedding,
 )
 from executor.layers.attention_sinks import AttentionSinks
+from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower, Heads, Rotation
 from executor.model_config import ModelConfig
 from executor.models.moe import MoEBlock

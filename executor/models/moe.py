@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.distributed import ParallelGroup
-from executor.forward import ForwardContext
+from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower
 from executor.layers.fused_moe import FusedMoE
 from executor.layers.fused_moe_router import route

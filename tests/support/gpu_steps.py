@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from executor.attention import LayerCache
+from executor.attention_planner import Kind
 from executor.cuda_graphs import Capture, Captured
-from executor.flashinfer_attention import Kind
 from executor.layers.followers import Follower, Heads, Rotation, TorchFollowers
 from executor.step_buffers import StepBuffers, StepShape
 

@@ -43,6 +43,11 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
         """What this rank holds of a module over these parts of the base layer: as the base layer itself."""
         return Cut(self.base_layer.input_range, self.base_layer.rows_in_tensor(numbers))
 
+    @property
+    def column_starts(self) -> list[int]:
+        """Where each served part begins in this rank's output."""
+        return [part.column_start for part in self.served]
+
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, in] -> y [rows, out], as in the base layer; the rows are the step's."""
         y: Tensor = self.base_layer(x)
@@ -75,5 +80,5 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
             stacked.lora_b,
             stacked.ranks,
             stacked.scales,
-            [part.column_start for part in self.served],
+            self.column_starts,
         )

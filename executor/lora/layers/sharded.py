@@ -23,8 +23,7 @@ class ShardedLinearLayerWithLoRA(BaseLinearLayerWithLoRA):
         shape = (len(stacked.lora_a), x.shape[0], stacked.lora_a[0].shape[1])
         h = torch.empty(shape, dtype=torch.float32, device=x.device)
         self.punica_wrapper.add_shrink(h, x, stacked.lora_a, stacked.shrink_ranks, stacked.scales)
-        columns = [part.column_start for part in self.served]
-        self.punica_wrapper.add_expand(y, self.whole_h(h), stacked.lora_b, stacked.ranks, columns)
+        self.punica_wrapper.add_expand(y, self.whole_h(h), stacked.lora_b, stacked.ranks, self.column_starts)
 
     @abstractmethod
     def whole_h(self, h: Tensor) -> Tensor:

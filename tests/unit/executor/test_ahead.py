@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
-from executor import engine as engine_module
 from executor.batcher import StepPlan
 from executor.engine import MOST_SHORT_STEPS
 from executor.residency import Tier
@@ -105,7 +104,7 @@ def test_the_same_traffic_brings_the_same_tokens(
         # However short it is, a stream that has begun is in the next step at once.
         assert all(stream.in_flight for stream in streams if stream in driver.engine.batcher.running)
 
-    with mock.patch.object(engine_module, "SHORT_STEP_TOKENS", short):
+    with mock.patch.object(driver.engine, "_short_step_tokens", short):
         for pause, number in zip(pauses, order, strict=True):
             driver.engine.add(wanted[number])
             for _ in range(pause):
@@ -250,8 +249,8 @@ def test_a_failed_step_takes_its_own_sequences_only(
 @pytest.fixture
 def rows(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[int]]:
     """An engine whose short steps have 24 tokens, and how many each step has."""
-    monkeypatch.setattr(engine_module, "SHORT_STEP_TOKENS", 24)
     driver, counts = ahead(max_batched_tokens=128, prefix_cache=False), list[int]()
+    monkeypatch.setattr(driver.engine, "_short_step_tokens", 24)
     plan = driver.engine.batcher.plan
 
     def counted(now: float, loaded: Container[str], most_tokens: int) -> StepPlan:
@@ -301,8 +300,8 @@ def test_where_requests_never_stop_coming_some_steps_are_whole(rows: tuple[Drive
 
 
 def test_every_seat_has_its_token_in_a_short_step(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "SHORT_STEP_TOKENS", 2)
     driver = ahead()
+    monkeypatch.setattr(driver.engine, "_short_step_tokens", 2)
     arrive(driver, "0", "1", "2", "3")
     driver.step()
     arrive(driver, "late")
