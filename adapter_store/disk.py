@@ -49,13 +49,12 @@ from adapter_store.packed import Weights
 from adapter_store.record import NameRecord
 from adapter_store.record_files import RecordFiles
 from adapter_store.ref import Ref, check_digest, check_identifier
-from adapter_store.source import take_adapter
+from adapter_store.source import MAX_FILE_BYTES, take_adapter
 from adapter_store.store_folder import claim_folder
 from adapter_store.summary import Summary, hex_of, is_deleted, is_shown, parse_lines
 from adapter_store.user_files import UserFiles
 from adapter_store.watch import News, Watchers
 
-MAX_FILE_BYTES = 16 << 30
 _CACHED_MANIFESTS = 1024
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

@@ -23,6 +23,9 @@ _KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (*_KEPT, *_CHECKED)
 
+# Of one file of a push, unless a store is told otherwise.
+MAX_FILE_BYTES = 16 << 30
+
 # What only writing raises: `private` is on the store's side, and its disk is not the pushed folder's fault.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 

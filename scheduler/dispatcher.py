@@ -32,8 +32,9 @@ from scheduler.journal import Journal
 from scheduler.metrics import Metrics
 from scheduler.planner import Planner
 from scheduler.policy import Policy, can_ever_run, is_open, is_served
-from scheduler.queue import BASE, Queue
+from scheduler.queue import Queue
 from scheduler.requests import LiveRequest
+from scheduler.residency import BASE
 from scheduler.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

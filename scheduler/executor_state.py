@@ -4,8 +4,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from scheduler.queue import BASE
-from scheduler.residency import Copy, Residency, Tier
+from scheduler.residency import BASE, Copy, Residency, Tier
 from scheduler.usage import Usage
 
 

@@ -3,16 +3,12 @@
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from typing import cast
 
-from lorafleet.v1 import adapters_pb2, executor_pb2, fleet_pb2
+from lorafleet.v1 import adapters_pb2, executor_pb2
 from scheduler.executor_link import ExecutorLink, LinkSettings, Listener
 from scheduler.executor_state import ExecutorState, Phase
 from scheduler.executor_wire import residency_rows
-from scheduler.queue import Queue
 from scheduler.residency import Tier
-
-MAX_QUEUES = 32
 
 
 class Fleet:
@@ -96,39 +92,3 @@ class Fleet:
         states = sorted(self.states, key=lambda state: state.address)
         epoch = time.time() - time.monotonic()
         return [row for state in states for row in residency_rows(state, epoch)]
-
-    def snapshot(self, queue: Queue) -> fleet_pb2.FleetSnapshot:
-        """The fleet as Fleet.Watch tells it, beside the counts of the queue."""
-        states = sorted(self.states, key=lambda state: state.address)
-        sizes = sorted((-queue.group_size(digest), digest) for digest in queue.digests())[:MAX_QUEUES]
-        return fleet_pb2.FleetSnapshot(
-            executors=map(status, states),
-            waiting=len(queue),
-            groups=queue.num_groups,
-            queues=[fleet_pb2.WaitingGroup(digest=digest, waiting=-size) for size, digest in sizes],
-        )
-
-
-def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
-    """One executor as the Fleet service tells it."""
-    usage = state.usage
-    page_ins = usage.page_ins
-    return fleet_pb2.ExecutorStatus(
-        address=state.address,
-        state=cast(fleet_pb2.ExecutorState, int(state.phase)),
-        detail=state.detail,
-        instance_id=state.instance_id,
-        cordoned=state.cordoned,
-        running=state.num_running,
-        free_seats=state.free_seats,
-        free_kv_blocks=state.report.free_kv_blocks,
-        max_loras=state.limits.max_loras if state.limits else 0,
-        resident=state.residency.in_slots(),
-        slot_hits=usage.hits[Tier.SLOT],
-        host_hits=usage.hits[Tier.HOST],
-        misses=usage.hits[Tier.DISK] + usage.hits[Tier.NOWHERE],
-        page_in_mean_ms=round(1000 * sum(page_ins) / len(page_ins)) if page_ins else 0,
-        page_in_max_ms=round(1000 * max(page_ins, default=0)),
-        max_seats=state.limits.max_seats if state.limits else 0,
-        in_host=state.residency.count(Tier.HOST),
-    )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import grpc
 
@@ -10,12 +11,15 @@ from scheduler.auth import ADMIN, Authenticator
 from scheduler.dispatcher import Dispatcher
 from scheduler.errors import InvalidRequest
 from scheduler.executor_state import ExecutorState
-from scheduler.fleet import status
+from scheduler.fleet import Fleet
 from scheduler.lookup import require
+from scheduler.queue import Queue
+from scheduler.residency import Tier
 from scheduler.status import translate_errors
 
 DEFAULT_INTERVAL_MS = 1000
 POLL_S = 0.05
+MAX_QUEUES = 32
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -32,10 +36,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._authorize(context, "watching the fleet")
         last = None
         while True:
-            snapshot = self._dispatcher.fleet.snapshot(self._dispatcher.queue)
-            if snapshot != last:
-                yield snapshot
-                last = snapshot
+            now = snapshot(self._dispatcher.fleet, self._dispatcher.queue)
+            if now != last:
+                yield now
+                last = now
             await asyncio.sleep((request.interval_ms or DEFAULT_INTERVAL_MS) / 1000)
 
     @translate_errors
@@ -70,3 +74,40 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 "address", f"{address!r} is not an executor of this scheduler; it has {known}"
             )
         return state
+
+
+def snapshot(fleet: Fleet, queue: Queue) -> fleet_pb2.FleetSnapshot:
+    """The fleet as Fleet.Watch tells it, beside the counts of the queue."""
+    states = sorted(fleet.states, key=lambda state: state.address)
+    sizes = sorted((-queue.group_size(digest), digest) for digest in queue.digests())[:MAX_QUEUES]
+    return fleet_pb2.FleetSnapshot(
+        executors=map(status, states),
+        waiting=len(queue),
+        groups=queue.num_groups,
+        queues=[fleet_pb2.WaitingGroup(digest=digest, waiting=-size) for size, digest in sizes],
+    )
+
+
+def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
+    """One executor as the Fleet service tells it."""
+    usage = state.usage
+    page_ins = usage.page_ins
+    return fleet_pb2.ExecutorStatus(
+        address=state.address,
+        state=cast(fleet_pb2.ExecutorState, int(state.phase)),
+        detail=state.detail,
+        instance_id=state.instance_id,
+        cordoned=state.cordoned,
+        running=state.num_running,
+        free_seats=state.free_seats,
+        free_kv_blocks=state.report.free_kv_blocks,
+        max_loras=state.limits.max_loras if state.limits else 0,
+        resident=state.residency.in_slots(),
+        slot_hits=usage.hits[Tier.SLOT],
+        host_hits=usage.hits[Tier.HOST],
+        misses=usage.hits[Tier.DISK] + usage.hits[Tier.NOWHERE],
+        page_in_mean_ms=round(1000 * sum(page_ins) / len(page_ins)) if page_ins else 0,
+        page_in_max_ms=round(1000 * max(page_ins, default=0)),
+        max_seats=state.limits.max_seats if state.limits else 0,
+        in_host=state.residency.count(Tier.HOST),
+    )

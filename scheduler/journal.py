@@ -3,9 +3,8 @@
 import logging
 
 from scheduler.metrics import Metrics
-from scheduler.queue import BASE
 from scheduler.requests import LiveRequest
-from scheduler.residency import Tier
+from scheduler.residency import BASE, Tier
 
 logger = logging.getLogger(__name__)
 

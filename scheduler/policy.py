@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from scheduler.executor_state import ExecutorState, Phase
-from scheduler.queue import BASE, Queue, Waiting
-from scheduler.residency import Tier
+from scheduler.queue import Queue, Waiting
+from scheduler.residency import BASE, Tier
 
 
 @dataclass(frozen=True, slots=True)

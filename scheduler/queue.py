@@ -10,9 +10,6 @@ from collections.abc import Collection, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Literal
 
-BASE = ""
-"""The digest of requests to the base model."""
-
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

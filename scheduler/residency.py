@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+BASE = ""
+"""The digest of requests to the base model, which no executor keeps a copy for."""
+
 MAX_COUNTED = 8192
 
 

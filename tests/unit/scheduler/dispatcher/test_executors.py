@@ -14,6 +14,7 @@ from scheduler.errors import (
 )
 from scheduler.executor_state import Phase
 from scheduler.fakes import FakeExecutor
+from scheduler.fleet_service import snapshot
 from scheduler.residency import Tier
 from scheduler.tokenizer import Tokenizer
 from tests.support.name_server import name_server
@@ -237,7 +238,7 @@ async def test_a_wall_clock_that_is_set_back_spoils_no_report(
     await read_all(dispatcher.submit(admitted(digest=DIGEST), None))
     state = dispatcher.fleet.states[0]
     await until(lambda: bool(state.usage.page_ins))
-    [status] = dispatcher.fleet.snapshot(dispatcher.queue).executors
+    [status] = snapshot(dispatcher.fleet, dispatcher.queue).executors
     assert status.page_in_max_ms < 60_000
     [row] = dispatcher.fleet.residency()
     assert 1_000_000_000_000 < row.last_use_ms <= 2_000_000_000_000
@@ -299,7 +300,7 @@ async def test_a_refused_executor_is_named(
             waiting = dispatcher.submit(admitted("before"), None)
             with pytest.raises(NoExecutor, match=text):
                 await read_all(waiting)
-            [status] = dispatcher.fleet.snapshot(dispatcher.queue).executors
+            [status] = snapshot(dispatcher.fleet, dispatcher.queue).executors
             assert (status.state, status.address) == (Phase.REFUSED, fake.address)
             assert text in status.detail
             with pytest.raises(NoExecutor, match=fake.address):
