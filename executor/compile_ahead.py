@@ -34,6 +34,8 @@ _MOST_PROCESSES = 8
 _LIMIT_S = 600.0
 # Of host memory for a file that nvcc compiles: its compilers took up to 3.7 GB each, 28 GB together.
 _NVCC_BYTES = 4 << 30
+# Folders of kernels/ that no executor launches anything of.
+_NOT_LAUNCHED = frozenset({"bench", "reference", "vllm"})
 # Settings that choose what is compiled.
 _SETTINGS = (
     "dtype", "lora_dtype", "lora_modules", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
@@ -88,7 +90,7 @@ def _shares(parts: int) -> list[tuple[str, str]]:
 def _key(config: ExecutorConfig) -> str:
     digest = hashlib.sha256()
     steps = [Path(__file__).with_name(name) for name in ("graph_plans.py", "warm_up.py")]
-    for file in (*sorted(Path(kernels.__file__).parent.glob("*.py")), *steps):
+    for file in (*_kernel_files(), *steps):
         digest.update(file.read_bytes())
     digest.update((Path(config.model) / "config.json").read_bytes())
     chosen = [str(getattr(config, name)) for name in _SETTINGS]
@@ -96,6 +98,13 @@ def _key(config: ExecutorConfig) -> str:
     versions = triton.__version__, torch.__version__, _flashinfer_version()
     digest.update("\0".join((*chosen, *versions, gpu)).encode())
     return digest.hexdigest()[:32]
+
+
+def _kernel_files() -> list[Path]:
+    """All that decides what is compiled: ops, what they share, and how launches are chosen."""
+    root = Path(kernels.__file__).parent
+    files = (file for pattern in ("*.py", "*.c") for file in root.rglob(pattern))
+    return sorted(file for file in files if file.relative_to(root).parts[0] not in _NOT_LAUNCHED)
 
 
 def _flashinfer_version() -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import kernels
 from executor.compile_ahead import Command, Compilation
 from executor.config import ExecutorConfig
 from tests.support.cluster import wait_until
@@ -81,6 +83,28 @@ def test_failures_are_told_and_the_start_goes_on(
     processes.failure = "out of memory"
     Compilation(config, tmp_path).start(processes)
     assert "out of memory" in caplog.text
+
+
+def test_every_kernel_file_is_compiled_again_when_it_changes(
+    config: ExecutorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(Path(kernels.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernels, "__file__", str(copy / "__init__.py"))
+
+    def is_done() -> bool:
+        processes = Processes()
+        Compilation(config, tmp_path).start(processes)
+        return not processes.started
+
+    Compilation(config, tmp_path).done()
+    for file in sorted(path for path in copy.rglob("*") if path.suffix in (".py", ".c")):
+        launched = file.relative_to(copy).parts[0] not in ("bench", "reference")
+        text = file.read_bytes()
+        file.write_bytes(text + b"\n")
+        assert is_done() is not launched, file
+        file.write_bytes(text)
+        assert is_done()
 
 
 def test_a_cache_that_cannot_be_written_is_told(
