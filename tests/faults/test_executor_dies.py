@@ -84,7 +84,7 @@ def test_an_executor_that_restarts_alone_takes_its_streams_up_again(
 def test_an_executor_that_restarts_twice_within_a_second(
     cluster: Cluster, executors: list[Node], expected: dict[str, Expected], tmp_path: Path
 ) -> None:
-    """C46 c. Starting one takes longer, so three that are ready follow each other at one address."""
+    """Starting one takes longer, so three that are ready follow each other at one address."""
     third = cluster.executor("executor-2", *SLOTS).start().wait_ready()
     with Proxy(_port(executors[0])) as proxy:
         scheduler = cluster.scheduler("one-address", [f"127.0.0.1:{proxy.port}"]).start().wait_ready()

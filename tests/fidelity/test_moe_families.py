@@ -33,7 +33,7 @@ ON = [
 def test_family_with_experts_equals_peft(
     family: str, device: Mapping[str, Any], expect: Callable[..., Expected], tmp_path: Path
 ) -> None:
-    """C57 is "both-rslora", C60 "experts", C62 "all-linear" among the adapters."""
+    """Scales of rank-stabilised experts, adapters of experts alone, and routers' adapters are right, too."""
     model, streams = make_moe_family(family, tmp_path)
     expected = expect(model, streams)
     driver = assert_engine_equals(

@@ -39,8 +39,8 @@ def make_files(model: Path, folder: Path) -> dict[str, tuple[Path, Path]]:
 def test_layouts_in_one_batch(
     slots: int, copies: int, expect: Callable[[Path, Sequence[Stream]], Expected], tmp_path: Path
 ) -> None:
-    """With all slots in use beside base rows, and with one slot for all in turn (C61). C58 is "expert 3
-    only", C59 "before 0.19"."""
+    """With all slots in use beside base rows, and with one slot for all in turn. "expert 3 only" would show
+    an expert's columns given to another, "before 0.19" a matrix read the wrong way round."""
     model = make_moe_base(tmp_path / "model", "qwen3-moe")
     files = make_files(model, tmp_path)
     rng = random.Random(PROMPT_SEED)

@@ -102,7 +102,7 @@ def test_a_client_that_goes_away_is_forgotten_within_two_steps(main: Pair, stubs
 
 
 def test_many_quick_cancels_leave_nothing(main: Pair, stubs: Stubs) -> None:
-    """C44; `make cancels` has all 10,000."""
+    """Neither work nor memory; `make cancels` makes 10,000 of them."""
 
     def cancel_some(count: int) -> None:
         for number in range(count):

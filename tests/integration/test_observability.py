@@ -102,7 +102,7 @@ def far(cluster: Cluster, tmp_path: Path, gate: threading.Event) -> Iterator[Pai
 def test_probes_are_answered_while_a_load_hangs_and_500_requests_wait_for_it(
     far: Pair, gate: threading.Event, adapter: Callable[..., Path]
 ) -> None:
-    """C50: no load and no queue makes a pod look dead or unready, and what runs beside them goes on."""
+    """No load and no queue makes a pod look dead or unready, and what runs beside them goes on."""
     request = inference_pb2.GenerateRequest(text="a", adapter="cold")
     request.stopping.max_new_tokens = 1
     with raw_stubs(far.scheduler.address) as stubs:
@@ -134,7 +134,7 @@ def series(node: Node) -> dict[str, set[str]]:
 
 
 def test_names_that_clients_make_up_are_no_series(main: Pair, client: Client) -> None:
-    """C56."""
+    """Quotes, newlines and 10,000 letters neither break the metrics' text nor make it grow."""
     client.generate("a", max_new_tokens=1)
     odd = ['"quoted"', "new\nline", "back\\slash", "x" * 10_000, "naïve", "a{b=c}"]
     made_up = [*odd, *(f"junk-{secrets.token_hex(8)}" for _ in range(500))]

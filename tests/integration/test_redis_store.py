@@ -112,7 +112,7 @@ def test_a_restarted_executor_needs_no_fetch(fleet: Pair, redis_cluster: Cluster
 def test_a_cleaner_that_empties_the_cache_under_load(
     fleet: Pair, redis_cluster: Cluster, adapter: Callable[..., Path]
 ) -> None:
-    """C40: what is gone from this machine is fetched again, and the executor lives."""
+    """What is gone from this machine is fetched again, and the executor lives."""
     names = [f"cleaned-{number}" for number in range(1, 6)]  # One fits into host memory.
     with fleet.client() as client:
         for name in names:

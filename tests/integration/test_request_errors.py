@@ -138,7 +138,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_adapters_are_not_found(stubs: Stubs, name: str) -> None:
-    """C55."""
+    """A misspelt name gets no answer of the base model."""
     for call in (stubs.inference.Generate, stubs.inference.GenerateStream):
         found = failure(call, request(adapter=name), "ops")
         ours(found, "NOT_FOUND", "ADAPTER_NOT_FOUND")
@@ -146,7 +146,7 @@ def test_unknown_adapters_are_not_found(stubs: Stubs, name: str) -> None:
 
 
 def test_what_a_caller_may_not_see_looks_like_nothing(stubs: Stubs, main: Pair) -> None:
-    """C55."""
+    """A caller cannot find out which names another tenant has."""
 
     def ask(name: str, token: str) -> Failure:
         return failure(stubs.inference.Generate, request(adapter=name), token)

@@ -1,4 +1,4 @@
-"""C43: a client that pings all the time is never cut off, in a call that says nothing or without a call."""
+"""A client that pings all the time is never cut off, in a call that says nothing or without a call."""
 
 import asyncio
 import time

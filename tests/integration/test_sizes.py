@@ -1,4 +1,4 @@
-"""C42: big messages work, or are refused clearly, and the channel stays usable."""
+"""Big messages work, or are refused clearly, and the channel stays usable."""
 
 import asyncio
 import json

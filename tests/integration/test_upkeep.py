@@ -177,7 +177,7 @@ def test_a_drain_frees_slot_host_and_disk_everywhere(fleet: Fleet, adapter: Call
 def test_a_pin_that_never_loads_is_counted_and_holds_no_other_up(
     fleet: Fleet, adapter: Callable[..., Path]
 ) -> None:
-    """C47: of three pins the one in the middle has more rank than any slot."""
+    """Of three pins the one in the middle has more rank than any slot."""
     scheduler, addresses = fleet.schedulers[0], {each.address for each in fleet.executors}
     gauges = [f"lorafleet_scheduler_missing_pins{{executor={address}}}" for address in addresses]
 

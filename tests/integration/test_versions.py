@@ -41,7 +41,7 @@ def test_a_new_version_never_mixes_with_the_old(main: Pair, adapter: Callable[..
 def test_a_cache_that_is_warm_with_the_old_weights_serves_no_new_ones(
     main: Pair, cluster: Cluster, adapter: Callable[..., Path]
 ) -> None:
-    """C17: t1/x is deleted and pushed with other weights, pushed over, and pushed back, each time with a
+    """t1/x is deleted and pushed with other weights, pushed over, and pushed back, each time with a
     stream under way and without a wait. What is true is what PEFT says of each version alone."""
     prompt = [(29 * position) % 400 + 20 for position in range(48)]
     folders = [adapter(f"x-{number}") for number in range(3)]

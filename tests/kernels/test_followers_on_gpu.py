@@ -156,7 +156,7 @@ def test_real_shapes_against_float64(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", WIDTHS)
 def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(kind: str) -> None:
-    """C22: rows x columns in elements, and places in the KV cache."""
+    """Rows x columns in elements, and places in the KV cache."""
     layer, last = Layer(kind, torch.bfloat16), 64
     rows = 2**31 // layer.columns + last
     small = layer.tensors(last)

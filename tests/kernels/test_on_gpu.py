@@ -168,7 +168,7 @@ def test_the_pair_with_its_shrink_beside_the_product(runs: list[Run]) -> None:
 @pytest.mark.parametrize("slots", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rows", [90_000, 180_000])
 def test_the_last_rows_of_a_step_whose_offsets_exceed_32_bits(rows: int, slots: torch.dtype) -> None:
-    """C22: in bytes, or in elements too."""
+    """In bytes with 90,000 rows, in elements too with 180,000."""
     torch.manual_seed(0)
     width, last, stack = 12_288, 64, make_stack([[0, 4]], 12_288, [12_288], max_rank=4, dtype=torch.bfloat16)
     assert rows * width * 2 > 2**31

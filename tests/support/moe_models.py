@@ -31,7 +31,7 @@ COMMON: Mapping[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# M0 of each family: 4 experts, top 2, 24 columns within an expert.
+# Of each family: 4 experts, top 2, 24 columns within an expert.
 FAMILIES: Mapping[str, tuple[type[PreTrainedConfig], Mapping[str, Any]]] = {
     "mixtral": (MixtralConfig, {"intermediate_size": 24, "num_local_experts": 4}),
     "qwen2-moe": (

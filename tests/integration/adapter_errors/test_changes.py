@@ -31,7 +31,7 @@ PATHS = [
 
 @pytest.mark.parametrize("name", PATHS)
 def test_names_that_are_paths_are_refused_by_every_call(stubs: Stubs, name: str) -> None:
-    """C53: load, look, download and delete."""
+    """None of them reads, shows or deletes what lies elsewhere."""
     adapters, inference = stubs.adapters, stubs.inference
     calls: list[tuple[Any, Any]] = [
         (inference.Generate, ask_for(name)),

@@ -90,7 +90,7 @@ MALFORMED: dict[str, tuple[Callable[[Files], Files], str]] = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_adapters_are_refused_by_name(stubs: Stubs, files: Files, case: str) -> None:
-    """C41, C54, and the formats' cases."""
+    """Cut uploads, pickles, and configs that promise what the weights do not hold."""
     change, named = MALFORMED[case]
     for dry_run in (True, False):
         found = push_failure(stubs, change(files), dry_run=dry_run)
@@ -120,7 +120,7 @@ HEADERS = [
 
 @pytest.mark.parametrize(("header", "field"), HEADERS)
 def test_bad_names_touch_no_disk(stubs: Stubs, files: Files, header: dict[str, Any], field: str) -> None:
-    """C53."""
+    """A name that is a path would lead out of the store."""
     found = push_failure(stubs, files, **header)
     ours(found, "INVALID_ARGUMENT", "INVALID_REQUEST")
     assert found.fields == (field,) and field in found.message

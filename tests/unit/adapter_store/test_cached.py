@@ -202,7 +202,7 @@ def test_what_is_held_is_told(tmp_path: Path, origin: Origin, versions: list[Ver
 def test_a_cleaner_that_removes_entries_under_way(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
-    """C40."""
+    """What is gone from this machine is fetched again, and no reader fails."""
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
     done = threading.Event()
 
@@ -229,7 +229,6 @@ def test_a_cleaner_that_removes_entries_under_way(
 def test_many_first_users_of_several_caches_on_one_folder_make_one_fetch(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
-    """C39."""
     origin.slow = threading.Event()
     caches = [CachedStore(origin, tmp_path / "cache", ROOMY) for _ in range(4)]
     digest = versions[0].digest
@@ -245,7 +244,6 @@ def test_many_first_users_of_several_caches_on_one_folder_make_one_fetch(
 def test_a_failed_fetch_leaves_nothing_and_may_be_tried_again(
     tmp_path: Path, origin: Origin, versions: list[Version]
 ) -> None:
-    """C39."""
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
     origin.away = True
     with pytest.raises(StoreUnavailable):

@@ -67,7 +67,6 @@ def refused(adapter: Path, complaint: str) -> None:
 
 
 def test_nothing_that_a_pickle_names_is_called(adapter: Path) -> None:
-    """C54."""
     marker = adapter.parent / "marker"
     pickled(adapter, evil=Touch(marker))
     refused(adapter, "wants to call posix.system")

@@ -33,10 +33,10 @@ HIDDEN, EXPERTS, RANK = 64, 4, 2
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelSpec]:
-    """M0 of each family, M1 (twice the inner size is the hidden size), and one with a dense layer."""
+    """One of each family, one whose gate and up together are square, and one with a dense layer."""
     folder, specs = tmp_path_factory.mktemp("bases"), dict[str, ModelSpec]()
     overrides: dict[str, tuple[str, dict[str, Any]]] = {
-        "m1": ("qwen3-moe", {"moe_intermediate_size": 32}),
+        "square": ("qwen3-moe", {"moe_intermediate_size": 32}),
         "dense-first": ("qwen3-moe", {"mlp_only_layers": [0]}),
     }
 
@@ -97,11 +97,11 @@ def test_the_spec_knows_every_module(bases: Callable[..., ModelSpec]) -> None:
     assert bases("gpt-oss").path_of("layers.1.router") == "model.layers.1.mlp.router"
 
 
-@pytest.mark.parametrize("base", ["qwen3-moe", "m1", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize("base", ["qwen3-moe", "square", "mixtral", "gpt-oss"])
 def test_a_fused_adapter_is_packed_by_expert(
     base: str, bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
-    adapter = draw(32 if base == "m1" else 24)
+    adapter = draw(32 if base == "square" else 24)
     weights = opened(adapter.now(tmp_path / "now"), bases(base))
     check_equal(weights, adapter)
     module = weights["layers.1.experts.w13"]
@@ -111,11 +111,11 @@ def test_a_fused_adapter_is_packed_by_expert(
     assert (module.rank, module.scale) == (RANK, 4.0)
 
 
-@pytest.mark.parametrize(("base", "inner"), [("qwen3-moe", 24), ("m1", 32), ("mixtral", 24)])
+@pytest.mark.parametrize(("base", "inner"), [("qwen3-moe", 24), ("square", 32), ("mixtral", 24)])
 def test_both_layouts_are_one_version(
     base: str, inner: int, bases: Callable[..., ModelSpec], tmp_path: Path
 ) -> None:
-    """Of M1 only the down pair tells them apart (C59); the version is the same, so its bytes are."""
+    """Where gate and up are square only the down pair tells them apart; one digest means the same bytes."""
     store, adapter, spec = DiskStore(tmp_path / "store"), draw(inner), bases(base)
     old = adapter.before_019(tmp_path / "old")
     shapes = {name: list(tensor.shape) for name, tensor in read_tensors(old).items()}
@@ -128,7 +128,7 @@ def test_both_layouts_are_one_version(
 def test_a_pair_that_fits_both_layouts_needs_the_version(
     bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
-    """The third file of C59."""
+    """Gate and up alone, on a base where they are square."""
     adapter = draw(32)
     folder = adapter.before_019(tmp_path / "gate-up", target_parameters=["mlp.experts.gate_up_proj"])
     rewrite(folder, lambda tensors: {
@@ -137,10 +137,10 @@ def test_a_pair_that_fits_both_layouts_needs_the_version(
     for version in (None, "0.18.2.dev0", "nightly"):
         edit_config(folder, peft_version=version)
         with pytest.raises(InvalidAdapter, match=r"lora_A.*set peft_version"):
-            put(folder, bases("m1"))
+            put(folder, bases("square"))
     for version, swapped in (("0.18.1", True), ("0.19.0", False)):
         edit_config(folder, peft_version=version)
-        module = opened(folder, bases("m1"))["layers.0.experts.w13"]
+        module = opened(folder, bases("square"))["layers.0.experts.w13"]
         a13, b13, _, _ = adapter.layers[0]
         assert torch.equal(delta(module), b13 @ a13) is swapped
 
@@ -169,7 +169,7 @@ def test_pairs_for_each_expert(
 def test_blocks_in_b_need_the_override(
     bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
-    """The file has the same shapes either way (C58)."""
+    """The file has the same shapes either way; read wrongly, experts get each other's columns."""
     adapter = draw()
     folder = adapter.in_blocks(tmp_path / "blocks")
     with pytest.raises(AssertionError):
@@ -184,8 +184,7 @@ def test_blocks_in_b_need_the_override(
 def test_scales_follow_the_parameters_own_rank(
     bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
-    """Rank-stabilised: alpha over the root of r, not of r times the experts (C57). Patterns name parameters
-    (C62)."""
+    """Rank-stabilised: alpha over the root of r, not of r times the experts. Patterns name parameters."""
     adapter, spec = draw(), bases("qwen3-moe")
     stabilised = opened(adapter.now(tmp_path / "stabilised", use_rslora=True), spec)
     assert stabilised["layers.0.experts.w2"].scale == float(np.float32(8 / 2**0.5))
@@ -204,7 +203,7 @@ def test_scales_follow_the_parameters_own_rank(
 def test_all_linear_has_gate_and_up_at_twice_the_rank(
     bases: Callable[..., ModelSpec], opened: Callable[..., Weights], tmp_path: Path
 ) -> None:
-    """As PEFT stores it for a fused base, router included (C62): r is not the highest rank."""
+    """As PEFT stores it for a fused base, router included: r is not the highest rank."""
     wide, plain = (ExpertAdapter.draw(EXPERTS, rank, HIDDEN, 24) for rank in (2 * RANK, RANK))
     adapter = ExpertAdapter({n: (*wide.layers[n][:2], *plain.layers[n][2:]) for n in plain.layers})
     pattern = r".*\.gate_up_proj"
@@ -293,7 +292,7 @@ def test_what_is_not_understood_is_refused_by_name(
     bases: Callable[..., ModelSpec],
     tmp_path: Path,
 ) -> None:
-    """No tensor is dropped in silence (C60)."""
+    """No tensor is dropped in silence."""
     folder = draw().now(tmp_path / "changed")
     change(folder)
     with pytest.raises(error, match=text):

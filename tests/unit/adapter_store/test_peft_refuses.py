@@ -251,7 +251,7 @@ def test_tied_weights_that_are_not_tied(
 def test_pickles_are_never_loaded(
     tmp_path: Path, adapter: Path, store: DiskStore, spec: ModelSpec, refused: Callable[..., None]
 ) -> None:
-    """C54: beside safetensors it is not looked at, either."""
+    """A pickle runs code when it is loaded. Beside safetensors it is not looked at, either."""
 
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -271,7 +271,7 @@ def test_pickles_are_never_loaded(
 
 
 def test_links_that_lead_out(tmp_path: Path, adapter: Path, refused: Callable[..., None]) -> None:
-    """C53."""
+    """A link would bring any file of this machine into the store."""
     weights = adapter / "adapter_model.safetensors"
     outside = tmp_path / "outside.safetensors"
     weights.rename(outside)

@@ -50,7 +50,7 @@ def test_parse(text: str, expected: Ref) -> None:
     ],
 )
 def test_parse_names_the_bad_part(text: str, part: str) -> None:
-    """C53."""
+    """No part of a name is a path, or looks like another name."""
     with pytest.raises(InvalidRef, match=part):
         Ref.parse(text, "me")
 

@@ -70,7 +70,7 @@ def tensor(begin: int, end: int, shape: list[Any] | None = None, dtype: str = "F
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
-    """C41."""
+    """Pointers of large-file storage, cut uploads, pickles, and headers that say what cannot be."""
     file = tmp_path / "adapter_model.safetensors"
     file.write_bytes(content)
     with pytest.raises(DamagedFile, match=complaint) as refusal:
@@ -79,7 +79,6 @@ def test_damaged_files_are_refused(tmp_path: Path, content: bytes, complaint: st
 
 
 def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
-    """C41."""
     file = tmp_path / "big.safetensors"
     with file.open("wb") as out:
         out.write((1 << 30).to_bytes(8, "little"))
@@ -94,7 +93,6 @@ def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_cut_file_is_refused(tmp_path: Path, dense_adapter: Path) -> None:
-    """C41."""
     whole = (dense_adapter / "adapter_model.safetensors").read_bytes()
     file = tmp_path / "cut.safetensors"
     for size in (7, 100, len(whole) // 2, len(whole) - 1):

@@ -72,8 +72,8 @@ def test_tokens_and_logprobs_equal_one_ranks(
     assert many.run(greedy("again", PROMPT[:21], digest=digests[0], max_new_tokens=12)) == [expected[1]]
 
 
-# Deltas take different ways through the ranks: over KV heads that ranks share (C63), beside each other in
-# one layer (C64), before the sum over the ranks (C66). Four ranks do not divide their LoRA ranks (C65).
+# Deltas take different ways through the ranks: over KV heads that ranks share, beside each other in
+# one layer, before the sum over the ranks. Four ranks do not divide their LoRA ranks.
 ALONE = {
     "v": (("v_proj",), 1),
     "qkv": (("q_proj", "k_proj", "v_proj"), 3),

@@ -8,7 +8,7 @@ from executor.metrics import Metrics
 
 
 def test_adapters_that_come_and_go_leave_no_series() -> None:
-    """C56: two thousand loaded, used and unloaded."""
+    """Two thousand loaded, used and unloaded."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
 

@@ -95,7 +95,7 @@ async def test_a_scheduler_that_does_not_read_is_cut_off(tiny_base: Path, tiny_s
 async def test_while_the_model_loads_it_is_alive_and_says_so(
     tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C50: for as long as it takes."""
+    """For as long as it takes: a probe does not restart it meanwhile."""
     loaded = threading.Event()
 
     def build(*arguments: Any, **callbacks: Any) -> Engine:
@@ -125,7 +125,7 @@ async def test_while_the_model_loads_it_is_alive_and_says_so(
 async def test_slow_steps_with_work_waiting_are_no_stuck_ones(
     tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch, steps_ahead: str
 ) -> None:
-    """C52: each takes all but a moment of what it may."""
+    """Each takes all but a moment of what it may."""
     now, begun, go_on = 1000, threading.Semaphore(0), threading.Semaphore(0)
     monkeypatch.setattr("executor.engine_thread.time", SimpleNamespace(monotonic=lambda: now))
     settings = {"step_timeout": 60.0, "async_scheduling": steps_ahead, "num_kv_blocks": 8}
@@ -163,7 +163,7 @@ async def test_slow_steps_with_work_waiting_are_no_stuck_ones(
 
 
 async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStore) -> None:
-    """C52."""
+    """A process that answers while no token comes out is not healthy."""
     async with (
         running(tiny_base, tiny_store, step_timeout=0.3) as app,
         connected(app) as scheduler,

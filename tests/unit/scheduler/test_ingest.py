@@ -64,7 +64,7 @@ async def test_errors_come_back_typed(
 async def test_ranks_and_versions_over_the_limits_are_refused(
     tmp_path: Path, store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path]
 ) -> None:
-    """C12, and what one tenant may take. Pushing again what is there is no more than before."""
+    """At the push, not at the first request. Pushing again what is there is no more than before."""
     ingest = Ingest(f"disk:{tmp_path / 'store'}", limits=PushLimits(max_rank=4, max_versions=2))
     dry = dataclasses.replace(PUSH, dry_run=True)
     try:

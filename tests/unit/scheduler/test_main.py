@@ -49,7 +49,7 @@ async def test_what_keeps_it_from_starting_is_one_line(model: Path, tmp_path: Pa
 
 
 async def test_sigterm_drains_and_exits_with_0(model: Path, tmp_path: Path) -> None:
-    """C48."""
+    """A rollout cuts no request that runs."""
     fake = FakeExecutor(ModelSpec.from_folder(model).fingerprint, step_s=0.02)
     await fake.start()
     flags = ["--model", str(model), "--store", str(tmp_path / "store"), "--executor", fake.address]

@@ -23,7 +23,7 @@ def test_later_names_share_one_label_value() -> None:
 
 
 def test_many_names_make_few_series_and_valid_text() -> None:
-    """C56: names with quotes and newlines; the series do not grow with the names."""
+    """A label holds quotes and newlines, and the series do not grow with the names."""
     registry = CollectorRegistry()
     metrics = Metrics(registry, max_label_values=5)
     for number in range(200):
@@ -72,7 +72,7 @@ def test_exceptions_are_logged_whole() -> None:
 
 
 def test_versions_that_come_and_go_leave_no_series() -> None:
-    """C56: two thousand of them, and names that no client should choose."""
+    """Two thousand of them, and names that no client should choose."""
     registry = CollectorRegistry()
     metrics = Metrics(registry, max_label_values=10)
 

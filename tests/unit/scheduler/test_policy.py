@@ -42,7 +42,7 @@ def send(placements: list[Placement], digests: dict[int, str], *states: Executor
 
 
 def test_an_unplaceable_version_blocks_nobody() -> None:
-    """C27: base x3, L1, L3, L2, L4, L5 x4, base x2, L1, L2, L3 over 4 slots: all but the L5 requests go."""
+    """The base and five versions over 4 slots: all go but the requests for the fifth."""
     order = ["", "", "", "1", "3", "2", "4", "5", "5", "5", "5", "", "", "1", "2", "3"]
     queue = queue_of(*(request(number, digest) for number, digest in enumerate(order)))
     placed = Policy(aging_s=1).plan(queue, [executor(seats=64, slots=4)], now=0)
@@ -111,7 +111,7 @@ def test_an_executor_that_cannot_hold_it_is_passed() -> None:
 
 
 def test_a_cold_version_starts_after_aging_and_the_running_hot_requests() -> None:
-    """C28: one slot, endless traffic for A, one B."""
+    """One slot, endless traffic for A, one request for B."""
     state, policy, queue = executor(seats=2, slots=1), Policy(aging_s=2), Queue(1000, 1000)
     digests: dict[int, str] = {}
     running: list[int] = []

@@ -138,7 +138,7 @@ async def test_a_cancelled_upload_frees_its_folder_and_its_place(service: Runnin
 
 
 async def test_a_push_that_comes_slowly_is_not_there_before_its_end(service: Running) -> None:
-    """C39: the config, then the weights in two halves."""
+    """The config, then the weights in two halves."""
     files = service.content(60)
     call = service.stub.Push(**as_("acme"))
     await call.write(header(adapter="slow"))

@@ -253,7 +253,6 @@ def test_a_read_that_a_change_overtakes_is_not_kept(
 
 
 def test_unknown_names_take_no_memory(versions: Versions, store: Leaving) -> None:
-    """C56."""
     for number in range(10_000):
         with pytest.raises(AdapterNotFound):
             versions.resolve(Ref.parse(f"acme/nobody-{number}", ""))

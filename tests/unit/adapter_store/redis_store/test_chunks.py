@@ -37,7 +37,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
     ids=["empty", "all bytes", "utf-8", "protocol", "one chunk", "one more byte", "two chunks"],
 )
 def test_files_come_back_byte_for_byte(redis_server: RedisServer, tmp_path: Path, content: bytes) -> None:
-    """C38."""
+    """No client takes the bytes for text."""
     primary, keys = Primary(RedisUrl.parse(redis_server.url)), Keys("bytes")
     metadata = Metadata(primary, keys)
     (tmp_path / "in").write_bytes(content)
@@ -61,7 +61,7 @@ def big_adapter(folder: Path, megabytes: int) -> Path:
 def test_big_adapters_come_back_while_small_reads_go_on(
     redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec, tmp_path: Path, megabytes: int
 ) -> None:
-    """C36: also beyond the 512 MB that one value of a server may have."""
+    """Also beyond the 512 MB that one value of a server may have."""
     store = redis_medium.open()
     small = store.put(adapters[0], "acme", "small", spec)
     folder = big_adapter(tmp_path / "big", megabytes)

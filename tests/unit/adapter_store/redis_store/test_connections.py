@@ -67,7 +67,7 @@ def interrupter() -> Iterator[None]:
 def test_calls_that_are_interrupted_at_any_moment(
     redis_medium: RedisMedium, versions: list[Version], interrupter: None
 ) -> None:
-    """C35: in the middle of pipelines and of waits for the disk, too."""
+    """In pipelines and in waits for the disk, too: the next call never gets the answer to this one."""
     chance = random.Random(1)
     interrupted = 0
     with Proxy(redis_medium.server.port, delay=lambda size: 0.004) as proxy:
@@ -87,7 +87,7 @@ def test_calls_that_are_interrupted_at_any_moment(
 
 
 def test_calls_that_run_into_a_timeout(redis_medium: RedisMedium, versions: list[Version]) -> None:
-    """C35."""
+    """An answer that comes too late is never taken for that to the next call."""
     chance = random.Random(2)
     outcomes = {"right": 0, "unavailable": 0}
 
@@ -141,7 +141,7 @@ def test_connections_that_are_cut_under_way(redis_medium: RedisMedium, versions:
 def test_a_fetch_that_breaks_off_half_way_leaves_nothing_and_succeeds_later(
     redis_medium: RedisMedium, spec: ModelSpec, tmp_path: Path
 ) -> None:
-    """C39: what arrives in part is neither kept nor served."""
+    """What arrives in part is neither kept nor served."""
     folder = raw_adapter(tmp_path / "big", lora_pair(Q_PROJ, 64, 64, rank=40_000), r=40_000)
     version = redis_medium.open().put(folder, "acme", "big", spec)
     breaking, passed = threading.Event(), [0]
@@ -196,7 +196,7 @@ def test_a_lost_reply_does_not_make_a_change_twice(
 
 
 def test_values_are_bound_to_their_keys(redis_medium: RedisMedium, versions: list[Version]) -> None:
-    """C35: each holds a hash of itself and its key."""
+    """Each holds a hash of itself and its key."""
     keys, store = redis_medium.keys, redis_medium.open()
     with redis_medium.server.client() as client:
         client.copy(keys.record("acme", "n0"), keys.record("acme", "n1"), replace=True)

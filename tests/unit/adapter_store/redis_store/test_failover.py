@@ -78,7 +78,7 @@ def store_of(*servers: RedisServer, options: str = "") -> RedisStore:
 def test_roles_are_swapped_during_a_stream_of_changes(
     pair: tuple[RedisServer, RedisServer], adapters: list[Path], spec: ModelSpec, known: str
 ) -> None:
-    """C37: by command, without losing a connection."""
+    """By command, without losing a connection."""
     first, second = pair
     store = store_of(*{"first": [first], "both": [first, second], "replica": [second]}[known])
     digests = [store.put(folder, "acme", "x", spec).digest for folder in adapters]
@@ -116,7 +116,7 @@ def test_roles_are_swapped_during_a_stream_of_changes(
 def test_reads_leave_a_primary_that_became_a_replica(
     pair: tuple[RedisServer, RedisServer], adapters: list[Path], spec: ModelSpec
 ) -> None:
-    """C37: it still answers, with what it knew then: a version that it never heard of is not "deleted"."""
+    """It still answers, with what it knew then: a version that it never heard of is not "deleted"."""
     first, second = pair
     store = store_of(first, second)
     store.put(adapters[0], "acme", "x", spec)
@@ -164,7 +164,7 @@ def test_a_primary_whose_data_are_another_s_between_the_check_of_chunks_and_the_
     spec: ModelSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """C37: it was a replica for a moment, of a server where the chunks still expire; its connections stay
+    """It was a replica for a moment, of a server where the chunks still expire; its connections stay
     open. What is published has chunks that stay."""
     first, second = pair
     store, medium = store_of(first, options="timeout=3"), RedisMedium(first, "lorafleet")

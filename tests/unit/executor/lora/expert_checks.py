@@ -208,7 +208,7 @@ def compare(rig: Rig, runs: list[Run], experts: Sequence[int] | None = None) -> 
 
 def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper | None = None) -> None:
     """All ranks and base rows in one step, in some order; other steps after; slots never filled; all rows at
-    one pair of experts, and so some experts without a row (C61)."""
+    one pair of experts, and so some experts without a row."""
     rig = make_rig(group, name, len(RANKS) + 1, wrapper)
     modules = len(rig.form.names)
     for slot, rank in enumerate(RANKS):
@@ -222,7 +222,7 @@ def mixed_ranks(group: ParallelGroup, name: str, wrapper: Wrapper | None = None)
 
 
 def slots_lower_than_the_group(group: ParallelGroup, name: str) -> None:
-    """One row of A at most on each rank, and on some none (C65)."""
+    """One row of A at most on each rank, and on some none."""
     for max_rank in (1, 3):
         rig = make_rig(group, name, max_rank + 1, max_rank=max_rank)
         for slot in range(max_rank):

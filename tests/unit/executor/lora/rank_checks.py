@@ -57,7 +57,7 @@ def mixed_ranks(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -
 
 
 def slots_lower_than_the_group(group: ParallelGroup, sharding: Sharding, device: str = "cpu") -> None:
-    """One row of A at most on each rank, and on some none (C65)."""
+    """One row of A at most on each rank, and on some none."""
     for max_rank in (1, 3):
         rig = _rig(group, sharding, max_rank + 1, device, max_rank)
         for slot in range(max_rank):

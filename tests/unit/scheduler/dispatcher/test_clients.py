@@ -58,7 +58,7 @@ async def test_a_bug_with_one_text_fails_that_request_alone(
 
 
 async def test_cancelling_frees_everything_at_once(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
-    """C29: waiting, running, ended and twice."""
+    """Requests that wait, requests that run, and again those that have just been cancelled."""
     fake.frozen = True
     lives = [dispatcher.submit(admitted(f"r{n}", digest=DIGEST), None) for n in range(12)]
     await until(lambda: len(fake.running) == 8)

@@ -131,7 +131,7 @@ async def test_a_restarted_executor_comes_back(tokenizer: Tokenizer) -> None:
 
 
 async def test_an_executor_moves_to_another_address_behind_its_name(tokenizer: Tokenizer) -> None:
-    """C46 b. The old address takes connections and says nothing: who dials it again never hears of anyone."""
+    """The old address takes connections and says nothing: who dials it again never hears of anyone."""
     async with executors(1) as [old], name_server("127.0.0.1") as names:
         port = int(old.address.rpartition(":")[2])
         new = FakeExecutor(LINK.fingerprint)
@@ -190,7 +190,7 @@ async def test_a_stuck_step_is_hung_although_reports_come(dispatcher: Dispatcher
 
 
 async def test_slow_steps_with_work_waiting_are_not_hung(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
-    """C52: an executor that is merely busy keeps its stream and its requests."""
+    """An executor that is merely busy keeps its stream and its requests."""
     slow = executor_pb2.Load(last_step_age_ms=60_000, running=8, waiting=500)
     fake.extra_events = [executor_pb2.ExecutorEvent(load=slow)] * 3
     await until(lambda: not fake.extra_events)
@@ -266,7 +266,7 @@ async def test_a_pin_that_ends_while_its_executor_is_cut_off_does_not_stay(
 
 
 async def test_pins_that_an_executor_does_not_keep_are_counted(tokenizer: Tokenizer) -> None:
-    """C47. By version, however many adapters pin it; who tells of no copy lacks it until the pins end."""
+    """By version, however many adapters pin it; who tells of no copy lacks it until the pins end."""
     async with executors(2) as [good, bad]:
         good.pages = True
         async with running(dispatcher_of([good.address, bad.address], tokenizer)) as dispatcher:

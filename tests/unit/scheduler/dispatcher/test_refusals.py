@@ -59,7 +59,7 @@ async def fleet(two: list[FakeExecutor], tokenizer: Tokenizer) -> AsyncIterator[
 async def test_another_executor_is_asked(
     fleet: Dispatcher, two: list[FakeExecutor], reason: str, code: grpc.StatusCode
 ) -> None:
-    """C47. Whatever is wrong with one executor's store, cache or form costs no request."""
+    """Whatever is wrong with one executor's store, cache or form costs no request."""
     refuse_adapters(two[0], reason, code)
     lives = [fleet.submit(admitted(f"r{n}", digest=DIGEST), None) for n in range(6)]
     for live in lives:

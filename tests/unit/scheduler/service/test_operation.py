@@ -47,7 +47,7 @@ async def test_reflection_lists_the_services(house: House) -> None:
 
 
 async def test_draining_refuses_new_and_ends_old(house: House) -> None:
-    """C48."""
+    """A rollout cuts no stream."""
     house.fake.step_s = 0.02
     stream = house.inference.GenerateStream(generate(max_new_tokens=30))
     reading = asyncio.create_task(read(stream))

@@ -99,7 +99,7 @@ async def test_tokenize_and_list_models(house: House, digest: str, model: Path) 
 async def test_an_unknown_adapter_is_never_the_base(
     house: House, model: Path, digest: str, name: str
 ) -> None:
-    """C55: alone and beside others."""
+    """Nor does it disturb the request beside it."""
     if name == "gone":
         store = open_store(house.scheduler.config.store)
         store.put(model.parent / "alice", "default", name, ModelSpec.from_folder(model))
@@ -138,7 +138,6 @@ async def test_a_second_call_with_the_name_aborts_the_first(house: House) -> Non
 
 
 async def test_deadline_cancel_and_dead_clients_free_everything(house: House) -> None:
-    """C44."""
     dispatcher = house.scheduler.dispatcher
     house.fake.frozen = True
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -190,7 +189,7 @@ async def test_a_client_that_stops_reading_is_cut_off(
 
 
 async def test_answers_and_events_beyond_what_grpc_takes_by_default(house: House) -> None:
-    """C42: from the executor, and to the client, in pieces and whole."""
+    """From the executor, and to the client, in pieces and whole."""
     house.fake.edit_step = lambda step: _pad(step, 6_000_000)
     scores = inference_pb2.ResponseOptions(logprobs=20)
     async with AsyncClient(house.scheduler.address) as client:
@@ -203,7 +202,7 @@ async def test_answers_and_events_beyond_what_grpc_takes_by_default(house: House
 
 
 async def test_an_event_beyond_the_limit_fails_its_request_clearly_and_nothing_else(house: House) -> None:
-    """C42: it ends the executor's stream, which is opened anew for the next attempt."""
+    """It ends the executor's stream, which is opened anew for the next attempt."""
     house.fake.edit_step = lambda step: _pad(step, 17_000_000)
     code, reason, message = await fails(house.inference.Generate(generate(max_new_tokens=1)))
     assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
