@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from lorafleet.bench.errors import BenchError
 from lorafleet.commands import adapters, bench, chat, demo, executors, generate, models, serve, top
 from lorafleet.commands.failure import explain
-from lorafleet.commands.terminal import note
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
+from lorafleet.terminal import note
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

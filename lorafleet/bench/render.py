@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lorafleet.bench.rows import Row
-from lorafleet.commands.terminal import table
+from lorafleet.terminal import table
 
 _HEAD = ("workload", "adapters", "slots", "ours", "unit", "base", "peer", "peer best", "of peer best")
 _LATENCIES = (("TTFT", "ttft_ms"), ("between tokens", "itl_ms"), ("a token", "tpot_ms"))

@@ -7,8 +7,8 @@ from pathlib import Path
 from lorafleet.commands import aliases, connection, listing, migrate, push, upkeep
 from lorafleet.commands.parsing import Subparsers, add_group
 from lorafleet.commands.report import content, differences
-from lorafleet.commands.terminal import ProgressBar, say, say_json, size, table
 from lorafleet.results import AdapterVersion
+from lorafleet.terminal import ProgressBar, say, say_json, size, table
 
 _REF = "[tenant/]name[@alias | @sha256:<64 hex>]; the alias is `latest` when none is given"
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Subparsers, add_group, count
-from lorafleet.commands.terminal import say, say_json, short, table
 from lorafleet.errors import invalid
 from lorafleet.results import AdapterAlias
+from lorafleet.terminal import say, say_json, short, table
 
 
 def add_parser(commands: Subparsers) -> None:

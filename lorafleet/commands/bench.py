@@ -14,7 +14,7 @@ from lorafleet.bench.shapes import SHAPES, write_shapes
 from lorafleet.bench.workload import Names
 from lorafleet.commands import bench_runs, connection
 from lorafleet.commands.parsing import Subparsers, add_command, add_group, count
-from lorafleet.commands.terminal import ProgressBar, note, say, say_json, size
+from lorafleet.terminal import ProgressBar, note, say, say_json, size
 
 _PUSH_THREADS = 8
 

@@ -20,7 +20,7 @@ from lorafleet.bench.system import session, started
 from lorafleet.bench.workload import Description, Names, generate, read_trace
 from lorafleet.commands import bench_system
 from lorafleet.commands.parsing import Subparsers, add_command, count
-from lorafleet.commands.terminal import note, say
+from lorafleet.terminal import note, say
 
 INTERRUPTED = 130
 

@@ -9,9 +9,9 @@ from lorafleet.commands import connection
 from lorafleet.commands.failure import explain
 from lorafleet.commands.generate import add_sampling_arguments, sampling_options
 from lorafleet.commands.parsing import Subparsers, add_command
-from lorafleet.commands.terminal import note, say
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options
+from lorafleet.terminal import note, say
 
 _HELP = (
     "/adapter NAME  ask that adapter (no name: the base model)\n/reset  forget the conversation\n/exit  leave"

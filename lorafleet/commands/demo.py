@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lorafleet.commands.parsing import Subparsers, add_command, add_json, count
-from lorafleet.commands.terminal import note, say, say_json, short, table
 from lorafleet.errors import LaunchError
+from lorafleet.terminal import note, say, say_json, short, table
 
 if TYPE_CHECKING:
     from lorafleet.demo.run import Report

@@ -4,8 +4,8 @@ import argparse
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Run, Subparsers, add_group
-from lorafleet.commands.terminal import say, say_json
 from lorafleet.results import Executor
+from lorafleet.terminal import say, say_json
 
 
 def add_parser(commands: Subparsers) -> None:

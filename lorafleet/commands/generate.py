@@ -5,8 +5,8 @@ import sys
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Subparsers, add_command, add_json
-from lorafleet.commands.terminal import say, say_json
 from lorafleet.requests import Options, Prompt
+from lorafleet.terminal import say, say_json
 
 
 def add_parser(commands: Subparsers) -> None:

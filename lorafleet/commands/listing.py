@@ -10,8 +10,8 @@ from typing import Any
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Subparsers, count
-from lorafleet.commands.terminal import note, num_bytes, say_json_list, say_table, short, size
 from lorafleet.results import AdapterSummary
+from lorafleet.terminal import note, num_bytes, say_json_list, say_table, short, size
 
 _EXAMPLES = """\
   lorafleet adapters list

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from lorafleet.commands import parsing
 from lorafleet.commands.parsing import Subparsers
-from lorafleet.commands.terminal import ProgressBar, note, say, say_json
 from lorafleet.errors import LaunchError
+from lorafleet.terminal import ProgressBar, note, say, say_json
 
 if TYPE_CHECKING:
     from lorafleet.migration import Migrated

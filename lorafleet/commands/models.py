@@ -4,7 +4,7 @@ import argparse
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Subparsers, add_command, add_json
-from lorafleet.commands.terminal import say, say_json, short, table
+from lorafleet.terminal import say, say_json, short, table
 
 
 def add_parser(commands: Subparsers) -> None:

@@ -15,9 +15,9 @@ from lorafleet.commands.bars import Bars
 from lorafleet.commands.failure import explain
 from lorafleet.commands.parsing import Subparsers, count
 from lorafleet.commands.report import content
-from lorafleet.commands.terminal import ProgressBar, note, say, say_json
 from lorafleet.errors import LoraFleetError, QueueFull
 from lorafleet.results import AdapterVersion, PushResult
+from lorafleet.terminal import ProgressBar, note, say, say_json
 from lorafleet.transfer import CONFIG_FILE, Progress, left_out
 
 

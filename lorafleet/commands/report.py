@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from lorafleet.commands.terminal import size
 from lorafleet.results import AdapterModule, AdapterVersion
+from lorafleet.terminal import size
 
 
 def content(version: AdapterVersion) -> str:

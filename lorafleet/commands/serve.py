@@ -13,8 +13,8 @@ from lorafleet.commands.parsing import (
     port,
     seconds,
 )
-from lorafleet.commands.terminal import note, say
 from lorafleet.local import LocalConfig, LocalFleet
+from lorafleet.terminal import note, say
 
 _WAKE_SECONDS = 0.5
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from lorafleet.commands import connection, parsing
 from lorafleet.commands.parsing import Subparsers
-from lorafleet.commands.terminal import say, say_json, short, table
 from lorafleet.results import Executor, Fleet
+from lorafleet.terminal import say, say_json, short, table
 
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, without a cursor

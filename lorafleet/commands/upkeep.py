@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Run, Subparsers
-from lorafleet.commands.terminal import say, say_json, short, size, table
 from lorafleet.results import Freed
+from lorafleet.terminal import say, say_json, short, size, table
 
 _REF = "[tenant/]name[@alias | @sha256:<64 hex>]"
 

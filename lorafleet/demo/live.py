@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from lorafleet.commands.terminal import ProgressBar, note
+from lorafleet.terminal import ProgressBar, note
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorafleet import AdapterModule, AdapterSummary, AdapterVersion, Executor, Fleet, InvalidRequest
+from lorafleet import AdapterModule, AdapterSummary, AdapterVersion, Executor, Fleet, InvalidRequest, terminal
 from lorafleet.cli import parser
-from lorafleet.commands import bars, listing, push, report, terminal, top
+from lorafleet.commands import bars, listing, push, report, top
 from lorafleet.commands.aliases import targets
 
 DAY = datetime.datetime(2026, 1, 2, 3, 4, 5)
