@@ -1,7 +1,7 @@
 """Adapters as files and versions: checked on the way in, named by their content, read without copies."""
 
 from adapter_store.cached import CachedStore
-from adapter_store.disk import DiskStore
+from adapter_store.disk_store.store import DiskStore
 from adapter_store.errors import (
     AdapterNotFound,
     AdapterStoreError,
@@ -23,7 +23,7 @@ from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
-from adapter_store.packed import LoRAModule, Weights
+from adapter_store.packed.form import LoRAModule, Weights
 from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
 from adapter_store.store import AdapterStore, WeightsSource, open_store

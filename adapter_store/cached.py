@@ -22,10 +22,10 @@ import time
 import uuid
 from pathlib import Path
 
-from adapter_store.blob import Blob
-from adapter_store.durable import claimed, exclusive, medium_errors, remove_unclaimed
+from adapter_store.disk_store.blob import Blob
 from adapter_store.errors import DataLoss
-from adapter_store.packed import Weights
+from adapter_store.files.durable import claimed, exclusive, medium_errors, remove_unclaimed
+from adapter_store.packed.form import Weights
 from adapter_store.ref import check_digest
 from adapter_store.store import WeightsSource
 

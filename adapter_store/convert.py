@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.errors import AdapterStoreError, InvalidAdapter
-from adapter_store.peft import WEIGHTS_FILE
-from adapter_store.restricted_pickle import read_tensors
-from adapter_store.safetensors_file import NUMPY_DTYPES
-from adapter_store.source import KNOWN_FILES
+from adapter_store.files.safetensors_file import NUMPY_DTYPES
+from adapter_store.peft.folder import WEIGHTS_FILE
+from adapter_store.peft.restricted_pickle import read_tensors
+from adapter_store.peft.source import KNOWN_FILES
 
 PICKLED_FILE = "adapter_model.bin"
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from adapter_store.errors import DataLoss
-from adapter_store.seal import seal, unseal
+from adapter_store.files.seal import seal, unseal
 
 LEASE_S = 40.0
 

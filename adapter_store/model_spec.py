@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from adapter_store.errors import InvalidModel
+from adapter_store.files.safetensors_file import DamagedFile, Header, TensorFile, read_header
 from adapter_store.module_names import PATHS_IN_LAYER, layer_of, place_of
 from adapter_store.moe_checkpoint import check_experts
 from adapter_store.moe_spec import MOE_ARCHITECTURES, MoESpec, read_moe
-from adapter_store.safetensors_file import DamagedFile, Header, TensorFile, read_header
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _SERVED = (*ARCHITECTURES, *MOE_ARCHITECTURES)

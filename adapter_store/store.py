@@ -9,7 +9,7 @@ from adapter_store.errors import InvalidRef
 from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, Version, VersionState
 from adapter_store.model_spec import ModelSpec
-from adapter_store.packed import Weights
+from adapter_store.packed.form import Weights
 from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
 from adapter_store.summary import Summary
@@ -259,7 +259,7 @@ def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -
     `create` makes a store where none is. `allow_volatile` accepts a Redis that may lose in a crash what it
     acknowledged. Raises InvalidRef for another scheme, NoStore, OtherFormat, StoreUnavailable.
     """
-    from adapter_store.disk import DiskStore
+    from adapter_store.disk_store.store import DiskStore
 
     scheme, colon, rest = url.partition(":")
     if colon and scheme in ("redis", "rediss"):

@@ -25,10 +25,10 @@ from adapter_store.bench.inputs import SPEC, write_adapter
 from adapter_store.bench.raw import RawClient
 from adapter_store.bench.server import find_server, running
 from adapter_store.cached import CachedStore
-from adapter_store.disk import DiskStore
-from adapter_store.hashing import ParallelHashes, bulk_hash
-from adapter_store.memory import memory
-from adapter_store.packed import Weights
+from adapter_store.disk_store.store import DiskStore
+from adapter_store.files.hashing import ParallelHashes, bulk_hash
+from adapter_store.files.memory import memory
+from adapter_store.packed.form import Weights
 from adapter_store.redis_store import index
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl

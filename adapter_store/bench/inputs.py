@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from adapter_store.model_spec import PROJECTION_PARENT, ModelSpec, module_path
-from adapter_store.peft import WEIGHTS_FILE
-from adapter_store.peft_config import CONFIG_FILE
+from adapter_store.peft.config import CONFIG_FILE
+from adapter_store.peft.folder import WEIGHTS_FILE
 
 RANK = 16
 SPEC = ModelSpec(

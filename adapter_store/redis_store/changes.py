@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from adapter_store.catalogue import Change
-from adapter_store.durable import medium_errors
 from adapter_store.errors import AdapterNotFound, AdapterStoreError, StoreUnavailable, UploadLost
+from adapter_store.files.durable import medium_errors
 from adapter_store.manifest import Manifest
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.content import Content

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from adapter_store.arriving import ArrivingWeights
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.files.memory import memory
 from adapter_store.manifest import Manifest
-from adapter_store.memory import memory
-from adapter_store.packed import Weights
-from adapter_store.packing import Packing
-from adapter_store.peft import WEIGHTS_FILE, PeftAdapter
-from adapter_store.recipe import rebuild, recipe_pieces
+from adapter_store.packed.arriving import ArrivingWeights
+from adapter_store.packed.form import Weights
+from adapter_store.packed.packer import Packing
+from adapter_store.packed.recipe import rebuild, recipe_pieces
+from adapter_store.peft.folder import WEIGHTS_FILE, PeftAdapter
 from adapter_store.redis_store.index import Index
 from adapter_store.redis_store.read import Reader
 from adapter_store.redis_store.upload import Sendable

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from adapter_store.seal import seal as seal
-from adapter_store.seal import unseal as unseal
+from adapter_store.files.seal import seal as seal
+from adapter_store.files.seal import unseal as unseal
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from adapter_store.errors import AdapterNotFound, DataLoss
-from adapter_store.hashing import bulk_hash
+from adapter_store.files.hashing import bulk_hash
 from adapter_store.manifest import Manifest
 from adapter_store.redis_store.index import Index, StoredFile
 from adapter_store.redis_store.keys import Keys

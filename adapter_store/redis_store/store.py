@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
-from adapter_store.durable import medium_errors
 from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.files.durable import medium_errors
 from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
-from adapter_store.packed import Weights
+from adapter_store.packed.form import Weights
+from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.changes import Changes
 from adapter_store.redis_store.content import Content, prepare
@@ -31,7 +32,6 @@ from adapter_store.redis_store.read import Reader
 from adapter_store.redis_store.upload import Uploader
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.ref import Ref, check_digest, check_identifier
-from adapter_store.source import MAX_FILE_BYTES, take_adapter
 from adapter_store.summary import Summary, is_deleted, lines_of, parse_lines
 from adapter_store.watch import News, Watcher
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store.hashing import bulk_hash
+from adapter_store.files.hashing import bulk_hash
 from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from adapter_store.files.seal import seal
 from adapter_store.record import AliasEntry, NameRecord, VersionEntry
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.primary import Command, Primary
 from adapter_store.redis_store.url import RedisUrl
-from adapter_store.seal import seal
 from adapter_store.summary import lines_of
 
 _BATCH = 500

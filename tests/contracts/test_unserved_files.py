@@ -1,6 +1,6 @@
 """Clients refuse what a store would refuse, before they send it: neither can import the other's list."""
 
-from adapter_store.source import UNSERVED_FILES
+from adapter_store.peft.source import UNSERVED_FILES
 from lorafleet import transfer
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from adapter_store import DiskStore, ModelSpec
-from adapter_store.durable import exclusive
+from adapter_store.files.durable import exclusive
 from executor.errors import HostMemoryFull
 from executor.image_workers import LaidOut
 from executor.pooled_adapters import PooledAdapters

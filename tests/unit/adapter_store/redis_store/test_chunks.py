@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adapter_store import AdapterNotFound, DataLoss, ModelSpec, Ref
-from adapter_store.memory import memory
+from adapter_store.files.memory import memory
 from adapter_store.redis_store.index import CHUNK_BYTES, Index, StoredFile
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata

@@ -1,0 +1,1 @@
+"""The store in a folder, shared by any number of processes."""

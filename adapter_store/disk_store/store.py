@@ -1,0 +1,391 @@
+"""The store in a folder, shared by any number of processes on one machine.
+
+    lock                            held for every change, for moments only
+    changes                         how many there were, and of what (changes_file.py)
+    blobs/<hex>/                    content, immutable once here (blob.py)
+    names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
+    users/<hex>                     which names have that content (user_files.py)
+    leases/<holder>                 what schedulers still use (lease.py)
+    format-3                        what it is, and how it is kept (store_folder.py)
+    tmp/                            work in progress, and what crashes left
+
+A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
+record. A crash in between leaves content that no record names; the next store opened here removes it, but for
+those that only read.
+"""
+
+import builtins
+import contextlib
+import functools
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
+from adapter_store.disk_store.blob import Blob
+from adapter_store.disk_store.changes_file import ChangesFile
+from adapter_store.disk_store.lease_files import LeaseFiles
+from adapter_store.disk_store.listing import Listings
+from adapter_store.disk_store.record_files import RecordFiles
+from adapter_store.disk_store.store_folder import claim_folder
+from adapter_store.disk_store.user_files import UserFiles
+from adapter_store.errors import AdapterNotFound, DataLoss
+from adapter_store.files.durable import (
+    claimed,
+    exclusive,
+    exclusive_if_free,
+    medium_errors,
+    remove_unclaimed,
+    sync_folder,
+    sync_tree,
+)
+from adapter_store.lease import Lease
+from adapter_store.manifest import Alias, Manifest, Version
+from adapter_store.model_spec import ModelSpec
+from adapter_store.packed.form import Weights
+from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
+from adapter_store.record import NameRecord
+from adapter_store.ref import Ref, check_digest, check_identifier
+from adapter_store.summary import Summary, hex_of, is_deleted, is_shown, parse_lines
+from adapter_store.watch import News, Watchers
+
+_CACHED_MANIFESTS = 1024
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class DiskStore(Catalogue):
+    """An AdapterStore (store.py has the contract of each method)."""
+
+    def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        """`create`, for who changes it: a folder that is missing or empty becomes a store; all records are
+        read, for listings, and what crashes left goes. Raises NoStore, OtherFormat, StoreUnavailable."""
+        self._root, self._max_file_bytes = root, max_file_bytes
+        self._blobs, self._tmp = root / "blobs", root / "tmp"
+        self._records = RecordFiles(root / "names", aside=self._tmp)
+        self._users = UserFiles(root / "users", self._tmp, self._records)
+        self._changes = ChangesFile(root / "changes", aside=self._tmp)
+        self._leases = LeaseFiles(root / "leases")
+        self._listings = Listings(self._records, self.news)
+        self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
+        self._mutex = threading.Lock()  # guards it
+        self._watchers = Watchers()
+        self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
+        with medium_errors():
+            claim_folder(root, create=create)
+            for folder in (self._blobs, root / "names", root / "leases", self._tmp):
+                folder.mkdir(parents=True, exist_ok=True)
+            if create:
+                with self._locked():
+                    self._read_all()
+                    self._users.make()
+
+    def put(
+        self,
+        source: Path,
+        tenant: str,
+        name: str,
+        spec: ModelSpec,
+        *,
+        alias: str | None = "latest",
+        strict_base: bool = False,
+        expected_generation: int | None = None,
+        max_rank: int | None = None,
+        dry_run: bool = False,
+    ) -> Version:
+        check_identifier("tenant", tenant)
+        check_identifier("name", name)
+        if alias is not None:
+            check_identifier("alias", alias)
+        with self._workspace() as blob:
+            adapter = take_adapter(
+                source, blob.source, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
+            )
+            manifest = blob.write(adapter)
+            if dry_run:
+                return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
+            sync_tree(blob.folder)
+            ref = Ref(tenant, name, digest=manifest.digest)
+            return self._publish(
+                blob, ref, lambda record: with_push(record, ref, manifest, alias, expected_generation)
+            )
+
+    def record(self, tenant: str, name: str) -> NameRecord:
+        with medium_errors():
+            return self._records.read(tenant, name)
+
+    def tenants(self) -> builtins.list[str]:
+        with medium_errors():
+            return [tenant for tenant in self._records.tenants() if self._records.names(tenant)]
+
+    def manifest(self, digest: str) -> Manifest:
+        with medium_errors():
+            return self._cached_manifest(check_digest(digest))
+
+    def open(self, digest: str) -> Weights:
+        check_digest(digest)
+        return self._certain(lambda: self._open(digest))
+
+    def count(self, tenant: str) -> int:
+        with medium_errors():
+            return self._listings.count(check_identifier("tenant", tenant))
+
+    def summaries(
+        self,
+        tenant: str,
+        *,
+        name: str | None = None,
+        after: str = "",
+        limit: int = 100,
+        deleted: bool = False,
+    ) -> builtins.list[Summary]:
+        check_identifier("tenant", tenant)
+        if name is not None:
+            check_identifier("name", name)
+        with medium_errors():
+            keep = partial(is_shown, deleted=deleted)
+            return parse_lines(tenant, self._listings.page(tenant, name, after, limit, keep))
+
+    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+        with medium_errors():
+            if name is not None:
+                return [*aliases_in(tenant, name, self._records.read(tenant, name))]
+            return [
+                alias
+                for each, record in self._records.whole(tenant)
+                for alias in aliases_in(tenant, each, record)
+            ]
+
+    def export(self, ref: Ref, target: Path) -> None:
+        version = self.find(ref)
+        self._blob(version.digest).export(version.digest, target)
+
+    def verify(self, ref: Ref) -> Version:
+        return self._certain(lambda: self._verify(ref))
+
+    def upload(self, digest: str) -> str:
+        with medium_errors():
+            return self._blob(check_digest(digest)).upload()
+
+    def now(self) -> float:
+        with medium_errors():
+            return self._leases.now()
+
+    def hold(self, lease: Lease) -> None:
+        with medium_errors():
+            self._leases.hold(lease)
+
+    def let_go(self, holder: str) -> None:
+        with medium_errors():
+            self._leases.let_go(holder)
+
+    def leases(self) -> builtins.list[Lease]:
+        with medium_errors():
+            return list(self._leases.all())
+
+    def orphans(self) -> builtins.list[str]:
+        with medium_errors(), self._locked():
+            found = (f"sha256:{folder.name}" for folder in self._blobs.iterdir())
+            return sorted(digest for digest in found if not self._is_used(digest))
+
+    def damaged(self, tenant: str) -> builtins.list[str]:
+        with medium_errors():
+            return self._records.damaged(check_identifier("tenant", tenant))
+
+    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+        with medium_errors():
+            names = self._users.names(check_digest(digest))
+            return [(*name, self._records.read_if_whole(*name)) for name in names]
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._watchers.add(self._change_number, callback)
+
+    def news(self, since: int) -> News:
+        with medium_errors():
+            if self._changes.is_unsettled:
+                with exclusive_if_free(self._root / "lock") as alone:
+                    if alone:  # so its process died
+                        self._changes.settle()
+            return self._changes.news(since)
+
+    # ---- reading
+
+    def _certain(self, read: Callable[[], _T]) -> _T:
+        """Content that looks damaged may just be on its way out or in: under the lock nothing moves."""
+        with medium_errors():
+            try:
+                return read()
+            except DataLoss:
+                with self._locked():
+                    return read()
+
+    def _open(self, digest: str) -> Weights:
+        blob = self._stored(digest)
+        identity = blob.identity()
+        with self._mutex:
+            known = identity is not None and self._verified.get(digest) == identity
+        weights = blob.weights(verify=not known)
+        if weights.manifest.digest != digest:
+            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        if identity is not None:
+            with self._mutex:
+                self._verified[digest] = identity
+        return weights
+
+    def _verify(self, ref: Ref) -> Version:
+        version = self._find(ref)
+        self._blob(version.digest).verify(version.digest)
+        return version
+
+    def _blob(self, digest: str) -> Blob:
+        return Blob(self._blobs / digest.removeprefix("sha256:"))
+
+    def _stored(self, digest: str) -> Blob:
+        blob = self._blob(digest)
+        if not blob.folder.exists():
+            self._blobs.stat()  # or the whole store is away
+            raise AdapterNotFound(f"adapter version {digest} was not found")
+        return blob
+
+    def _read_manifest(self, digest: str) -> Manifest:
+        return self._stored(digest).manifest()
+
+    def _buried(self, before: float) -> Iterator[Summary]:
+        with medium_errors():
+            for tenant in self._records.tenants():
+                for name in self._records.names(tenant):
+                    for summary in parse_lines(tenant, filter(is_deleted, self._records.lines(tenant, name))):
+                        entry = self._records.read(tenant, name).versions.get(summary.digest)
+                        if entry is not None and entry.left_at <= before:
+                            yield summary
+
+    # ---- changing, under the lock
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with exclusive(self._root / "lock"):
+            yield
+
+    @contextlib.contextmanager
+    def _workspace(self) -> Iterator[Blob]:
+        with medium_errors():
+            folder = self._tmp / uuid.uuid4().hex
+            with contextlib.ExitStack() as stack:
+                with self._locked():  # or a sweep could take the new folder for a crash's
+                    folder.mkdir()
+                    stack.enter_context(claimed(folder))
+                try:
+                    yield Blob(folder)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _publish(self, blob: Blob, ref: Ref, change: Change) -> Version:
+        digest = ref.digest or ""
+        healthy = self._is_healthy(digest)  # hashes, so not under the lock
+        with self._locked():
+            change(self._records.read(ref.tenant, ref.name))  # refused before content moves
+            target = self._blob(digest).folder
+            if target.exists() and not healthy and not self._is_healthy(digest):
+                self._discard(target)  # damaged: this push repairs it
+            if not target.exists():
+                blob.folder.rename(target)
+                sync_folder(self._blobs)
+            return self._version(ref, self._replace(ref, change), digest)
+
+    def _is_used(self, digest: str) -> bool:
+        """By any record, as far as they can be read."""
+        return any(record is None or digest in record.versions for *_, record in self._users_of(digest))
+
+    def _is_healthy(self, digest: str) -> bool:
+        """Hashes all of it, whatever was found before: a push is how damage is repaired."""
+        blob = self._blob(digest)
+        if not blob.folder.exists():
+            return False
+        try:
+            blob.verify(digest)
+        except DataLoss:
+            return False
+        return True
+
+    def _change(self, ref: Ref, change: Change) -> NameRecord:
+        with medium_errors(), self._locked():
+            return self._replace(ref, change)
+
+    def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
+        with medium_errors(), self._locked():
+            found = self.upload(ref.digest or "") == upload
+            if found:
+                self._replace(ref, change)
+            return found
+
+    def _replace(self, ref: Ref, change: Change) -> NameRecord:
+        old = self._records.read(ref.tenant, ref.name)
+        new = change(old)
+        if new != old:
+            self._write_record(ref, old, new)
+        return new
+
+    def _replace_damaged(
+        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+    ) -> NameRecord:
+        with medium_errors(), self._locked():
+            if self._records.read_if_whole(ref.tenant, ref.name) is not None:
+                raise AdapterNotFound(f"{ref.tenant}/{ref.name} has no damaged record")
+            record = make(self._users.digests((ref.tenant, ref.name)))
+            if not dry_run:
+                self._write_record(ref, NameRecord(), record)
+            return record
+
+    def _remove(self, ref: Ref, change: Change) -> None:
+        with medium_errors(), self._locked():
+            record = self._records.read(ref.tenant, ref.name)
+            digest = record.digest_of(ref)
+            self._write_record(ref, record, change(record))
+            self._cached_manifest.cache_clear()
+            with self._mutex:
+                self._verified.pop(digest, None)
+            if not self._is_used(digest):
+                self._discard(self._blob(digest).folder)
+
+    def _write_record(self, ref: Ref, old: NameRecord, new: NameRecord) -> None:
+        name = (ref.tenant, ref.name)
+        self._changes.begin(*name)
+        for digest in new.versions.keys() - old.versions.keys():
+            self._users.add(digest, name)
+        self._records.write(*name, new)
+        for digest in old.versions.keys() - new.versions.keys():
+            self._users.remove(digest, name)
+        self._changes.settle()
+        self._watchers.wake()
+
+    def _discard(self, folder: Path) -> None:
+        """Out of sight in one rename, then gone: readers see a blob whole or not at all."""
+        doomed = self._tmp / uuid.uuid4().hex
+        with contextlib.suppress(FileNotFoundError):  # somebody else took it away
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+
+    def _read_all(self) -> None:
+        """Removes garbage, and prepares listings with what was read for that."""
+        remove_unclaimed(self._tmp)
+        number, found = self._changes.number(), self._records.all_lines()
+        for tenant, named in found.items():
+            self._listings.prepare(tenant, number, named)
+        names = [lines for named in found.values() for lines in named.values()]
+        if not all(names):  # one cannot be read: it may name any content, so keep all, and serve the others
+            _log.warning("adapter store %s: garbage stays, a record cannot be read", self._root)
+            return
+        kept = {hex_of(line) for lines in names for line in lines}
+        for folder in self._blobs.iterdir():
+            if folder.name not in kept:
+                self._discard(folder)
+
+    def _change_number(self) -> int:
+        with medium_errors():
+            return self._changes.number()

@@ -1,0 +1,1 @@
+"""What is pushed: PEFT folders, read strictly and checked against the base model."""

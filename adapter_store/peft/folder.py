@@ -1,0 +1,225 @@
+"""Reads a PEFT folder and checks all of it but its values against the base model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
+from adapter_store.files.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
+from adapter_store.manifest import FullHead, ModuleInfo
+from adapter_store.model_spec import ModelSpec
+from adapter_store.module_names import in_model_order, layer_of, place_of
+from adapter_store.peft.base_copy import check_base_copy
+from adapter_store.peft.config import CONFIG_FILE, LoraSettings, read_config
+from adapter_store.peft.experts import read_experts
+from adapter_store.peft.full_heads import check_full_heads, named_heads
+from adapter_store.peft.keys import KeyMeaning, parse_key
+from adapter_store.peft.stacked import StackedPair
+from adapter_store.peft.tokenizer import check_token_ids, read_chat_template
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class Halves:
+    """One module's pair as PEFT stores it: A [r, in], B [out, r]; with DoRA the magnitude [out]."""
+
+    a: TensorInfo
+    b: TensorInfo
+    magnitude: TensorInfo | None = None
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    modules: tuple[ModuleInfo, ...]
+    halves: Mapping[str, Halves]  # by module name
+    file: TensorFile
+    base_model: str
+    peft_version: str | None
+    chat_template: str | None
+    warnings: tuple[str, ...]
+    experts: Mapping[str, StackedPair] = field(default_factory=dict)  # as halves, of the experts' modules
+    full_heads: tuple[FullHead, ...] = ()
+    head_tensors: Mapping[str, TensorInfo] = field(default_factory=dict)  # by the full heads' names
+
+    def lora_a(self, module: str) -> NDArray[Any]:
+        return self.file.array(self.halves[module].a.name)
+
+    def lora_b(self, module: str) -> NDArray[Any]:
+        """[out, r], as in the file."""
+        return self.file.array(self.halves[module].b.name)
+
+
+def read_adapter(
+    folder: Path, spec: ModelSpec, *, strict_base: bool = False, file: TensorFile | None = None
+) -> PeftAdapter:
+    """`file`: the weights, where they are not in the folder. Their values are looked at when they are packed.
+
+    Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base).
+    """
+    settings = read_config(folder)
+    warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
+    file = file or open_weights(folder)
+    if settings.target_parameters and spec.moe is None:
+        raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
+    _check_tensors(file)
+    experts = read_experts(file, settings, spec.moe)
+    pairs, copies, wholes = _sort_tensors(file, experts.tensors, spec)
+    named = named_heads(settings, spec)
+    heads = {name: tensor for name, tensor in wholes.items() if name in named}
+    copies += [(name, tensor) for name, tensor in wholes.items() if name not in named]
+    full_heads = check_full_heads(file, heads, pairs, settings, spec)
+    plain = [_check_module(name, pairs[name], settings, spec) for name in pairs]
+    modules = tuple(sorted([*plain, *experts.modules], key=lambda module: in_model_order(module.name)))
+    halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
+    for module, copy in copies:
+        check_base_copy(file, copy, module, spec)
+    check_token_ids(folder, spec)
+    template = read_chat_template(folder)
+    adapter = PeftAdapter(
+        modules, halves, file, settings.base_model, settings.peft_version, template, tuple(warnings),
+        experts.pairs, full_heads, heads,
+    )  # fmt: skip
+    if settings.ensure_weight_tying and spec.tied_head:
+        _check_tied_pair(adapter)
+    return adapter
+
+
+def open_weights(folder: Path) -> TensorFile:
+    path = folder / WEIGHTS_FILE
+    if not path.exists():
+        pickled = (folder / "adapter_model.bin").exists()
+        hint = (
+            ": adapter_model.bin is a pickle and is never loaded, see python -m adapter_store.convert"
+            if pickled
+            else ""
+        )
+        raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{hint}")
+    try:
+        return TensorFile.open(path)
+    except (DamagedFile, OSError) as error:
+        raise InvalidAdapter(str(error)) from error
+
+
+def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[str]:
+    """Shapes decide the base; its name is a hint, since the same model lives under many paths."""
+    if settings.base_model.rstrip("/").rpartition("/")[2] in ("", spec.name):
+        return []
+    text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model!r}, this base is {spec.name!r}"
+    if strict:
+        raise IncompatibleAdapter(text)
+    return [text]
+
+
+def _check_tensors(file: TensorFile) -> None:
+    for tensor in file:
+        if 0 in tensor.shape:
+            raise InvalidAdapter(
+                f"tensor {tensor.name!r} is empty (shape {list(tensor.shape)}): gather shards before saving"
+            )
+
+
+def _sort_tensors(
+    file: TensorFile, taken: frozenset[str], spec: ModelSpec
+) -> tuple[dict[str, dict[str, TensorInfo]], list[tuple[str, TensorInfo]], dict[str, TensorInfo]]:
+    """Each tensor but the `taken` ones to its place: ({module: {"a": ..., "b": ...}}, [(module, copy of the
+    base's weight)], {module: a whole weight})."""
+    places: dict[str, dict[str, TensorInfo]] = {}
+    for tensor in file:
+        if tensor.name in taken:
+            continue
+        meaning: KeyMeaning = parse_key(tensor.name, spec)
+        place = places.setdefault(meaning.module, {})
+        if meaning.part in place:
+            raise InvalidAdapter(
+                f"tensors {place[meaning.part].name!r} and {tensor.name!r} mean the same thing"
+            )
+        place[meaning.part] = tensor
+    copies = [(module, place.pop("base")) for module, place in places.items() if "base" in place]
+    wholes = {module: place.pop("whole") for module, place in places.items() if "whole" in place}
+    pairs = {module: place for module, place in places.items() if place}
+    if not pairs and not taken:
+        raise InvalidAdapter(f"{WEIGHTS_FILE} holds no LoRA tensors: 0 modules would be applied")
+    return pairs, copies, wholes
+
+
+def _check_module(
+    name: str, pair: Mapping[str, TensorInfo], settings: LoraSettings, spec: ModelSpec
+) -> ModuleInfo:
+    for half, other in (("a", "b"), ("b", "a")):
+        if half not in pair:
+            there = pair.get(other) or pair["magnitude"]
+            raise InvalidAdapter(f"tensor {there.name!r} has no matching lora_{half.upper()}")
+    _check_layer(name, pair["a"], settings, spec)
+    a, b = pair["a"], pair["b"]
+    in_features, out_features = spec.modules[place_of(name)]
+    for tensor in (a, b):
+        if len(tensor.shape) != 2:
+            raise InvalidAdapter(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, not 2")
+        if tensor.dtype not in NUMPY_DTYPES:
+            raise InvalidAdapter(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not F32, F16 or BF16")
+    rank = settings.rank_at(spec.path_of(name))
+    if a.shape[0] != rank:
+        raise InvalidAdapter(f"tensor {a.name!r} has rank {a.shape[0]}, {CONFIG_FILE} says {rank}")
+    if b.shape[1] != rank:
+        raise InvalidAdapter(f"tensor {b.name!r} has rank {b.shape[1]}, its lora_A has {rank}")
+    if (a.shape[1], b.shape[0]) != (in_features, out_features):
+        culprit, wanted = (a, [rank, in_features]) if a.shape[1] != in_features else (b, [out_features, rank])
+        raise IncompatibleAdapter(
+            f"tensor {culprit.name!r} has shape {list(culprit.shape)}, the base {spec.name} needs {wanted}"
+        )
+    _check_magnitude(pair, settings, out_features)
+    scale = settings.scale_at(spec.path_of(name))
+    return ModuleInfo(name, rank, scale, in_features, out_features, settings.use_dora)
+
+
+def _check_magnitude(pair: Mapping[str, TensorInfo], settings: LoraSettings, out_features: int) -> None:
+    magnitude = pair.get("magnitude")
+    if magnitude is None:
+        if settings.use_dora:
+            raise InvalidAdapter(f"{CONFIG_FILE}: use_dora is true, but {pair['a'].name!r} has no magnitude")
+        return
+    if not settings.use_dora:
+        raise InvalidAdapter(f"tensor {magnitude.name!r} belongs to DoRA, but {CONFIG_FILE} has no use_dora")
+    if magnitude.shape != (out_features,):
+        raise InvalidAdapter(
+            f"tensor {magnitude.name!r} has shape {list(magnitude.shape)}, not {[out_features]}"
+        )
+    if magnitude.dtype not in NUMPY_DTYPES:
+        raise InvalidAdapter(f"tensor {magnitude.name!r} has dtype {magnitude.dtype}, not F32, F16 or BF16")
+
+
+def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: ModelSpec) -> None:
+    layer = layer_of(name)
+    if layer is None:
+        return
+    if layer >= spec.num_layers:
+        raise IncompatibleAdapter(
+            f"tensor {tensor.name!r} is for layer {layer}, the base {spec.name} has {spec.num_layers}"
+        )
+    if not spec.has_place_for(name):
+        raise IncompatibleAdapter(f"tensor {tensor.name!r}: layer {layer} of the base has no such module")
+    if settings.layers is not None and layer not in settings.layers:
+        raise InvalidAdapter(f"tensor {tensor.name!r}: layer {layer} is not in layers_to_transform")
+
+
+def _check_tied_pair(adapter: PeftAdapter) -> None:
+    """With ensure_weight_tying on a tied base PEFT trains one pair and writes it twice, once transposed.
+
+    Read as two plain modules that is right, as long as both are there and equal.
+    """
+    present = {"embed_tokens", "lm_head"} & adapter.halves.keys()
+    if not present:
+        return
+    if len(present) == 1 or not (
+        np.array_equal(adapter.lora_a("lm_head"), adapter.lora_b("embed_tokens").T)
+        and np.array_equal(adapter.lora_b("lm_head"), adapter.lora_a("embed_tokens").T)
+    ):
+        raise InvalidAdapter(
+            f"{CONFIG_FILE}: ensure_weight_tying is true, but embed_tokens and lm_head do not hold one "
+            "pair and its transpose"
+        )

@@ -1,0 +1,160 @@
+"""What else a pushed folder may say about text: a chat template is kept, changed token ids are refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adapter_store.errors import InvalidAdapter
+from adapter_store.model_spec import ModelSpec
+from adapter_store.peft.config import read_json_object
+
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TOKENIZER_BYTES = 128 << 20
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's chat_template, as transformers reads them."""
+    file = folder / TEMPLATE_FILE
+    if file.exists():
+        if file.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise InvalidAdapter(f"{TEMPLATE_FILE} is larger than {MAX_TEMPLATE_BYTES} bytes")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InvalidAdapter(f"{TEMPLATE_FILE} cannot be read: {error}") from error
+    if not (folder / TOKENIZER_CONFIG_FILE).exists():
+        return None
+    match read_json_object(folder / TOKENIZER_CONFIG_FILE, MAX_TOKENIZER_BYTES).get("chat_template"):
+        case None:
+            return None
+        case str(template):
+            return _bounded(template)
+        case [*named]:
+            return _default_template(named)
+    raise InvalidAdapter(f"{TOKENIZER_CONFIG_FILE}: chat_template is neither a string nor a list")
+
+
+def _bounded(template: str) -> str:
+    """It stays in manifests, and goes to a worker process with every conversation."""
+    if len(template) > MAX_TEMPLATE_BYTES:
+        raise InvalidAdapter(
+            f"{TOKENIZER_CONFIG_FILE}: chat_template is larger than {MAX_TEMPLATE_BYTES} characters"
+        )
+    return template
+
+
+def _default_template(named: list[Any]) -> str:
+    for entry in named:
+        match entry:
+            case {"name": "default", "template": str(template)}:
+                return _bounded(template)
+    raise InvalidAdapter(f"{TOKENIZER_CONFIG_FILE}: chat_template has no entry named 'default'")
+
+
+def check_token_ids(folder: Path, spec: ModelSpec) -> None:
+    """Raises InvalidAdapter, naming file and token, when the folder's tokenizer gives other ids.
+
+    A token for padding that the base lacks is none: trainers add one, and no prompt or answer has it.
+    """
+    tokenizer, added = folder / TOKENIZER_FILE, _added_tokens(folder)
+    base_file = spec.folder / TOKENIZER_FILE if spec.folder is not None else None
+    if not tokenizer.exists() and not added:
+        return
+    if base_file is None or not base_file.exists():
+        culprit = TOKENIZER_FILE if tokenizer.exists() else next(iter(added.values()))[1]
+        raise InvalidAdapter(f"{culprit}: the base model has no {TOKENIZER_FILE} to compare with: remove it")
+    if tokenizer.exists() and tokenizer.read_bytes() == base_file.read_bytes() and not added:
+        return
+    base = _read_tokenizer(base_file)
+    base_ids = _token_ids(base)
+    padding = {pad for pad in _pad_tokens(folder) if pad not in base_ids}
+    taken = frozenset(base_ids.values()) if padding else frozenset()
+    for token, (token_id, file) in added.items():
+        if token not in padding or token_id in taken:
+            _check_token(file, token, token_id, base_ids, spec)
+    if tokenizer.exists():
+        ours = _read_tokenizer(tokenizer)
+        found = {t: i for t, i in _token_ids(ours).items() if t not in padding or i in taken}
+        _compare_tokenizers(ours, found, base, base_ids, spec)
+
+
+def _compare_tokenizers(
+    ours: Mapping[str, Any],
+    ids: Mapping[str, int],
+    base: Mapping[str, Any],
+    base_ids: Mapping[str, int],
+    spec: ModelSpec,
+) -> None:
+    for token, token_id in ids.items():
+        _check_token(TOKENIZER_FILE, token, token_id, base_ids, spec)
+    missing = base_ids.keys() - ids.keys()
+    if missing:
+        raise InvalidAdapter(
+            f"{TOKENIZER_FILE} lacks the base's token {min(missing)!r}: token ids would differ"
+        )
+    if _merges(ours) != _merges(base):
+        raise InvalidAdapter(f"{TOKENIZER_FILE}: model.merges differ from the base's: token ids would differ")
+
+
+def _check_token(file: str, token: str, token_id: int, base_ids: Mapping[str, int], spec: ModelSpec) -> None:
+    if base_ids.get(token) == token_id:
+        return
+    if token_id >= spec.vocab_size:
+        raise InvalidAdapter(
+            f"{file}: token {token!r} has id {token_id}, the vocabulary ends at {spec.vocab_size}"
+        )
+    raise InvalidAdapter(f"{file}: token {token!r} has id {token_id}, in the base {base_ids.get(token)}")
+
+
+def _read_tokenizer(path: Path) -> dict[str, Any]:
+    return read_json_object(path, MAX_TOKENIZER_BYTES)
+
+
+def _token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    try:
+        vocab = tokenizer["model"]["vocab"]
+        # Unigram models list [token, score] pairs in the order of their ids.
+        ids = dict(vocab) if isinstance(vocab, dict) else {pair[0]: i for i, pair in enumerate(vocab)}
+        return ids | {
+            str(token["content"]): int(token["id"]) for token in tokenizer.get("added_tokens") or []
+        }
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidAdapter(f"{TOKENIZER_FILE} is not a tokenizer: {error!r}") from error
+
+
+def _merges(tokenizer: Mapping[str, Any]) -> list[str]:
+    """Old files write a merge as "a b", new ones as ["a", "b"]."""
+    merges = tokenizer["model"].get("merges") or []
+    return [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
+
+
+def _pad_tokens(folder: Path) -> tuple[str, ...]:
+    """What the folder pads with: one token or none."""
+    if not (folder / TOKENIZER_CONFIG_FILE).exists():
+        return ()
+    match read_json_object(folder / TOKENIZER_CONFIG_FILE, MAX_TOKENIZER_BYTES).get("pad_token"):
+        case str(token) | {"content": str(token)}:
+            return (token,)
+    return ()
+
+
+def _added_tokens(folder: Path) -> dict[str, tuple[int, str]]:
+    """Token -> (id, the file that says so), from the two files beside tokenizer.json that may add tokens."""
+    added: dict[str, tuple[int, str]] = {}
+    try:
+        if (folder / TOKENIZER_CONFIG_FILE).exists():
+            config = read_json_object(folder / TOKENIZER_CONFIG_FILE, MAX_TOKENIZER_BYTES)
+            for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+                added[str(token["content"])] = (int(token_id), TOKENIZER_CONFIG_FILE)
+        if (folder / ADDED_TOKENS_FILE).exists():
+            for token, token_id in read_json_object(folder / ADDED_TOKENS_FILE, MAX_TOKENIZER_BYTES).items():
+                added[token] = (int(token_id), ADDED_TOKENS_FILE)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidAdapter(
+            f"{TOKENIZER_CONFIG_FILE} or {ADDED_TOKENS_FILE} is damaged: {error!r}"
+        ) from error
+    return added
