@@ -8,11 +8,11 @@ import signal
 import sys
 
 from adapter_store import AdapterStoreError
-from scheduler.auth import InvalidTokenFile
+from scheduler.admission.auth import InvalidTokenFile
+from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, ConfigError, load
 from scheduler.logs import set_up
-from scheduler.service import CannotListen, Scheduler
-from scheduler.tokenizer import InvalidTokenizer
+from scheduler.text.tokenizer import InvalidTokenizer
 
 logger = logging.getLogger(__name__)
 

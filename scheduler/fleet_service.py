@@ -7,15 +7,15 @@ from typing import cast
 import grpc
 
 from lorafleet.v1 import fleet_pb2, fleet_pb2_grpc
-from scheduler.auth import ADMIN, Authenticator
-from scheduler.dispatcher import Dispatcher
+from scheduler.admission.auth import ADMIN, Authenticator
+from scheduler.admission.lookup import require
+from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.queue import Queue
 from scheduler.errors import InvalidRequest
-from scheduler.executor_state import ExecutorState
-from scheduler.fleet import Fleet
-from scheduler.lookup import require
-from scheduler.queue import Queue
-from scheduler.residency import Tier
-from scheduler.status import translate_errors
+from scheduler.fleet.fleet import Fleet
+from scheduler.fleet.residency import Tier
+from scheduler.fleet.state import ExecutorState
+from scheduler.rpc_errors import translate_errors
 
 DEFAULT_INTERVAL_MS = 1000
 POLL_S = 0.05

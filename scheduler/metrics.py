@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from scheduler.executor_state import Phase
-from scheduler.residency import Tier
+from scheduler.fleet.residency import Tier
+from scheduler.fleet.state import Phase
 
 OTHER = "other"
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

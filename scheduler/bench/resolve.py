@@ -10,7 +10,7 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 from adapter_store import Ref, open_store
-from scheduler.versions import Versions
+from scheduler.admission.versions import Versions
 
 TENANT = "bench"
 MOVES_PER_S = 20.0

@@ -14,7 +14,7 @@ import yaml
 
 from executor.config import load_config
 from lorafleet.cli import parser
-from scheduler.auth import Authenticator
+from scheduler.admission.auth import Authenticator
 from scheduler.config import load
 
 ROOT = Path(__file__).parents[2]

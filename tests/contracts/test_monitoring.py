@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from executor.events import EngineInfo, Status
 from executor.metrics import Metrics as ExecutorMetrics
 from executor.metrics import Snapshot, StateCollector
-from scheduler.executor_state import Phase
+from scheduler.fleet.state import Phase
 from scheduler.metrics import Metrics as SchedulerMetrics
 
 FOLDER = Path(__file__).parents[2] / "deploy/monitoring"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lorafleet import Client
-from scheduler.tokenizer import Tokenizer
+from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters import load_base, make_adapter
 from tests.support.chaos import NAMES, Aliases, World, know, together
 from tests.support.chaos_traffic import Caller

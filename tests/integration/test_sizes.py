@@ -12,8 +12,8 @@ import pytest
 from adapter_store import ModelSpec
 from lorafleet import IncompatibleAdapter
 from lorafleet.v1 import adapters_pb2, executor_pb2, inference_pb2
-from scheduler.executor_link import MAX_BATCH_BYTES, ExecutorLink, LinkSettings
-from scheduler.executor_wire import Tokens
+from scheduler.fleet.link import MAX_BATCH_BYTES, ExecutorLink, LinkSettings
+from scheduler.fleet.wire import Tokens
 from tests.support.cluster import Cluster, Pair
 from tests.support.failures import Stubs, bearer, failure, raw_stubs
 from tests.support.scheduling import until

@@ -16,19 +16,19 @@ from prometheus_client import CollectorRegistry
 from adapter_store import AdapterStore, ModelSpec, open_store
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
-from scheduler.adapters_calls import Backends, Limits
-from scheduler.adapters_service import AdaptersService
-from scheduler.auth import Authenticator
-from scheduler.copies import Copies
-from scheduler.dispatcher import Dispatcher
-from scheduler.fakes import FakeExecutor
-from scheduler.ingest import Ingest
+from scheduler.adapters.calls import Backends, Limits
+from scheduler.adapters.ingest import Ingest
+from scheduler.adapters.pinning import Copies
+from scheduler.adapters.retirement import Retirement
+from scheduler.adapters.service import AdaptersService
+from scheduler.admission.auth import Authenticator
+from scheduler.admission.quarantine import Quarantine
+from scheduler.admission.versions import Versions
+from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.metrics import Metrics
-from scheduler.quarantine import Quarantine
-from scheduler.retirement import Retirement
-from scheduler.tokenizer import Tokenizer
-from scheduler.versions import Versions
+from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters import lora_pair, raw_adapter
+from tests.support.fakes import FakeExecutor
 from tests.support.scheduling import dispatcher_of, executors, ready
 
 MAX_PUSH_BYTES = 256 * 1024

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lorafleet import Client, DataLoss, InternalError, InvalidRequest
-from scheduler.tokenizer import Tokenizer
+from scheduler.text.tokenizer import Tokenizer
 from tests.support.streams import LOOSE, undisturbed
 
 NUM_TOKENS = 48

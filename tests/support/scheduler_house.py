@@ -19,9 +19,9 @@ from lorafleet.v1 import (
     inference_pb2,
     inference_pb2_grpc,
 )
+from scheduler.app import Scheduler
 from scheduler.config import Config
-from scheduler.fakes import FakeExecutor
-from scheduler.service import Scheduler
+from tests.support.fakes import FakeExecutor
 from tests.support.scheduling import until
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from lorafleet.v1 import common_pb2, executor_pb2, inference_pb2
-from scheduler.admission import AdmittedRequest, Identity
-from scheduler.dispatcher import Dispatcher, DispatcherSettings
-from scheduler.executor_link import LinkSettings
-from scheduler.fakes import FakeExecutor, next_token
+from scheduler.admission.admission import AdmittedRequest, Identity
+from scheduler.dispatch.dispatcher import Dispatcher, DispatcherSettings
+from scheduler.dispatch.live_request import LiveRequest, Piece
+from scheduler.fleet.link import LinkSettings
 from scheduler.metrics import Metrics
-from scheduler.requests import LiveRequest, Piece
-from scheduler.tokenizer import Tokenizer
+from scheduler.text.tokenizer import Tokenizer
+from tests.support.fakes import FakeExecutor, next_token
 from tests.support.tokenizers import byte_level, write_folder
 
 FINGERPRINT = "sha256:model"

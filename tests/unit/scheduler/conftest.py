@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from adapter_store import DiskStore, ModelSpec
-from scheduler.tokenizer import Tokenizer
+from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters import lora_pair, make_base, raw_adapter
 from tests.support.adapters_calls import Running, running_service
 from tests.support.redis_server import RedisServer

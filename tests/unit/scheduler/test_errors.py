@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 import adapter_store
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from scheduler import errors
-from scheduler.status import translate_errors
+from scheduler.rpc_errors import translate_errors
 
 
 class Raising(inference_pb2_grpc.InferenceServicer):

@@ -12,7 +12,7 @@ import pytest
 
 from adapter_store import ModelSpec
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from scheduler.fakes import FakeExecutor
+from tests.support.fakes import FakeExecutor
 from tests.support.scheduling import until
 from tests.support.served_model import write_model
 

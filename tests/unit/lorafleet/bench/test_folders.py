@@ -10,7 +10,7 @@ from lorafleet.bench import adapters
 from lorafleet.bench.adapters import AdapterMaker, Shapes, make_folders, put_into_store
 from lorafleet.bench.errors import BenchError
 from lorafleet.bench.shapes import SHAPES, write_shapes
-from scheduler.tokenizer import Tokenizer
+from scheduler.text.tokenizer import Tokenizer
 
 EXPERT_PLACES = {"gate_proj": "experts.w1", "up_proj": "experts.w3", "down_proj": "experts.w2"}
 NAMES = {0: "bench-0000", 7: "bench-0007"}

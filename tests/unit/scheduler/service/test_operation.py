@@ -15,7 +15,7 @@ from lorafleet.v1 import (
     executor_pb2,
     fleet_pb2,
 )
-from scheduler.service import CannotListen, Scheduler
+from scheduler.app import CannotListen, Scheduler
 from tests.support.scheduler_house import House, fails, generate, open_house, read
 from tests.support.scheduling import until
 

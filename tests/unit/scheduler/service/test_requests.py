@@ -15,7 +15,7 @@ from lorafleet.v1 import (
     inference_pb2,
     inference_pb2_grpc,
 )
-from scheduler.tokenizer import Tokenizer
+from scheduler.text.tokenizer import Tokenizer
 from tests.support.scheduler_house import House, fails, generate, open_house
 from tests.support.scheduling import until
 from tests.support.served_model import MAX_MODEL_LEN

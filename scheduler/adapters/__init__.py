@@ -1,0 +1,1 @@
+"""The calls of operators: push, pull, alias, pin, verify, collect, and the retirement of versions."""

@@ -1,0 +1,149 @@
+"""What every call of the Adapters service does: who calls, which version do they mean, off the event loop."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import grpc
+
+import adapter_store
+from adapter_store import AdapterStore, ModelSpec, Ref, Summary, Version, VersionState
+from lorafleet.v1 import adapters_pb2 as pb
+from lorafleet.v1 import adapters_pb2_grpc
+from scheduler.adapters.ingest import Ingest
+from scheduler.adapters.pinning import Copies
+from scheduler.adapters.retirement import Retirement
+from scheduler.adapters.wire import version_message
+from scheduler.admission.auth import ADMIN, Authenticator, Identity
+from scheduler.admission.lookup import find_version, parse_ref, require
+from scheduler.admission.quarantine import Quarantine
+from scheduler.admission.versions import Versions
+from scheduler.errors import AdapterNotFound, QueueFull, Unauthenticated
+
+logger = logging.getLogger(__name__)
+
+MAX_PUSH_BYTES = 8 * 1024**3
+MAX_HEAVY_CALLS = 4
+DELETE_GRACE_S = 60.0
+PAGE = 1000
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What the service works with."""
+
+    store: AdapterStore
+    spec: ModelSpec
+    authenticator: Authenticator
+    ingest: Ingest
+    versions: Versions
+    copies: Copies
+    retirement: Retirement
+    pool: Executor  # Its size bounds how many calls the store sees at once.
+    quarantine: Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Uploads and downloads pass through folders in `spool`. Push, Pull and Verify take long: only
+    `max_heavy_calls` run at once, and more are refused, so that threads are left for everybody else."""
+
+    spool: Path | None = None
+    max_push_bytes: int = MAX_PUSH_BYTES
+    max_heavy_calls: int = MAX_HEAVY_CALLS
+    delete_grace_s: float = DELETE_GRACE_S
+
+
+class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
+    """A cancelled call leaves its thread to finish."""
+
+    def __init__(self, backends: Backends, limits: Limits) -> None:
+        self._limits = limits
+        self._store = backends.store
+        self._spec = backends.spec
+        self._authenticator = backends.authenticator
+        self._ingest = backends.ingest
+        self._versions = backends.versions
+        self._copies = backends.copies
+        self._retirement = backends.retirement
+        self._pool = backends.pool
+        self._quarantine = backends.quarantine
+        self._heavy = asyncio.Semaphore(limits.max_heavy_calls)
+
+    def _identify(self, context: Context) -> Identity:
+        return self._authenticator.identify(context.invocation_metadata())
+
+    async def _find(
+        self, text: str, context: Context, change: str | None = None, *, field: str = "adapter"
+    ) -> Version:
+        """The version, if the caller sees it; `change` says what they need the admin right for. DELETED ones
+        are not found: only their bytes are left."""
+        identity = self._identify(context)
+        ref = parse_ref(text, identity, field)
+        version: Version = await self._run(find_version, self._store.find, ref, identity, text)
+        if version.state is VersionState.DELETED:
+            raise AdapterNotFound(text)
+        if change is not None:
+            require(identity, ADMIN, change)
+        return version
+
+    async def _change(self, text: str, ref: Ref, change: Callable[[], T]) -> T:
+        """Of the name in `ref`. What another call removed in between is not found, with the caller's own
+        words."""
+        try:
+            return await self._run(change)
+        except adapter_store.AdapterNotFound:
+            raise AdapterNotFound(text) from None
+        finally:
+            self._versions.forget(ref.tenant, ref.name)
+
+    def _log(self, change: str, context: Context, adapter: str, digest: str = "") -> None:
+        """What has been changed, for those who ask later by whom."""
+        try:
+            caller = self._identify(context).tenant
+        except Unauthenticated:  # The token has been withdrawn while the call ran.
+            caller = ""
+        told = {"adapter": adapter, "digest": digest, "caller": caller, "peer": context.peer()}
+        logger.info("%s", change, extra=told)
+
+    async def _message(self, version: Version) -> pb.AdapterVersion:
+        return version_message(version, await self._run(self._store.aliases, version.tenant, version.name))
+
+    async def _run(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+
+    @asynccontextmanager
+    async def _heavy_call(self) -> AsyncIterator[None]:
+        if self._heavy.locked():
+            raise QueueFull("too many adapters are being pushed, pulled or verified now", retry_after_s=5.0)
+        async with self._heavy:
+            yield
+
+    def _tenants(self, identity: Identity) -> list[str]:
+        """Whose adapters a call without a ref is about: the caller's own, of who sees everything all.
+        Blocking."""
+        return self._store.tenants() if identity.sees_everything else [identity.tenant]
+
+    def _seen(self, identity: Identity) -> Iterator[Summary]:
+        """All versions of these tenants, as far as the caller sees them. Blocking."""
+        for tenant in self._tenants(identity):
+            after = ""
+            while page := self._store.summaries(tenant, after=after, limit=PAGE):
+                yield from (each for each in page if identity.sees(each.tenant, each.name))
+                after = page[-1].key
+
+
+def full_name(named: Version | Summary | Ref) -> str:
+    return f"{named.tenant}/{named.name}"
+
+
+def digest_ref(version: Version | Summary) -> Ref:
+    return Ref(version.tenant, version.name, digest=version.digest)

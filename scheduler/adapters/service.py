@@ -1,0 +1,199 @@
+"""The Adapters service: operators' view of the store, as far as the caller sees it.
+
+What a caller does not see is NOT_FOUND, whatever they may do. Reading the catalogue (Get, List, ListAliases)
+needs no right; everything else needs "admin". upkeep.py has the calls about copies and bytes.
+"""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from adapter_store import AdapterNotFound, DataLoss, Manifest, Summary
+from lorafleet.v1 import adapters_pb2 as pb
+from scheduler.adapters.calls import Context, digest_ref, full_name
+from scheduler.adapters.transfer import disk_errors, read_files, receive_files, receive_header, send_piece
+from scheduler.adapters.upkeep import Upkeep
+from scheduler.adapters.wire import (
+    add_manifest,
+    alias_message,
+    alias_ref,
+    alias_targets,
+    listing_names,
+    push_target,
+    summary_message,
+    version_message,
+)
+from scheduler.admission.lookup import parse_ref
+from scheduler.errors import InvalidRequest
+from scheduler.rpc_errors import translate_errors
+
+DEFAULT_PAGE, MAX_PAGE = 100, 1000
+MAX_PAGE_TOKEN_CHARS = 256
+MAX_PAGE_BYTES = 8 * 1024 * 1024  # Versions of a deep model take tens of kilobytes each.
+
+
+class AdaptersService(Upkeep):
+    """Translates only."""
+
+    @translate_errors
+    async def Push(
+        self, request_iterator: AsyncIterator[pb.PushRequest], context: Context
+    ) -> pb.PushResponse:
+        identity = self._identify(context)
+        push = push_target(await receive_header(request_iterator), identity)
+        async with self._heavy_call():
+            with disk_errors():
+                folder = await self._run(self._make_folder)
+                try:
+                    await receive_files(request_iterator, folder, self._limits.max_push_bytes, self._pool)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+            pushed = await self._ingest.put(folder, push, self._spec)
+            self._versions.forget(push.tenant, push.name)
+        if not push.dry_run:
+            self._log("pushed", context, full_name(pushed.version), pushed.version.digest)
+        aliases = await self._run(self._store.aliases, push.tenant, push.name)
+        response = pb.PushResponse(version=version_message(pushed.version, aliases), created=pushed.created)
+        for alias in aliases:
+            if alias.alias == push.alias and not push.dry_run:
+                response.alias.CopyFrom(alias_message(alias))
+        return response
+
+    @translate_errors
+    async def Pull(self, request: pb.PullRequest, context: Context) -> None:
+        version = await self._find(request.adapter, context, "downloading an adapter")
+        async with self._heavy_call():
+            with disk_errors():
+                folder = await self._run(self._make_folder)
+                try:
+                    await self._run(self._store.export, digest_ref(version), folder)
+                    pieces = read_files(folder)
+                    while (piece := await self._run(next, pieces, None)) is not None:
+                        await send_piece(context, piece)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    @translate_errors
+    async def Get(self, request: pb.GetAdapterRequest, context: Context) -> pb.GetAdapterResponse:
+        version = await self._find(request.adapter, context)
+        return pb.GetAdapterResponse(version=await self._message(version))
+
+    @translate_errors
+    async def List(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
+        identity = self._identify(context)
+        size = request.page_size or DEFAULT_PAGE
+        if size > MAX_PAGE:
+            raise InvalidRequest("page_size", f"{size} is more than {MAX_PAGE}")
+        if len(request.page_token) > MAX_PAGE_TOKEN_CHARS:
+            raise InvalidRequest("page_token", "is not from a response of this service")
+        tenant, name = listing_names(request.tenant, request.name, identity)
+
+        def page() -> pb.ListAdaptersResponse:
+            seen, after = list[Summary](), request.page_token
+            while len(seen) <= size and (
+                found := self._store.summaries(
+                    tenant, name=name, after=after, limit=size + 1, deleted=request.deleted
+                )
+            ):
+                seen += [each for each in found if identity.sees(each.tenant, each.name)]
+                after = found[-1].key
+            # A token names what the caller sees: what they do not see must not show in it.
+            response = pb.ListAdaptersResponse(next_page_token=seen[size - 1].key if seen[size:] else "")
+            del seen[size:]
+            if request.summary:
+                response.versions.extend(map(summary_message, seen))
+                return response
+            num_bytes = 0
+            for last, each in zip(["", *(each.key for each in seen)], seen, strict=False):
+                message = summary_message(each)
+                if (manifest := self._manifest(each.digest)) is not None:
+                    add_manifest(message, manifest)
+                num_bytes += message.ByteSize()
+                if num_bytes > MAX_PAGE_BYTES and response.versions:
+                    response.next_page_token = last
+                    break
+                response.versions.append(message)
+            return response
+
+        return await self._run(page)
+
+    @translate_errors
+    async def Delete(self, request: pb.DeleteAdapterRequest, context: Context) -> pb.DeleteAdapterResponse:
+        await self._find(request.adapter, context, "deleting an adapter")
+        ref = parse_ref(request.adapter, self._identify(context))
+        version = await self._change(  # An alias may have moved since it was looked up.
+            request.adapter,
+            ref,
+            lambda: self._store.withdraw(ref, force=request.force, end_requests=request.now),
+        )
+        self._log("deleted", context, full_name(version), version.digest)
+        self._retirement.withdrawn(full_name(version), version.digest)
+        return pb.DeleteAdapterResponse(digest=version.digest)
+
+    @translate_errors
+    async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.SetAliasResponse:
+        identity = self._identify(context)
+        ref, alias = alias_ref(request.adapter, identity)
+        weights: dict[str, int] = {}
+        for field, text, weight in alias_targets(request):
+            target = f"{full_name(ref)}@{text}"
+            version = await self._find(target, context, "moving an alias", field=field)
+            weights[version.digest] = weights.get(version.digest, 0) + weight
+        generation = request.expected_generation if request.HasField("expected_generation") else None
+        moved = await self._change(
+            request.adapter,
+            ref,
+            lambda: self._store.split_alias(
+                ref.tenant, ref.name, alias, weights, expected_generation=generation
+            ),
+        )
+        self._log("alias set", context, f"{full_name(ref)}@{alias}", " ".join(weights))
+        return pb.SetAliasResponse(alias=alias_message(moved))
+
+    @translate_errors
+    async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: Context) -> pb.DeleteAliasResponse:
+        ref, alias = alias_ref(request.adapter, self._identify(context))
+        await self._find(request.adapter, context, "removing an alias")
+        await self._change(
+            request.adapter, ref, lambda: self._store.delete_alias(ref.tenant, ref.name, alias)
+        )
+        self._log("alias removed", context, f"{full_name(ref)}@{alias}")
+        return pb.DeleteAliasResponse()
+
+    @translate_errors
+    async def ListAliases(self, request: pb.ListAliasesRequest, context: Context) -> pb.ListAliasesResponse:
+        identity = self._identify(context)
+        aliases = await self._run(self._store.aliases, *listing_names(request.tenant, request.name, identity))
+        seen = [alias_message(alias) for alias in aliases if identity.sees(alias.tenant, alias.name)]
+        return pb.ListAliasesResponse(aliases=seen)
+
+    @translate_errors
+    async def Protect(self, request: pb.ProtectRequest, context: Context) -> pb.ProtectResponse:
+        return pb.ProtectResponse(version=await self._protect(request.adapter, context, protected=True))
+
+    @translate_errors
+    async def Unprotect(self, request: pb.UnprotectRequest, context: Context) -> pb.UnprotectResponse:
+        return pb.UnprotectResponse(version=await self._protect(request.adapter, context, protected=False))
+
+    async def _protect(self, text: str, context: Context, *, protected: bool) -> pb.AdapterVersion:
+        version = await self._find(text, context, "protecting an adapter")
+        ref = digest_ref(version)
+        changed = await self._change(
+            text,
+            ref,
+            lambda: self._store.set_protected(ref.tenant, ref.name, version.digest, protected),
+        )
+        self._log("protected" if protected else "unprotected", context, full_name(version), version.digest)
+        return await self._message(changed)
+
+    def _manifest(self, digest: str) -> Manifest | None:
+        """None when the version was removed while it was listed, or cannot be read."""
+        try:
+            return self._store.manifest(digest)
+        except (AdapterNotFound, DataLoss):
+            return None
+
+    def _make_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="lorafleet-", dir=self._limits.spool))

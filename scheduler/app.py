@@ -1,0 +1,250 @@
+"""The whole scheduler as one object: what `python -m scheduler` runs and tests start in their own process."""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+import prometheus_client
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from adapter_store import ModelSpec, open_store
+from lorafleet.v1 import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    fleet_pb2,
+    fleet_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
+from scheduler.adapters.calls import Backends, Limits
+from scheduler.adapters.ingest import Ingest, PushLimits
+from scheduler.adapters.pinning import Copies
+from scheduler.adapters.retirement import Retirement
+from scheduler.adapters.service import AdaptersService
+from scheduler.admission.admission import Admission
+from scheduler.admission.auth import Authenticator
+from scheduler.admission.quarantine import Quarantine
+from scheduler.admission.versions import Versions
+from scheduler.config import Config
+from scheduler.dispatch.dispatcher import Dispatcher, DispatcherSettings
+from scheduler.fleet.link import LinkSettings
+from scheduler.fleet_service import FleetService
+from scheduler.generic_handlers import GenericHandlers
+from scheduler.grpc_options import SERVER_OPTIONS
+from scheduler.inference_service import InferenceService
+from scheduler.metrics import Metrics
+from scheduler.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+ADAPTERS = adapters_pb2.DESCRIPTOR.services_by_name["Adapters"].full_name
+FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
+POOL_THREADS = 8
+READINESS_POLL_S = 0.1
+
+
+class CannotListen(Exception):
+    """An address cannot be served on; the text names it."""
+
+
+class Scheduler:
+    """Made: everything is loaded and checked. Started: it listens. Stopped: nothing of it is left."""
+
+    def __init__(self, config: Config) -> None:
+        """On the event loop, which it blocks while it loads: nobody is served yet.
+
+        Raises InvalidModel, InvalidTokenizer, InvalidTokenFile or StoreUnavailable.
+        """
+        self.config = config
+        self.address = ""  # Where it listens, once started.
+        self.metrics_port = -1
+        self._registry = prometheus_client.CollectorRegistry()
+        self._metrics = Metrics(self._registry, config.metric_names)
+        prometheus_client.ProcessCollector(registry=self._registry)
+        self._metrics_server: tuple[WSGIServer, threading.Thread] | None = None
+        self._spec = ModelSpec.from_folder(config.model)
+        self._tokenizer = Tokenizer.from_folder(config.model)
+        self._authenticator = Authenticator(config.tokens_file)
+        self._store = open_store(config.store, allow_volatile=config.allow_volatile)
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
+        self._versions = Versions(self._store, config.alias_max_staleness, count=self._metrics.resolved)
+        self._quarantine = Quarantine(self._store, self._versions, self._pool, self._metrics.data_loss)
+        self.dispatcher = Dispatcher(
+            _dispatcher_settings(config),
+            _link_settings(config, self._spec),
+            self._tokenizer,
+            self._metrics,
+            time.monotonic,
+            self._quarantine.suspect,
+        )
+        self._retirement = Retirement(
+            self._store,
+            self._versions,
+            self.dispatcher,
+            self._pool,
+            time.monotonic,
+            self._metrics.version_gone,
+            self._metrics.served_versions,
+        )
+        self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
+        self._metrics.known_names.set_function(lambda: len(self._versions))
+        for executor in config.executor:
+            self._metrics.follow_pins(executor, partial(self.dispatcher.fleet.missing_pins, executor))
+        self._admission = Admission(
+            self._versions, self._tokenizer, self._spec, self._max_model_len, self._pool
+        )
+        push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)
+        self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile, limits=push_limits)
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._add_services()
+        self._readiness: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises CannotListen, StoreUnavailable."""
+        await self._set_readiness(False)
+        await self._retirement.start()
+        await self._listen()
+        self._versions.start()
+        self.dispatcher.start()
+        self._readiness = asyncio.create_task(self._follow_readiness(), name="readiness")
+
+    async def drain(self) -> bool:
+        """Refuses new requests at once and lets accepted ones end. Whether all did within --drain-timeout."""
+        self.dispatcher.draining = True
+        await self._set_readiness(False)
+        logger.info("draining: %d requests are live", self.dispatcher.num_live)
+        return await self.dispatcher.drain(self.config.drain_timeout)
+
+    async def stop(self) -> None:
+        """Ends what is still live with UNAVAILABLE."""
+        if self._readiness:
+            self._readiness.cancel()
+        await self.dispatcher.stop()
+        await self._retirement.stop()
+        self._versions.stop()
+        await self._server.stop(grace=1.0)
+        await self._admission.close()
+        await asyncio.to_thread(self._ingest.close)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._metrics_server:
+            server, thread = self._metrics_server
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+            await asyncio.to_thread(thread.join)
+
+    def _add_services(self) -> None:
+        handlers = GenericHandlers(self._server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(
+                self._authenticator,
+                self._admission,
+                self.dispatcher,
+                self._tokenizer,
+                self._store,
+                self._spec,
+                self._metrics,
+                self._pool,
+            ),
+            handlers,
+        )
+        backends = Backends(
+            self._store,
+            self._spec,
+            self._authenticator,
+            self._ingest,
+            self._versions,
+            Copies(self.dispatcher.fleet),
+            self._retirement,
+            self._pool,
+            self._quarantine,
+        )
+        limits = Limits(max_push_bytes=self.config.max_push_bytes, delete_grace_s=self.config.delete_grace)
+        adapters = AdaptersService(backends, limits)
+        adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, handlers)
+        fleet_pb2_grpc.add_FleetServicer_to_server(
+            FleetService(self._authenticator, self.dispatcher), handlers
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [INFERENCE, ADAPTERS, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+
+    async def _listen(self) -> None:
+        host, _, port = self.config.listen.rpartition(":")
+        _check_free(host.strip("[]"), int(port))
+        try:
+            self.address = f"{host}:{self._server.add_insecure_port(self.config.listen)}"
+        except RuntimeError as error:
+            raise CannotListen(f"cannot listen on {self.config.listen}: {error}") from error
+        if self.config.metrics_port >= 0:
+            self._start_metrics(host.strip("[]"), self.config.metrics_port)
+        await self._server.start()
+        logger.info("listening on %s", self.address, extra={"address": self.address})
+
+    def _start_metrics(self, host: str, port: int) -> None:
+        # As many series again, for which nobody asks.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        try:
+            self._metrics_server = prometheus_client.start_http_server(port, host, self._registry)
+        except OSError as error:
+            raise CannotListen(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+        self.metrics_port = self._metrics_server[0].server_port
+        logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
+
+    def _max_model_len(self) -> int:
+        known = [state.limits.max_model_len for state in self.dispatcher.fleet.states if state.limits]
+        return min([self._spec.max_model_len, *known])
+
+    async def _follow_readiness(self) -> None:
+        while True:
+            try:
+                await self._set_readiness(self.dispatcher.fleet.any_ready and not self.dispatcher.draining)
+            except Exception:
+                logger.exception("readiness could not be told; the next turn tries again")
+            await asyncio.sleep(READINESS_POLL_S)
+
+    async def _set_readiness(self, ready: bool) -> None:
+        """Liveness, "", is that this loop answers at all."""
+        serving, not_serving = (
+            health_pb2.HealthCheckResponse.SERVING,
+            health_pb2.HealthCheckResponse.NOT_SERVING,
+        )
+        await self._health.set(health.OVERALL_HEALTH, serving)
+        await self._health.set(INFERENCE, serving if ready else not_serving)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raises CannotListen. gRPC itself would log beside the error, and does not tell the cause."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As gRPC does.
+            probe.bind((host, port))
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _dispatcher_settings(config: Config) -> DispatcherSettings:
+    return DispatcherSettings(
+        executors=config.executor,
+        max_queued=config.max_queued,
+        max_queued_per_tenant=config.max_queued_per_tenant,
+        aging_s=config.aging,
+        queue_timeout_s=config.queue_timeout,
+        slow_client_timeout_s=config.slow_client_timeout,
+        max_outbox_tokens=config.stream_buffer,
+        max_attempts=config.max_attempts,
+    )
+
+
+def _link_settings(config: Config, spec: ModelSpec) -> LinkSettings:
+    return LinkSettings(
+        spec.fingerprint, report_timeout_s=config.report_timeout, step_timeout_s=config.step_timeout
+    )

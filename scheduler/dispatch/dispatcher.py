@@ -1,0 +1,390 @@
+"""The life of accepted requests: into the queue, back there on failure, on to their clients."""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from lorafleet.v1 import common_pb2, executor_pb2
+from scheduler.admission.admission import AdmittedRequest
+from scheduler.dispatch.journal import Journal
+from scheduler.dispatch.live_request import LiveRequest
+from scheduler.dispatch.live_requests import Accepted
+from scheduler.dispatch.planner import Planner
+from scheduler.dispatch.policy import Policy, can_ever_run, is_open, is_served
+from scheduler.dispatch.queue import Queue
+from scheduler.errors import (
+    DeadlineExceeded,
+    Draining,
+    ExecutorFailed,
+    IncompatibleAdapter,
+    NoExecutor,
+    QueueFull,
+    SchedulerError,
+    SlowClient,
+    StoreUnavailable,
+    Superseded,
+    from_exception,
+)
+from scheduler.fleet.fleet import Fleet
+from scheduler.fleet.link import LinkSettings
+from scheduler.fleet.residency import BASE
+from scheduler.fleet.wire import Tokens
+from scheduler.metrics import Metrics
+from scheduler.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Rejections that only say "not now": they are no failure of the attempt.
+BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
+STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+# Final, but of one executor: another may have another form, dtype or cache, or another store by mistake.
+ADAPTER_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPTER"})
+CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSettings:
+    """Times in seconds."""
+
+    executors: tuple[str, ...]
+    max_queued: int = 1024
+    max_queued_per_tenant: int = 512
+    aging_s: float = 2.0
+    queue_timeout_s: float = 30.0
+    slow_client_timeout_s: float = 10.0
+    max_outbox_tokens: int = 512
+    max_attempts: int = 3
+    retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
+    sweep_interval_s: float = 0.25
+    plan_pause_s: float = 0.002  # After a batch, until the next; a step takes several times as long.
+
+
+class Dispatcher:
+    """Owns queue, policy and fleet. Everything runs on one event loop, so nothing here is locked."""
+
+    def __init__(
+        self,
+        settings: DispatcherSettings,
+        link_settings: LinkSettings,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
+    ) -> None:
+        """`data_loss` is told which version's bytes an executor found damaged."""
+        self.queue = Queue(settings.max_queued, settings.max_queued_per_tenant)
+        self.fleet = Fleet(settings.executors, link_settings, self)
+        self.draining = False
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._journal = Journal(metrics)
+        self._clock = clock
+        self._data_loss = data_loss
+        self._numbers = itertools.count(1)
+        self._accepted = Accepted()
+        self._planner = Planner(
+            self.queue,
+            self.fleet,
+            self._accepted,
+            Policy(settings.aging_s),
+            metrics,
+            self._journal,
+            clock,
+            settings.plan_pause_s,
+        )
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # Beginning and end.
+
+    def start(self) -> None:
+        self.on_phase()  # Metrics tell of every executor before the first one answers.
+        self.fleet.start()
+        self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweep")
+
+    async def stop(self) -> None:
+        """Fails what is still live and closes all streams."""
+        self.draining = True
+        for live in self._accepted:
+            self._fail(live, Draining())
+        if self._sweeper:
+            self._sweeper.cancel()
+        await self.fleet.stop()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits for what was accepted. Whether all of it ended in time."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._accepted.wait_empty(), timeout_s)
+        except TimeoutError:
+            logger.warning("%d requests have not ended within the drain timeout", self.num_live)
+            return False
+        return True
+
+    @property
+    def num_live(self) -> int:
+        return len(self._accepted)
+
+    # What operators cause.
+
+    def live_versions(self) -> Counter[tuple[str, str]]:
+        """Accepted requests by ("tenant/name", digest)."""
+        return self._accepted.versions()
+
+    def fail_version(self, adapter: str, digest: str, error: SchedulerError) -> None:
+        """Ends all accepted requests of a version."""
+        for live in self._accepted.of_version(adapter, digest):
+            self._fail(live, error)
+
+    # What clients cause.
+
+    def submit(self, admitted: AdmittedRequest, deadline_s: float | None) -> LiveRequest:
+        """Accepts a request; `deadline_s` is what its caller leaves it. Raises why it is not accepted."""
+        if self.draining:
+            raise Draining()
+        if deadline_s is not None and deadline_s <= 0:
+            raise DeadlineExceeded("the deadline had passed before the request was accepted")
+        if refusals := self.fleet.refusals():
+            raise NoExecutor(refusals)
+        live = LiveRequest(
+            admitted, next(self._numbers), self._tokenizer, self._clock(), self._settings.max_outbox_tokens
+        )
+        if not can_ever_run(live.waiting, self.fleet.states):
+            raise self._never_runs(live)
+        self._enqueue_new(live)
+        former = self._accepted.named(live.key)
+        if former:
+            self._fail(former, Superseded(admitted.request_id))
+        self._register(live, deadline_s)
+        return live
+
+    def cancel(self, live: LiveRequest) -> None:
+        """Its client is gone, or wants no more: frees everything at once. Nothing when it has ended."""
+        self._end(live, grpc.StatusCode.CANCELLED.name)
+
+    def _enqueue_new(self, live: LiveRequest) -> None:
+        digest = live.waiting.digest
+        forms_group = digest != BASE and not self.queue.group_size(digest)
+        full = self.queue.add(live.waiting)
+        if full:
+            whose = "the queue" if full == "total" else f"the queue of tenant {live.waiting.tenant!r}"
+            raise QueueFull(f"{whose} is full")
+        if forms_group:
+            self._planner.group_formed(digest)
+
+    def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
+        self._accepted.add(live)
+        self._journal.accepted(live, self.num_live)
+        limit_s = live.time_limit_left_s(self._clock())
+        times = [time for time in (deadline_s, limit_s) if time is not None]
+        if times:
+            by_limit = limit_s is not None and limit_s == min(times)
+            live.timer = asyncio.get_running_loop().call_later(min(times), self._time_up, live, by_limit)
+        if complete := live.complete:
+            self._finish(live, complete)
+        self._planner.wake()
+
+    def _time_up(self, live: LiveRequest, by_limit: bool) -> None:
+        if by_limit:
+            self._finish(live, common_pb2.FINISH_REASON_TIME_LIMIT)
+        else:
+            self._fail(live, DeadlineExceeded("the deadline passed"))
+
+    # What executors cause (executor_link.Listener).
+
+    def on_tokens(self, address: str, tokens: Tokens) -> None:
+        live = self._accepted.running(tokens.dispatch_id)
+        if live is None:
+            return  # Of an attempt that is over.
+        if not live.progress.accept(tokens.first_index, tokens.token_ids):
+            self.fleet.cancel(address, tokens.dispatch_id)
+            self._attempt_failed(
+                live, "TOKEN_GAP", f"token {tokens.first_index} does not follow the last one"
+            )
+            return
+        try:
+            self._deliver(live, tokens)
+        except Exception as error:  # A bug with one request's text must not end the streams beside it.
+            self._fail(live, from_exception(error))
+
+    def on_finished(self, finished: executor_pb2.Finished) -> None:
+        live = self._accepted.running(finished.dispatch_id)
+        if live is None:
+            return
+        if not finished.reason:
+            self._attempt_failed(live, "BAD_END", "it ended without a reason")
+            return
+        live.cached_prompt_tokens = max(live.cached_prompt_tokens, finished.cached_prompt_tokens)
+        self._finish(live, finished.reason)
+
+    def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
+        live = self._accepted.running(rejected.dispatch_id)
+        if live is None:
+            return
+        if rejected.retryable:
+            pause_s = self._settings.retry_pause_s * 2**live.failures
+            self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
+            return
+        code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
+        is_told = live.refusal is not None and live.refusal.code is code
+        if code is grpc.StatusCode.DATA_LOSS and live.admitted.adapter and not is_told:
+            self._data_loss(live.admitted.adapter, live.admitted.digest)
+        error = ExecutorFailed(code, rejected.reason, rejected.message)
+        if rejected.reason in ADAPTER_REASONS:
+            live.refuse(address, error)
+            if can_ever_run(live.waiting, self.fleet.states):
+                self._attempt_failed(live, rejected.reason, rejected.message)
+                return
+        self._fail(live, error)
+
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
+        for dispatch_id in dispatch_ids:
+            live = self._accepted.running(dispatch_id)
+            if live:
+                self._attempt_failed(live, "EXECUTOR_LOST", f"executor {address}: {why}")
+
+    def on_room(self) -> None:
+        self._planner.wake()
+
+    def on_phase(self) -> None:
+        self._metrics.executors(state.phase for state in self.fleet.states)
+        refusals = self.fleet.refusals()
+        for waiting in list(self.queue.requests()):
+            live = self._accepted[waiting.number]
+            if refusals:
+                self._fail(live, NoExecutor(refusals))
+            elif not can_ever_run(waiting, self.fleet.states):
+                self._fail(live, live.refusal or self._never_runs(live))
+        self._planner.wake()
+
+    def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
+        now, count = self._clock(), len(tokens.token_ids)
+        live.failures = 0
+        self._journal.generated(live, count, now)
+        live.last_token_at = now
+        self.queue.charge(live.waiting.tenant, count)
+        if tokens.prompt_logprobs:
+            live.progress.has_prompt_logprobs = True
+            live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
+        if live.push(tokens.token_ids, tokens.logprobs, now):
+            self._finish(live, common_pb2.FINISH_REASON_STOP)
+
+    def _attempt_failed(self, live: LiveRequest, reason: str, why: str, pause_s: float = 0.0) -> None:
+        """Back to its former place in the queue, or to its client when it has failed too often.
+
+        The pause is for what does not pass in a moment, such as a store that is away: without one all
+        attempts would be used up at once.
+        """
+        self._accepted.end_attempt(live)
+        self._journal.attempt_failed(live, reason, why)
+        if reason not in BUSY_REASONS:
+            live.failures += 1
+            live.avoid(live.address)
+        if complete := live.complete:
+            self._finish(live, complete)
+        elif live.failures >= self._settings.max_attempts:
+            kind = StoreUnavailable if reason == STORE_UNAVAILABLE else NoExecutor
+            gave_up = kind(f"gave up after {live.failures} failed attempts; the last: {why}")
+            self._fail(live, live.refusal if live.refusal and reason in ADAPTER_REASONS else gave_up)
+        elif pause_s and reason not in BUSY_REASONS:
+            live.pause = asyncio.get_running_loop().call_later(pause_s, self._put_back, live)
+        else:
+            self._put_back(live)
+
+    def _never_runs(self, live: LiveRequest) -> SchedulerError:
+        """No executor takes it, and all are known."""
+        length = live.waiting.max_length
+        if all(state.limits and state.limits.max_model_len < length for state in self.fleet.states):
+            return NoExecutor(f"no executor takes {length} tokens any more, for prompt and answer together")
+        return _incompatible(live)
+
+    def _put_back(self, live: LiveRequest) -> None:
+        live.pause = None
+        self.queue.put_back(live.waiting)
+        self._planner.wake()
+
+    # Ends.
+
+    def _finish(self, live: LiveRequest, reason: common_pb2.FinishReason) -> None:
+        if live.ended:
+            return
+        try:
+            live.flush(self._clock())
+        except Exception as error:  # A bug with one request's text must not leave it without an end.
+            self._fail(live, from_exception(error))
+            return
+        live.outbox.finish(reason)
+        self._end(live, grpc.StatusCode.OK.name)
+
+    def _fail(self, live: LiveRequest, error: SchedulerError) -> None:
+        if live.ended:
+            return
+        live.outbox.fail(error)
+        self._end(live, error.code.name)
+
+    def _end(self, live: LiveRequest, code: str) -> None:
+        """Leaves nothing of a request behind, wherever it was."""
+        if live.ended:
+            return
+        live.ended = True
+        for timer in (live.timer, live.pause):
+            if timer:
+                timer.cancel()
+        self.queue.discard(live.waiting.number)
+        if live.dispatch_id:
+            self.fleet.cancel(live.address, live.dispatch_id)
+        self._accepted.end_attempt(live)
+        self._accepted.remove(live)
+        self._journal.ended(live, code, self.num_live, self._clock())
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
+            try:
+                self.sweep()
+            except Exception:
+                logger.exception("a sweep failed; the next one tries again")
+
+    def sweep(self) -> None:
+        """Ends requests that waited too long for an executor, and those of clients that do not read."""
+        now = self._clock()
+        for live in self._accepted:
+            full_since = live.outbox.full_since
+            if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
+                self._fail(live, SlowClient("the client reads too slowly"))
+                live.hang_up()
+            elif live.dispatch_id or self._may_run_soon(live):
+                live.served_at = now
+            elif now - live.served_at >= self._settings.queue_timeout_s:
+                self._fail(live, live.refusal or NoExecutor("no executor is ready that can run it"))
+        self._planner.wake()  # Aging needs a plan now and then.
+
+    def _may_run_soon(self, live: LiveRequest) -> bool:
+        """A cordoned executor counts, but not for who knows an answer already: that others refuse it."""
+        states = self.fleet.states
+        return is_open(live.waiting, states) if live.refusal else is_served(live.waiting, states)
+
+    def check(self) -> None:
+        """Raises AssertionError when a request is in two places, in none, or left behind."""
+        self.queue.check()
+        self._accepted.check(
+            waiting=[request.number for request in self.queue.requests()],
+            sent=[dispatch_id for state in self.fleet.states for dispatch_id in state.dispatch_ids()],
+        )
+        for state in self.fleet.states:
+            state.check()
+
+
+def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
+    needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"
+    if live.admitted.full_heads:
+        needs += f", and {live.admitted.full_heads} places for full heads (executors' --max-full-heads)"
+    return IncompatibleAdapter(
+        f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
+        metadata={"adapter": live.admitted.adapter},
+    )

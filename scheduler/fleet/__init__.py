@@ -1,0 +1,1 @@
+"""The executors as this scheduler sees them: connections, reported seats and slots, resident versions."""

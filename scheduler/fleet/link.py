@@ -1,0 +1,287 @@
+"""The connection to one executor: keeps an Execute stream open, keeps its state, passes its events on."""
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, cast
+
+import grpc
+
+from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
+from scheduler.fleet.residency import Residency, Tier
+from scheduler.fleet.state import ExecutorState, Phase
+from scheduler.fleet.wire import Tokens, copies_of, limits_of, report_of, split_batches, tokens_of
+from scheduler.grpc_options import EXECUTOR_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+ENDS_WITH_STEPS = (("lorafleet-ends-with-steps", "true"),)  # StepTokens.finished
+MAX_BATCH_BYTES = 8 * 1024 * 1024  # Half of what a message may hold.
+
+
+class Listener(Protocol):
+    """Told what executors say, on the event loop. Must not block and must not raise."""
+
+    def on_tokens(self, address: str, tokens: Tokens) -> None: ...
+
+    def on_finished(self, finished: executor_pb2.Finished) -> None: ...
+
+    def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None: ...
+
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
+        """The stream ended and these dispatches with it."""
+
+    def on_room(self) -> None:
+        """A report came."""
+
+    def on_phase(self) -> None:
+        """The phase of an executor changed, or what it can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """Times in seconds."""
+
+    fingerprint: str  # Of our model; executors of another are refused.
+    report_timeout_s: float = 3.0  # Three reports.
+    step_timeout_s: float = 60.0  # A step that takes longer with work at hand is stuck.
+    hello_timeout_s: float = 10.0
+    min_backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+
+
+class StreamEnded(Exception):
+    """Why a stream is over, and how its executor is to be seen until the next one."""
+
+    def __init__(self, phase: Phase, detail: str) -> None:
+        super().__init__(detail)
+        self.phase = phase
+        self.detail = detail
+
+
+class ExecutorLink:
+    """One `--executor`. `state` is for reading; commands go through the methods, in order."""
+
+    def __init__(self, address: str, settings: LinkSettings, listener: Listener) -> None:
+        self.state = ExecutorState(address)
+        self._settings = settings
+        self._listener = listener
+        self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
+        self._failures = 0
+        self.pins: dict[tuple[str, str], Tier] = {}  # By (digest, adapter). For reading.
+        self._unpinned: dict[tuple[str, str], None] = {}  # What ended while there was no connection.
+
+    async def run(self) -> NoReturn:
+        """Keeps a stream open until cancelled."""
+        while True:
+            try:
+                self._forget(await self._end_of_stream())
+            except Exception:
+                logger.exception("executor %s: bug while its stream's end was told", self.state.address)
+            await asyncio.sleep(self._backoff())
+
+    def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
+        """Sends requests, in messages of bounded size."""
+        for dispatch in dispatches:
+            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.monotonic())
+        for batch in split_batches(dispatches, MAX_BATCH_BYTES):
+            command = executor_pb2.ExecutorCommand()
+            command.dispatch.dispatches.extend(batch)
+            self._send(command)
+
+    def cancel(self, dispatch_id: str) -> None:
+        """Ends a dispatch; nothing when it has ended already."""
+        if self.state.ended(dispatch_id, time.monotonic()):
+            cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
+            self._send(executor_pb2.ExecutorCommand(cancel=cancel))
+
+    def prefetch(self, digest: str, need_by_s: float, expected_uses: int) -> None:
+        """`need_by_s`: from now, about."""
+        need_by_ms = round(need_by_s * 1000)
+        hint = executor_pb2.Prefetch(digest=digest, need_by_ms=need_by_ms, expected_uses=expected_uses)
+        self._send(executor_pb2.ExecutorCommand(prefetch=hint))
+
+    def drop(self, digest: str, adapter: str) -> None:
+        """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as
+        nothing uses them. While there is no connection it only ends pins."""
+        for pin in [pin for pin in self.pins if pin[0] == digest and adapter in ("", pin[1])]:
+            self.unpin(*pin)
+        if self.state.limits:
+            drop = executor_pb2.DropAdapter(digest=digest, adapter=adapter)
+            self._send(executor_pb2.ExecutorCommand(drop=drop))
+
+    def pin(self, digest: str, adapter: str, tier: Tier) -> None:
+        """Now, and again on every stream to come, until `unpin` or `drop`."""
+        self.pins[digest, adapter] = tier
+        self._unpinned.pop((digest, adapter), None)
+        if self.state.limits:
+            self._send_pin(digest, adapter, tier)
+
+    def unpin(self, digest: str, adapter: str) -> None:
+        """Now, or on the next stream if it was pinned here."""
+        pinned = self.pins.pop((digest, adapter), None)
+        if self.state.limits:
+            self._send_unpin(digest, adapter)
+        elif pinned is not None:
+            self._unpinned[digest, adapter] = None
+
+    def missing_pins(self) -> int:
+        """Versions pinned here that the executor does not keep, by its own account: it is away, still loads
+        them, or cannot. From any thread."""
+        residency = self.state.residency
+        return sum(not residency.keeps(digest) for digest in {digest for digest, _ in list(self.pins)})
+
+    def _send_pin(self, digest: str, adapter: str, tier: Tier) -> None:
+        on_wire = cast(adapters_pb2.ResidencyTier, int(tier))
+        pin = executor_pb2.PinAdapter(digest=digest, tier=on_wire, adapter=adapter)
+        self._send(executor_pb2.ExecutorCommand(pin=pin))
+
+    def _send_unpin(self, digest: str, adapter: str) -> None:
+        unpin = executor_pb2.UnpinAdapter(digest=digest, adapter=adapter)
+        self._send(executor_pb2.ExecutorCommand(unpin=unpin))
+
+    def _send(self, command: executor_pb2.ExecutorCommand) -> None:
+        self._outgoing.put_nowait(command)
+
+    async def _end_of_stream(self) -> StreamEnded:
+        try:
+            await self._one_stream()
+        except StreamEnded as end:
+            return end
+        except Exception:
+            logger.exception("executor %s: bug in its link", self.state.address)
+            return StreamEnded(Phase.CONNECTING, "internal error; the log has more")
+
+    async def _one_stream(self) -> NoReturn:
+        self._outgoing = asyncio.Queue()
+        async with grpc.aio.insecure_channel(self.state.address, options=EXECUTOR_OPTIONS) as channel:
+            call = executor_pb2_grpc.ExecutorStub(channel).Execute(metadata=ENDS_WITH_STEPS)
+            writer = asyncio.create_task(self._write(call, self._outgoing))
+            try:
+                self._greet(await self._read(call, self._settings.hello_timeout_s, Phase.CONNECTING))
+                due = asyncio.get_running_loop().time() + self._settings.report_timeout_s
+                while True:
+                    left = due - asyncio.get_running_loop().time()
+                    # When this process itself was late, what has arrived meanwhile is still read first.
+                    event = await self._read(call, max(left, 0.05), Phase.HUNG)
+                    self._handle(event)
+                    if event.HasField("load"):
+                        due = asyncio.get_running_loop().time() + self._settings.report_timeout_s
+            finally:
+                writer.cancel()
+                call.cancel()
+
+    async def _read(
+        self, call: grpc.aio.StreamStreamCall, timeout_s: float, phase: Phase
+    ) -> executor_pb2.ExecutorEvent:
+        try:
+            async with asyncio.timeout(timeout_s):
+                event = await call.read()
+            if event is not grpc.aio.EOF:
+                return cast(executor_pb2.ExecutorEvent, event)
+            code, details = await call.code(), await call.details()
+        except TimeoutError:
+            what = "no report" if phase is Phase.HUNG else "no hello"
+            raise StreamEnded(phase, f"{what} within its time") from None
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details()
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise StreamEnded(Phase.CONNECTING, "nothing can be written to it; the log has more") from None
+        raise StreamEnded(Phase.CONNECTING, f"stream ended: {code.name} {details or ''}".rstrip())
+
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[executor_pb2.ExecutorCommand]
+    ) -> None:
+        try:
+            while True:
+                await call.write(await outgoing.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            logger.debug("executor %s: stream ended while writing; the reader knows", self.state.address)
+        except Exception:
+            logger.exception("executor %s: bug while writing", self.state.address)
+            call.cancel()  # Which the reader notices.
+
+    def _greet(self, event: executor_pb2.ExecutorEvent) -> None:
+        if not event.HasField("hello"):
+            raise StreamEnded(
+                Phase.REFUSED, f"its first event is not a hello but {event.WhichOneof('event')}"
+            )
+        hello = event.hello
+        if hello.protocol_version != PROTOCOL_VERSION:
+            theirs = f"it speaks protocol {hello.protocol_version}"
+            raise StreamEnded(Phase.REFUSED, f"{theirs}, this scheduler {PROTOCOL_VERSION}")
+        if hello.model_fingerprint != self._settings.fingerprint:
+            theirs = f"it serves a model with fingerprint {hello.model_fingerprint or '(none)'}"
+            raise StreamEnded(Phase.REFUSED, f"{theirs}, this scheduler {self._settings.fingerprint}")
+        self.state.instance_id = hello.instance_id
+        self.state.limits = limits_of(hello)
+        self.state.residency = Residency.from_snapshot(hello.residency_number, copies_of(hello.residency))
+        for digest, adapter in self._unpinned:
+            self._send_unpin(digest, adapter)
+        self._unpinned.clear()
+        for (digest, adapter), tier in self.pins.items():
+            self._send_pin(digest, adapter, tier)
+        self._set_phase(Phase.CONNECTING, "waiting for its first report")
+
+    def _handle(self, event: executor_pb2.ExecutorEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "step":
+            for tokens in tokens_of(event.step):
+                self._listener.on_tokens(self.state.address, tokens)
+            for finished in event.step.finished:
+                self._finished(finished)
+        elif kind == "finished":
+            self._finished(event.finished)
+        elif kind == "rejected":
+            if self.state.ended(event.rejected.dispatch_id, time.monotonic()):
+                self._listener.on_rejected(self.state.address, event.rejected)
+        elif kind == "residency":
+            self._apply(event.residency)
+        elif kind == "load":
+            self._report(event.load)
+        else:
+            logger.warning("executor %s: ignored an event of kind %s", self.state.address, kind)
+
+    def _finished(self, finished: executor_pb2.Finished) -> None:
+        if self.state.ended(finished.dispatch_id, time.monotonic()):
+            self._listener.on_finished(finished)
+
+    def _apply(self, delta: executor_pb2.ResidencyDelta) -> None:
+        removed = [(entry.digest, Tier(entry.tier)) for entry in delta.removed]
+        if not self.state.moved(delta.number, copies_of(delta.added), removed, time.monotonic()):
+            raise StreamEnded(Phase.CONNECTING, f"a residency report before number {delta.number} is missing")
+
+    def _report(self, load: executor_pb2.Load) -> None:
+        if load.last_step_age_ms > self._settings.step_timeout_s * 1000 and load.waiting + load.running:
+            raise StreamEnded(Phase.HUNG, f"no step ended for {load.last_step_age_ms / 1000:.0f} s")
+        self._failures = 0
+        self.state.reported(report_of(load))
+        if load.state == executor_pb2.LOAD_STATE_DRAINING:
+            self._set_phase(Phase.DRAINING, "it drains")
+        else:
+            self._set_phase(Phase.READY, "")
+        self._listener.on_room()
+
+    def _set_phase(self, phase: Phase, detail: str) -> None:
+        if (phase, detail) == (self.state.phase, self.state.detail):
+            return
+        level = logging.WARNING if phase in (Phase.REFUSED, Phase.HUNG) else logging.INFO
+        logger.log(level, "executor %s: %s %s", self.state.address, phase.name, detail)
+        self.state.phase, self.state.detail = phase, detail
+        self._listener.on_phase()
+
+    def _forget(self, end: StreamEnded) -> None:
+        self._failures += 1
+        lost = self.state.reset()
+        self._set_phase(end.phase, end.detail)
+        self._listener.on_lost(self.state.address, lost, end.detail)
+
+    def _backoff(self) -> float:
+        doublings = min(self._failures, 32)  # No float holds 2 ** 1024: an executor may be away for hours.
+        longest = min(self._settings.max_backoff_s, self._settings.min_backoff_s * 2.0**doublings)
+        return longest * random.uniform(0.5, 1.0)

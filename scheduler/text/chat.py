@@ -1,0 +1,136 @@
+"""Conversations to prompts: the model's own template in a thread, an adapter's in a process with limits.
+
+The model's template belongs to the operator, as the model does, and is trusted to end. An adapter's template
+is any tenant's program: it runs in a sandbox inside a worker process that is killed when it takes too long,
+and that a new one replaces. Neither blocks the event loop.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from scheduler.errors import InvalidRequest
+from scheduler.text import template as template_program
+from scheduler.text.template import FRAME_HEADER, READY, TemplateFailed, render
+
+# An honest template takes milliseconds of CPU time; the other limit only ends a worker that got stuck.
+CPU_LIMIT_S = 1.0
+WALL_LIMIT_S = 15.0
+START_LIMIT_S = 60.0
+MAX_WORKERS = 2
+
+
+class ChatTemplates:
+    """Renders conversations on one event loop; `close` ends the worker processes."""
+
+    def __init__(
+        self,
+        base_template: str | None,
+        special_tokens: Mapping[str, str],
+        pool: Executor,
+        *,
+        cpu_limit_s: float = CPU_LIMIT_S,
+        wall_limit_s: float = WALL_LIMIT_S,
+    ) -> None:
+        self._base_template = base_template
+        self._special_tokens = dict(special_tokens)
+        self._pool = pool
+        self._cpu_limit_s = cpu_limit_s
+        self._wall_limit_s = wall_limit_s
+        self._turns = asyncio.Semaphore(MAX_WORKERS)
+        self._idle: list[_Worker] = []
+
+    async def render(self, messages: Sequence[Mapping[str, str]], adapter_template: str | None) -> str:
+        """The prompt by the adapter's template or else the model's. Raises InvalidRequest."""
+        try:
+            if adapter_template is not None:
+                return await self._render_apart(adapter_template, messages)
+            if self._base_template is None:
+                raise InvalidRequest("chat", "the model has no chat template; send text or token ids")
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self._pool, render, self._base_template, messages, self._special_tokens
+            )
+        except TemplateFailed as error:
+            raise InvalidRequest("chat", str(error)) from error
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().kill()
+
+    async def _render_apart(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
+        job = {"template": template, "messages": messages, "special_tokens": self._special_tokens}
+        async with self._turns:
+            worker = self._idle.pop() if self._idle else await _Worker.start(self._cpu_limit_s)
+            try:
+                async with asyncio.timeout(self._wall_limit_s):
+                    text = await worker.render(json.dumps(job).encode())
+            except TemplateFailed:
+                self._idle.append(worker)
+                raise
+            except (TimeoutError, EOFError, OSError) as error:
+                await worker.kill()
+                raise TemplateFailed("the adapter's chat template takes too much time or memory") from error
+            except BaseException:  # Cancelled: an answer may be under way that is nobody's.
+                worker.kill_soon()
+                raise
+            self._idle.append(worker)
+            return text
+
+
+class _Worker:
+    """A process of scheduler/text/template.py. One job at a time; of no use any more after a failed one."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, cpu_limit_s: float) -> "_Worker":
+        # -I keeps this folder off the path, whose queue.py is not Python's. Nothing of our environment is
+        # handed on.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", str(Path(template_program.__file__)), str(cpu_limit_s)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={},
+        )
+        worker = cls(process)
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                if await worker._read() != READY:
+                    raise EOFError("no answer from a new template worker")
+        except BaseException:
+            worker.kill_soon()
+            raise
+        return worker
+
+    async def render(self, job: bytes) -> str:
+        """Raises TemplateFailed as the program says, EOFError when the program was killed."""
+        stdin = self._process.stdin
+        if stdin is None:
+            raise EOFError("the template worker has no pipe")
+        stdin.write(FRAME_HEADER.pack(len(job)) + job)
+        await stdin.drain()
+        answer = json.loads(await self._read())
+        if "error" in answer:
+            raise TemplateFailed(answer["error"])
+        return str(answer["text"])
+
+    def kill_soon(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def kill(self) -> None:
+        self.kill_soon()
+        await self._process.wait()
+
+    async def _read(self) -> bytes:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise EOFError("the template worker has no pipe")
+        header = await stdout.readexactly(FRAME_HEADER.size)
+        return await stdout.readexactly(FRAME_HEADER.unpack(header)[0])

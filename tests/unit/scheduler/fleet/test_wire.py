@@ -1,0 +1,73 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lorafleet.v1 import common_pb2, executor_pb2
+from scheduler.dispatch.progress import Progress
+from scheduler.fleet.wire import split_batches, tokens_of
+from tests.support.scheduling import admitted
+
+
+def test_a_step_is_taken_apart() -> None:
+    step = executor_pb2.StepTokens(
+        dispatch_ids=["a", "b", "c"],
+        first_output_index=[0, 7, 2],
+        token_counts=[2, 0, 1],
+        token_ids=[5, 6, 9],
+        logprobs=[executor_pb2.DispatchLogprobs(dispatch_id="c", positions=[common_pb2.PositionLogprobs()])],
+    )
+    made = list(tokens_of(step))
+    assert [(t.dispatch_id, t.first_index, t.token_ids) for t in made] == [
+        ("a", 0, (5, 6)),
+        ("b", 7, ()),
+        ("c", 2, (9,)),
+    ]
+    assert [len(t.logprobs) for t in made] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        executor_pb2.StepTokens(dispatch_ids=["a"], first_output_index=[0], token_counts=[2], token_ids=[5]),
+        executor_pb2.StepTokens(dispatch_ids=["a"], token_counts=[1], token_ids=[5]),
+        executor_pb2.StepTokens(token_ids=[5]),
+    ],
+)
+def test_arrays_that_disagree_are_refused(step: executor_pb2.StepTokens) -> None:
+    with pytest.raises(ValueError):
+        list(tokens_of(step))
+
+
+@given(st.lists(st.integers(0, 300), max_size=30))
+def test_batches_keep_order_and_stay_small(sizes: list[int]) -> None:
+    dispatches = [executor_pb2.Dispatch(prompt_token_ids=[1] * size) for size in sizes]
+    batches = list(split_batches(dispatches, 400))
+    assert [dispatch for batch in batches for dispatch in batch] == dispatches
+    assert all(len(batch) == 1 or sum(d.ByteSize() for d in batch) <= 400 for batch in batches)
+    for before, after in itertools.pairwise(batches):  # No batch is split without need.
+        assert sum(d.ByteSize() for d in before) + after[0].ByteSize() > 400
+
+
+@given(st.lists(st.integers(1, 4), max_size=6), st.integers(0, 3))
+def test_progress_takes_tokens_once_and_in_order(counts: list[int], resumed: int) -> None:
+    progress = Progress(admitted(resumed=range(resumed), max_new_tokens=1000), frozenset())
+    expected = list(range(resumed))
+    for count in counts:
+        fresh = [100 + len(expected) + offset for offset in range(count)]
+        assert not progress.accept(len(expected) + 1, fresh)
+        assert not progress.accept(len(expected) - 1, fresh)
+        assert progress.accept(len(expected), fresh)
+        assert not progress.accept(len(expected), fresh)
+        expected += fresh
+    assert progress.output == expected
+    assert list(progress.dispatch("d", 5).output_token_ids) == expected
+
+
+def test_nothing_left_to_generate() -> None:
+    progress = Progress(admitted(max_new_tokens=2), frozenset({9}))
+    assert progress.complete is None
+    progress.accept(0, [1, 2])
+    assert progress.complete == common_pb2.FINISH_REASON_LENGTH
+    assert Progress(admitted(resumed=[9]), frozenset({9})).complete == common_pb2.FINISH_REASON_STOP
