@@ -8,10 +8,10 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from adapter_store import AdapterStoreError
+from executor.adapters.source import open_source
 from executor.config import load_config
 from executor.errors import ConfigError, ExecutorError, RankLost, StartError
 from executor.lora.errors import LoRAError
-from executor.store import open_source
 
 if TYPE_CHECKING:
     from executor.app import ExecutorApp

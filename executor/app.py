@@ -19,9 +19,9 @@ from prometheus_client import (
 from prometheus_client.exposition import start_http_server
 
 from adapter_store import CachedStore, WeightsSource
+from executor.adapters.disk_tier import DiskTier
 from executor.build import build_engine
 from executor.config import ExecutorConfig
-from executor.disk_tier import DiskTier
 from executor.engine_thread import EngineThread
 from executor.errors import RankLost, StartError
 from executor.events import EngineInfo

@@ -12,37 +12,37 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from adapter_store import ModelSpec, WeightsSource, kind_of
-from executor.batcher import Batcher
-from executor.blocks import BlockPool
+from executor.adapters.host_pool import HostPool
+from executor.adapters.layout_workers import ImageWorkers
+from executor.adapters.pager import Adapters, Pager
+from executor.adapters.pooled import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
+from executor.adapters.slot_writer import SlotWriter, WriterInTurn, make_writer
+from executor.batch.batcher import Batcher
+from executor.batch.blocks import BlockPool
+from executor.batch.sequence import StopLimits
+from executor.batch.slots import SlotTable
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
-from executor.dummy import spec_without_checkpoint
 from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
-from executor.forward_pass import ForwardPass
-from executor.graph_plans import MOST_MIXED_ROWS
-from executor.host_pool import HostPool
-from executor.image_workers import ImageWorkers
+from executor.gpu.graph_plans import MOST_MIXED_ROWS
+from executor.layers.model_config import ModelConfig
 from executor.lora.arena import SlotArena
 from executor.lora.full_heads import check_full_heads
 from executor.lora.image import SlotImage, build_slot_image
 from executor.lora.layout import ALIGNMENT
 from executor.metrics import Metrics
-from executor.model_config import ModelConfig
-from executor.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.models import check_splits, read_config
-from executor.paging import Adapters, Pager
-from executor.pooled_adapters import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
-from executor.ranks.forward import SharedTokensPass
+from executor.models.dummy import spec_without_checkpoint
 from executor.ranks.leader import start_ranks
-from executor.ranks.paging import SpreadAdapters
-from executor.sampler import Sampler
-from executor.sequence import StopLimits
-from executor.shard import Shard, dtype_of, lora_dtype_of
-from executor.slot_writer import SlotWriter, WriterInTurn, make_writer
-from executor.slots import SlotTable
+from executor.ranks.shared_tokens import SharedTokensPass
+from executor.ranks.spread_adapters import SpreadAdapters
+from executor.step.forward_pass import ForwardPass
+from executor.step.model_runner import ModelRunner, NoOtherRanks, OtherRanks
+from executor.step.sampler import Sampler
+from executor.step.shard import Shard, dtype_of, lora_dtype_of
 from kernels.slot_block import table_bytes
 
 logger = logging.getLogger(__name__)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from executor.attention import KVCache
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup
-from executor.forward_pass import EagerForwardPass
+from executor.layers.attention import KVCache
 from executor.models import load_model
-from executor.shard import Shard, attach_slots, dtype_of
+from executor.step.forward_pass import EagerForwardPass
+from executor.step.shard import Shard, attach_slots, dtype_of
 from kernels.punica import PunicaWrapperCPU
 
 # Without --num-kv-blocks, on the CPU.
@@ -22,7 +22,7 @@ def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
     if config.device != "cpu":
-        from executor.gpu_shard import build_gpu_shard  # needs triton
+        from executor.gpu.build import build_gpu_shard  # needs triton
 
         return build_gpu_shard(config, group)
     dtype = dtype_of(config)

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from executor.batcher import Batcher, StepPlan
+from executor.adapters.pager import Pager
+from executor.adapters.residency import Copy, Tier
+from executor.batch.batcher import Batcher, StepPlan
+from executor.batch.sampling import SampledToken
+from executor.batch.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
 from executor.metrics import Metrics
-from executor.model_runner import Launched, ModelRunner, ShareResult
-from executor.paging import Pager
 from executor.rejection import Rejection, draining, internal, no_seats, no_token, rejection_of
-from executor.residency import Copy, Tier
-from executor.sampling import SampledToken
-from executor.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
+from executor.step.model_runner import Launched, ModelRunner, ShareResult
 
 logger = logging.getLogger(__name__)
 

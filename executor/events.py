@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from executor.adapters.residency import ResidencyDelta
+from executor.batch.sampling import SampledToken
+from executor.batch.sequence import FinishReason, Key, PromptLogprob
 from executor.rejection import Rejection
-from executor.residency import ResidencyDelta
-from executor.sampling import SampledToken
-from executor.sequence import FinishReason, Key, PromptLogprob
 
 
 @dataclass(frozen=True, slots=True)

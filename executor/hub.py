@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from executor import convert
+from executor import wire as convert
+from executor.adapters.residency import Residency
+from executor.batch.sequence import Dispatch
 from executor.engine import Engine
 from executor.engine_thread import EngineThread
 from executor.errors import InvalidDispatch
@@ -20,8 +22,6 @@ from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, St
 from executor.metrics import Snapshot
 from executor.outbox import Outbox
 from executor.rejection import Rejection, draining, rejection_of
-from executor.residency import Residency
-from executor.sequence import Dispatch
 from lorafleet.v1 import executor_pb2
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from executor.batcher import StepPlan
+from executor.adapters.residency import Copy, Tier
+from executor.batch.batcher import StepPlan
 from executor.events import EngineInfo, Status
-from executor.residency import Copy, Tier
 
 PREFIX = "lorafleet_executor_"
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)

@@ -8,8 +8,8 @@ import grpc
 
 import adapter_store.errors as store
 import executor.lora.errors as lora
+from executor.batch.sampling import SampleFailure
 from executor.errors import AdapterLoadTimeout, ExecutorError, InvalidDispatch
-from executor.sampling import SampleFailure
 
 logger = logging.getLogger(__name__)
 

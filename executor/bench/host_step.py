@@ -9,21 +9,21 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from executor.batcher import Batcher
-from executor.blocks import BlockPool
+from executor.adapters.pager import Pager
+from executor.adapters.pooled import PooledImage
+from executor.batch.batcher import Batcher
+from executor.batch.blocks import BlockPool
+from executor.batch.sampling import SamplingParams
+from executor.batch.sequence import Dispatch, StopLimits, StopRules
+from executor.batch.slots import SlotTable
 from executor.engine import Engine
 from executor.events import EngineInfo
-from executor.forward import SequenceRows
 from executor.lora.arena import Copy
 from executor.lora.image import SlotImage
 from executor.metrics import Metrics
-from executor.model_runner import ModelRunner, NoOtherRanks
-from executor.paging import Pager
-from executor.pooled_adapters import PooledImage
-from executor.sampler import Sampler
-from executor.sampling import SamplingParams
-from executor.sequence import Dispatch, StopLimits, StopRules
-from executor.slots import SlotTable
+from executor.step.inputs import SequenceRows
+from executor.step.model_runner import ModelRunner, NoOtherRanks
+from executor.step.sampler import Sampler
 
 VOCAB, LENGTH, PROMPT, STEPS = 128_256, 2048, 64, 100
 

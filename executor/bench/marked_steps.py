@@ -16,9 +16,9 @@ from executor.bench.traffic import SHAPES
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
-from executor.forward import SequenceRows
 from executor.lora.arena import Copy
-from executor.shard import Shard
+from executor.step.inputs import SequenceRows
+from executor.step.shard import Shard
 
 ROWS, LENGTH, BLOCK, RANK = 64, 192, 16, 16
 TURNS, STEPS = 3, 10

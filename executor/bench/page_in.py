@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from adapter_store import LoRAModule
+from executor.adapters.slot_writer import SideStreamWriter
 from executor.lora.arena import SlotArena
 from executor.lora.image import NUMPY_DTYPES, Buffer, SlotImage, build_slot_image
 from executor.lora.layout import SlotLayout, SlotSlice
-from executor.slot_writer import SideStreamWriter
 from kernels.punica import PunicaWrapperBase
 
 LAYERS = 32

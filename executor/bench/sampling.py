@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from executor.sampler import Sampler
-from executor.sampling import Row, SampleRequest, SamplingParams
+from executor.batch.sampling import Row, SampleRequest, SamplingParams
+from executor.step.sampler import Sampler
 
 ROWS, VOCAB = 64, 128_256
 ROUNDS = 30

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from executor.attention import KVCache
 from executor.distributed import ParallelGroup
-from executor.forward import SequenceRows
-from executor.forward_pass import EagerForwardPass
+from executor.layers.attention import KVCache
 from executor.lora.config import LoRAConfig
 from executor.lora.replace import attach_lora
 from executor.models import load_model
+from executor.step.forward_pass import EagerForwardPass
+from executor.step.inputs import SequenceRows
 from kernels.punica import PunicaWrapperCPU
 
 SHAPES = {

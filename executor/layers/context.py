@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from executor.attention import KVCache, StepAttention
+from executor.layers.attention import KVCache, StepAttention
 from executor.layers.followers import Followers
 from kernels.punica import PunicaWrapperBase
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers.activation import ClampedSwiGLU, SiluAndMul
 from executor.layers.fused_moe_router import Routing
-from executor.model_config import MoEConfig
+from executor.layers.model_config import MoEConfig
 from kernels.expert_product import align_experts, expert_product
 from kernels.moe_blocks import MoEBlocks
 

@@ -11,13 +11,13 @@ from torch import nn
 from adapter_store import kind_of
 from executor.layers import LogitsProcessor, ParallelLMHead
 from executor.layers.fused_moe import FusedMoE
+from executor.layers.model_config import ModelConfig
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.errors import LayerRefused, ModuleNotInModel, Refusal
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.layout import SlotLayout
-from executor.model_config import ModelConfig
 from executor.models import CausalLM
 from kernels.punica import PunicaWrapperBase
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from executor.distributed import SINGLE, ParallelGroup
-from executor.dummy import fill_with_noise
 from executor.errors import UnsupportedModel
-from executor.model_config import ModelConfig
+from executor.layers.model_config import ModelConfig
 from executor.models.config_file import read_config
 from executor.models.decoder import CausalLM
+from executor.models.dummy import fill_with_noise
 from executor.models.fields import Fields
 from executor.models.quantization import read_quantization
-from executor.weights import load_weights
+from executor.models.weights import load_weights
 
 __all__ = ["CausalLM", "check_splits", "load_model", "read_config"]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from executor.errors import UnsupportedModel
-from executor.model_config import ModelConfig, MoEConfig
+from executor.layers.model_config import ModelConfig, MoEConfig
 from executor.models.families import FAMILIES, Traits
 from executor.models.fields import Fields
 from executor.models.moe_families import MOE_FAMILIES

@@ -23,7 +23,7 @@ from executor.layers import (
 from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower, Heads, Rotation
-from executor.model_config import ModelConfig
+from executor.layers.model_config import ModelConfig
 from executor.models.moe import MoEBlock
 
 

@@ -6,7 +6,7 @@ Defaults for fields that a config.json leaves out are those of the family's clas
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.model_config import MoEConfig
+from executor.layers.model_config import MoEConfig
 from executor.models.fields import Fields
 
 Windows = tuple[int | None, ...]

@@ -1,6 +1,6 @@
 """What stands for the MLP in a layer with experts: router, experts, and perhaps one expert for every row.
 
-Module names are the same for all families; `executor.checkpoint` knows those of the files.
+Module names are the same for all families; `executor.models.checkpoint` knows those of the files.
 """
 
 import torch
@@ -13,7 +13,7 @@ from executor.layers.fused_moe import FusedMoE
 from executor.layers.fused_moe_router import route
 from executor.layers.fused_moe_shared import SharedExpert
 from executor.layers.linear import ReplicatedLinear
-from executor.model_config import MoEConfig
+from executor.layers.model_config import MoEConfig
 
 
 class MoEBlock(nn.Module):

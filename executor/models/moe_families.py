@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from executor.model_config import MoEConfig, SwiGLULimits
+from executor.layers.model_config import MoEConfig, SwiGLULimits
 from executor.models.families import Traits, Windows
 from executor.models.fields import Fields
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from executor.models.fields import Fields
-from executor.quantized import Fp8, Mxfp4, Scheme
+from executor.models.quantized import Fp8, Mxfp4, Scheme
 
 _NAME = "quantization_config"
 

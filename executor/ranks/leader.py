@@ -17,9 +17,9 @@ import torch
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
 from executor.errors import RankLost, StartError
-from executor.forward import SequenceRows
 from executor.ranks.messages import Answer, Control, Done, Failed, Hello, Ready, RunStep, StartFailed
 from executor.ranks.worker import run_rank
+from executor.step.inputs import SequenceRows
 
 END_GRACE_S = 5.0
 END_SEEN_S = 1.0

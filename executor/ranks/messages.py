@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from executor.forward import SequenceRows
 from executor.rejection import Rejection
+from executor.step.inputs import SequenceRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from adapter_store import AdapterStoreError, WeightsSource
+from executor.adapters.slot_writer import WriterInTurn
+from executor.adapters.source import open_source
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
@@ -20,7 +22,6 @@ from executor.errors import ExecutorError
 from executor.lifeline import end_with_executor
 from executor.logs import setup_logging
 from executor.lora.image import SlotImage, build_slot_image
-from executor.ranks.forward import SharedTokensPass
 from executor.ranks.messages import (
     Answer,
     ClearSlot,
@@ -35,10 +36,9 @@ from executor.ranks.messages import (
     RunStep,
     StartFailed,
 )
+from executor.ranks.shared_tokens import SharedTokensPass
 from executor.rejection import rejection_of
-from executor.shard import Shard
-from executor.slot_writer import WriterInTurn
-from executor.store import open_source
+from executor.step.shard import Shard
 
 
 def run_rank(

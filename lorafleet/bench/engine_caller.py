@@ -1,4 +1,4 @@
-"""Requests to an engine in a child process (executor/piped.py), with no wire and no scheduler between."""
+"""Requests to an engine in a child process (executor/bench/piped.py), with no wire or scheduler between."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ async def running_engine(
 ) -> AsyncIterator[EngineCaller]:
     """A ready engine; `arguments` are the executor's. It ends on leaving. Raises EngineEnded."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "executor.piped", *arguments),
+        *(sys.executable, "-m", "executor.bench.piped", *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

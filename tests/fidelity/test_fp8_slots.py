@@ -12,12 +12,12 @@ from transformers import AutoTokenizer
 
 import lorafleet.demo
 from adapter_store import DiskStore, ModelSpec
-from executor.attention import KVCache
-from executor.forward import SequenceRows, build_step
+from executor.layers.attention import KVCache
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import load_model
+from executor.step.inputs import SequenceRows, build_step
 from kernels.punica import PunicaWrapperCPU
 from lorafleet.demo.model import default_cache, prepare_model
 from tests.support.adapters import make_adapter, make_base

@@ -18,10 +18,10 @@ from adapter_store import DiskStore, ModelSpec, Weights
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
-from executor.forward import SequenceRows
 from executor.lora.arena import Copy
 from executor.lora.image import build_slot_image
-from executor.shard import Shard
+from executor.step.inputs import SequenceRows
+from executor.step.shard import Shard
 from lorafleet.demo.model import default_cache, prepare_model
 from tests.support.adapters import load_adapter, load_base, make_adapter, make_base
 

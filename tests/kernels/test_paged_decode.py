@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.attention import KVCache, LayerCache, Span, plan_attention
+from executor.layers.attention import KVCache, LayerCache, Span, plan_attention
 from kernels import paged_decode as triton_form
 from kernels.errors import KernelArgumentError
 from kernels.paged_decode import DecodeConfig, decode_config

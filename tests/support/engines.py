@@ -9,14 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from adapter_store import WeightsSource
+from executor.batch.sampling import SamplingParams
+from executor.batch.sequence import Dispatch, FinishReason, Key, StopRules
 from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine import Engine
 from executor.events import NewToken, StepEvents
 from executor.metrics import Metrics
 from executor.rejection import Rejection
-from executor.sampling import SamplingParams
-from executor.sequence import Dispatch, FinishReason, Key, StopRules
 
 PROMPTS = [list(range(start, start + length)) for start, length in ((3, 20), (40, 5), (9, 33), (70, 11))]
 MODES = {"in turn": "false", "ahead": "true"}  # of async scheduling

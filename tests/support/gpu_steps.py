@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.attention import LayerCache
-from executor.attention_planner import Kind
-from executor.cuda_graphs import Capture, Captured
+from executor.gpu.attention.planner import Kind
+from executor.gpu.cuda_graphs import Capture, Captured
+from executor.layers.attention import LayerCache
 from executor.layers.followers import Follower, Heads, Rotation, TorchFollowers
-from executor.step_buffers import StepBuffers, StepShape
+from executor.step.buffers import StepBuffers, StepShape
 
 
 class RerunMemory:

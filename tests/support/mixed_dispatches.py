@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from executor.sampling import SamplingParams
-from executor.sequence import Dispatch, StopRules
+from executor.batch.sampling import SamplingParams
+from executor.batch.sequence import Dispatch, StopRules
 from tests.support.engines import greedy
 
 ENDS = frozenset({5, 17, 60, 90})  # so common that many sequences end by themselves

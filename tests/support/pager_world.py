@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from executor.paging import LoadFailure, Pager
-from executor.slots import SlotTable
+from executor.adapters.pager import LoadFailure, Pager
+from executor.batch.slots import SlotTable
 
 
 @dataclass(frozen=True)

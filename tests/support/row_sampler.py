@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from executor.sampling import SampledToken, SampleFailure, SampleRequest, SamplingParams
+from executor.batch.sampling import SampledToken, SampleFailure, SampleRequest, SamplingParams
 from kernels.reference.philox import NOISE_RANGE, gumbel_noise
 
 

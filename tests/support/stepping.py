@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.attention import KVCache
-from executor.forward import SequenceRows, build_step
+from executor.layers.attention import KVCache
 from executor.models import CausalLM
+from executor.step.inputs import SequenceRows, build_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adapter_store import kind_of
 from executor.distributed import ParallelGroup
+from executor.layers.model_config import ModelConfig
 from executor.lora.arena import SlotArena, StackedWeights
 from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
@@ -18,7 +19,6 @@ from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLa
 from executor.lora.layout import SlotLayout, SlotSlice
 from executor.lora.output_factors import OutputFactors
 from executor.lora.quantize import FP8_DTYPES, quantize
-from executor.model_config import ModelConfig
 from kernels.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
 

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from executor.layers import LinearBase
 from executor.layers.followers import Follower, FusedForm
+from executor.layers.model_config import ModelConfig
 from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layout import SlotSlice
 from executor.lora.quantize import FP8_DTYPES
-from executor.model_config import ModelConfig
 
 
 class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):

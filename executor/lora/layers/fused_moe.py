@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from executor.layers.fused_moe import FusedMoE
 from executor.layers.fused_moe_router import Routing
+from executor.layers.model_config import ModelConfig
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
 from executor.lora.errors import ModuleShapeMismatch, RankTooLarge
 from executor.lora.layers.base import BaseLayerWithLoRA, Factors, LayerPart, padded
 from executor.lora.layout import SlotSlice
-from executor.model_config import ModelConfig
 from kernels.expert_product import align_experts
 from kernels.moe_blocks import MoEBlocks
 

@@ -3,10 +3,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from executor.layers import LogitsProcessor, ParallelLMHead
+from executor.layers.model_config import ModelConfig
 from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layout import SlotSlice
-from executor.model_config import ModelConfig
 
 
 class LogitsProcessorWithLoRA(BaseLayerWithLoRA):

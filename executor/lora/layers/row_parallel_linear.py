@@ -6,11 +6,11 @@ from typing import cast
 from torch import Tensor, nn
 
 from executor.layers import LinearBase, RowParallelLinear
+from executor.layers.model_config import ModelConfig
 from executor.lora.cut import Cut
 from executor.lora.layers.base import LayerPart
 from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from executor.lora.layers.sharded import ShardedLinearLayerWithLoRA
-from executor.model_config import ModelConfig
 
 
 class RowParallelLinearWithLoRA(BaseLinearLayerWithLoRA):

@@ -4,10 +4,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from executor.layers import VocabParallelEmbedding
+from executor.layers.model_config import ModelConfig
 from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layout import SlotSlice
-from executor.model_config import ModelConfig
 
 
 class VocabParallelEmbeddingWithLoRA(BaseLayerWithLoRA):

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
-from executor.batcher import StepPlan
+from executor.adapters.residency import Tier
+from executor.batch.batcher import StepPlan
+from executor.batch.sequence import FinishReason, StopRules
 from executor.engine import MOST_SHORT_STEPS
-from executor.residency import Tier
-from executor.sequence import FinishReason, StopRules
 from tests.support.engines import Driver, greedy, make_driver
 from tests.support.mixed_dispatches import dispatches
 

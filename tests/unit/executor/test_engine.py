@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from adapter_store import DiskStore, Ref
-from executor.sampling import SamplingParams
+from executor.batch.sampling import SamplingParams
 from tests.support.adapters import load_adapter, load_base
 from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from executor.sampling import SamplingParams
-from executor.sequence import FinishReason, StopRules
+from executor.batch.sampling import SamplingParams
+from executor.batch.sequence import FinishReason, StopRules
 from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore, ModelSpec
-from executor.sampling import SamplingParams
+from executor.batch.sampling import SamplingParams
 from tests.support.adapters import make_adapter, rewrite
 from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
 

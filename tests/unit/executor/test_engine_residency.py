@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from executor.residency import Tier
+from executor.adapters.residency import Tier
 from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]

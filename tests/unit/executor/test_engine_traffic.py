@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import DiskStore
-from executor.sampling import SamplingParams
-from executor.sequence import Dispatch
+from executor.batch.sampling import SamplingParams
+from executor.batch.sequence import Dispatch
 from tests.support.engines import MODES, PROMPTS, Driver, greedy, make_driver
 
 Make = Callable[..., Driver]

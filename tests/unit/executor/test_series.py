@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from executor.batcher import StepPlan
+from executor.batch.batcher import StepPlan
 from executor.metrics import Metrics
 
 

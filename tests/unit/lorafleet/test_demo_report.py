@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from executor.batcher import StepPlan
+from executor.batch.batcher import StepPlan
 from executor.metrics import Metrics
 from lorafleet.commands import demo as command
 from lorafleet.demo import run

@@ -12,6 +12,7 @@ from adapter_store import LoRAModule
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers.fused_moe import FusedMoE
 from executor.layers.fused_moe_router import Routing, route
+from executor.layers.model_config import MoEConfig, SwiGLULimits
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
@@ -19,7 +20,6 @@ from executor.lora.image import build_slot_image
 from executor.lora.layout import SlotLayout
 from executor.lora.quantize import quantize
 from executor.lora.replace import class_for
-from executor.model_config import MoEConfig, SwiGLULimits
 from kernels.meta import LoRAMapping, Run
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 from tests.unit.executor.lora.adapters import poison

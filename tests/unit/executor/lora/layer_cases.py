@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from executor import layers
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import LinearBase, VocabParallelEmbedding
+from executor.layers.model_config import ModelConfig
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.layout import SlotLayout
 from executor.lora.replace import class_for
-from executor.model_config import ModelConfig
 from kernels.meta import LoRAMapping, Run
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 

@@ -9,11 +9,11 @@ from torch import nn
 from executor import layers
 from executor.distributed import ParallelGroup
 from executor.layers.fused_moe import FusedMoE
+from executor.layers.model_config import MoEConfig
 from executor.lora import layers as lora
 from executor.lora.config import LoRAConfig
 from executor.lora.errors import LayerRefused, Refusal
 from executor.lora.replace import LAYERS_WITH_LORA, class_for
-from executor.model_config import MoEConfig
 from tests.unit.executor.lora.expert_checks import FORMS
 from tests.unit.executor.lora.layer_cases import CASES, MODEL_CONFIG
 

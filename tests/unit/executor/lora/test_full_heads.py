@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from adapter_store import DiskStore, ModelSpec
-from executor.host_pool import HostPool
+from executor.adapters.host_pool import HostPool
+from executor.adapters.pooled import PooledAdapters, PooledImage
+from executor.adapters.slot_writer import WriterInTurn
 from executor.lora.config import LoRAConfig
 from executor.lora.dora import DoRAFactors
 from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch, NonFiniteWeights
 from executor.lora.full_heads import FullHeads, check_full_heads
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
-from executor.pooled_adapters import PooledAdapters, PooledImage
-from executor.slot_writer import WriterInTurn
 from kernels.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from tests.support.adapters import make_adapter, make_base, read_tensors, rewrite

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from adapter_store import LoRAModule
-from executor.attention import KVCache
-from executor.forward import SequenceRows, build_step
 from executor.layers import LinearBase
+from executor.layers.attention import KVCache
 from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.errors import LayerRefused, ModuleNotInModel
@@ -19,6 +18,7 @@ from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM
+from executor.step.inputs import SequenceRows, build_step
 from kernels.punica import PunicaWrapperCPU
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import MODEL_CONFIG

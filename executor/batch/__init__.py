@@ -1,0 +1,1 @@
+"""The choice of tokens for the next step: sequences, KV blocks, slots. Pure Python, without torch."""

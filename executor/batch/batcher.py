@@ -1,0 +1,302 @@
+"""What runs in the next step. Pure and deterministic: sequences, ids and counts; `now` is passed in.
+
+There is no prefill and no decode here: a sequence has known tokens and computed tokens, and every step lets
+the computed ones catch up within the budgets (tokens a step, KV blocks, slots).
+
+A step may be planned while the one before it still runs; steps run one after another. `launched` and `landed`
+say when a step is on its way and when it is over. What a sequence holds is free when it has ended and the
+last step that it is part of is over. Only KV blocks of a preempted sequence pass on at once: the next step
+writes to them after the one that runs has read them.
+
+Rules, in order:
+1. Running sequences first, oldest first. Each gets a token at least, the older ones what is left; together
+   those that want log-probabilities of their prompts get few of these.
+2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
+   its tokens anew later. What it delivered stays delivered. Nothing new starts in such a step.
+3. Waiting sequences follow in order of arrival. One whose adapter cannot have a slot now, or is not in host
+   memory yet, is passed over and holds nothing, and so is one whose adapter would be page-in number
+   `max_page_ins` + 1 of the step: everybody in a step waits for its page-ins, and so many are done while the
+   step before it runs. One that lacks KV blocks ends the search.
+4. Against starvation: once the oldest waiting sequence whose adapter is loaded but has no slot has waited
+   `aging_s`, no younger one may join an adapter in use, except those that waited for it when its use began.
+   So some slot is idle, at the latest, when all that runs, all that is older and all such have ended; and
+   with many adapters for few slots, one that has its turn serves everybody who waits for it.
+"""
+
+from bisect import insort
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from executor.batch.blocks import BlockPool
+from executor.batch.sequence import Key, Sequence
+from executor.batch.slots import SlotTable
+
+# Rows of a step that reach the head for a prompt's log-probabilities, beside one of each sequence: a row of
+# logits takes six bytes a token of the vocabulary, and memory is measured with steps that have few of them.
+MAX_SCORED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PageIn:
+    """An adapter that must be in this slot before the step runs; the evicted one ("" for none) is gone, and
+    so is what was in the `emptied` slots."""
+
+    slot: int
+    digest: str
+    evicted: str
+    emptied: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StepPlan:
+    num_tokens: dict[Sequence, int] = field(default_factory=dict)
+    draws: list[Sequence] = field(default_factory=list)  # those that get a new token, in the same order
+    page_ins: list[PageIn] = field(default_factory=list)
+    slot_hits: list[str] = field(default_factory=list)  # of each sequence that starts: its adapter had a slot
+    preempted: list[Sequence] = field(default_factory=list)
+    looked_up: int = 0  # tokens asked of the prefix cache by the sequences that start in this step
+    cached: int = 0  # and how many of them it had
+    scored: int = 0  # tokens of prompts whose log-probabilities are wanted
+
+
+class Batcher:
+    """Owns the accepted sequences, and what each of them holds in `blocks` and `slots`."""
+
+    def __init__(
+        self,
+        blocks: BlockPool,
+        slots: SlotTable,
+        *,
+        max_batched_tokens: int,
+        max_seats: int,
+        max_page_ins: int,
+        aging_s: float,
+    ) -> None:
+        if max_batched_tokens < max_seats:
+            raise ValueError(f"{max_batched_tokens} tokens a step are fewer than {max_seats} seats")
+        self.blocks = blocks
+        self.slots = slots
+        self.max_batched_tokens = max_batched_tokens
+        self.max_seats = max_seats
+        self.max_page_ins = max_page_ins
+        self.aging_s = aging_s
+        # Both in order of arrival.
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.sequences: dict[Key, Sequence] = {}
+        # Ended, but part of a step that runs: they have no seat any more and still hold blocks and slot.
+        self.leaving: list[Sequence] = []
+        # Of each slot, the youngest arrival when its use began: who waited for it then may join.
+        self._waited_until = [-1] * len(slots)
+
+    @property
+    def free_seats(self) -> int:
+        return self.max_seats - len(self.sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Accept: the caller has checked seats, key and length."""
+        self.sequences[sequence.dispatch.key] = sequence
+        insort(self.waiting, sequence, key=_arrival)
+
+    def remove(self, sequence: Sequence) -> bool:
+        """End a sequence, wherever it is. True: what it held is free. False: `landed` will free it."""
+        del self.sequences[sequence.dispatch.key]
+        (self.waiting if sequence.table is None else self.running).remove(sequence)
+        if sequence.in_flight:
+            self.leaving.append(sequence)
+            return False
+        self._let_go(sequence)
+        return True
+
+    def lives(self, sequence: Sequence) -> bool:
+        """Whether it was added and not removed."""
+        return self.sequences.get(sequence.dispatch.key) is sequence
+
+    def launched(self, plan: StepPlan) -> None:
+        """The planned step is on its way, with what it draws in rows 0, 1, ... of the last tokens."""
+        for sequence, count in plan.num_tokens.items():
+            sequence.computed += count
+            sequence.in_flight += 1
+        for row, sequence in enumerate(plan.draws):
+            sequence.ahead += 1
+            sequence.pending = row
+
+    def landed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """The step with these is over. Returns the ended ones that hold nothing any more now."""
+        for sequence in sequences:
+            sequence.in_flight -= 1
+        gone = [sequence for sequence in self.leaving if not sequence.in_flight]
+        for sequence in gone:
+            self.leaving.remove(sequence)
+            self._let_go(sequence)
+        return gone
+
+    def commit(self, sequence: Sequence, computed: int) -> None:
+        """A step that is over has computed so many tokens: offer them to the prefix cache."""
+        if sequence.table is not None:
+            self.blocks.commit(sequence.table, sequence.token_ids, computed)
+
+    def wanted(self) -> list[str]:
+        """Adapters of waiting sequences that have no slot, longest waiting first."""
+        return list(
+            dict.fromkeys(s.digest for s in self.waiting if s.digest and self.slots.find(s.digest) is None)
+        )
+
+    def without_slot(self, digest: str) -> list[Sequence]:
+        """Waiting sequences that cannot start before `digest` is in a slot."""
+        if self.slots.find(digest) is not None:
+            return []
+        return [sequence for sequence in self.waiting if sequence.digest == digest]
+
+    def plan(self, now: float, loaded: Container[str], most_tokens: int | None = None) -> StepPlan:
+        """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs.
+
+        `most_tokens`, at least the number of seats, makes it a shorter one than `max_batched_tokens`."""
+        plan = StepPlan()
+        budget = min(self.max_batched_tokens, most_tokens or self.max_batched_tokens)
+        budget = self._plan_running(plan, budget)
+        self._plan_waiting(plan, budget, now, loaded)
+        return plan
+
+    def _plan_running(self, plan: StepPlan, budget: int) -> int:
+        """Returns what is left of the budget."""
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            index += 1
+            if not sequence.uncomputed:
+                continue
+            younger = len(self.running) - index
+            count = _bounded(plan, sequence, min(sequence.uncomputed, budget - younger))
+            while self.blocks.grow(sequence.held, sequence.computed + count) is None:
+                victim = self.running[-1]
+                self._preempt(victim, plan)
+                if victim is sequence:
+                    return budget
+            budget -= _give(plan, sequence, count)
+        return budget
+
+    def _plan_waiting(self, plan: StepPlan, budget: int, now: float, loaded: Container[str]) -> None:
+        starving = self._starving(now, loaded)
+        for sequence in list(self.waiting):
+            if budget == 0 or plan.preempted:
+                break
+            if not self._may_have_slot(sequence, starving, loaded, plan):
+                continue
+            if not self._open(sequence, plan):
+                break
+            self._enter_slot(sequence, plan)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_arrival)
+            count = _bounded(plan, sequence, min(sequence.uncomputed, budget))
+            self.blocks.grow(sequence.held, sequence.computed + count)
+            budget -= _give(plan, sequence, count)
+
+    def _starving(self, now: float, loaded: Container[str]) -> int | None:
+        """Arrival of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
+        for sequence in self.waiting:
+            digest = sequence.digest
+            if digest in loaded and self.slots.find(digest) is None:
+                return sequence.arrival if now - sequence.arrived_at >= self.aging_s else None
+        return None
+
+    def _may_have_slot(
+        self, sequence: Sequence, starving: int | None, loaded: Container[str], plan: StepPlan
+    ) -> bool:
+        if not sequence.digest:
+            return True
+        slot = self.slots.find(sequence.digest)
+        if slot is None:
+            may_page_in = sequence.digest in loaded and len(plan.page_ins) < self.max_page_ins
+            return may_page_in and self.slots.has_place(sequence.digest)
+        return starving is None or sequence.arrival < starving or sequence.arrival <= self._waited_until[slot]
+
+    def _open(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Cached blocks for it, if there is room for all its known tokens and one more."""
+        dispatch = sequence.dispatch
+        table = self.blocks.open(
+            (dispatch.cache_salt, dispatch.digest),
+            sequence.token_ids,
+            read_cache=dispatch.prompt_logprobs is None,
+        )
+        needed = self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(table.block_ids)
+        if needed > self.blocks.num_free:
+            self.blocks.close(table)
+            return False
+        sequence.table = table
+        sequence.computed = table.num_cached
+        plan.looked_up += len(sequence.token_ids)
+        plan.cached += table.num_cached
+        if not sequence.started:
+            sequence.cached_prompt_tokens = min(table.num_cached, len(dispatch.prompt_token_ids))
+        sequence.started = True
+        return True
+
+    def _enter_slot(self, sequence: Sequence, plan: StepPlan) -> None:
+        if not sequence.digest:
+            return
+        slot = self.slots.find(sequence.digest)
+        if slot is None:
+            assigned = self.slots.assign(sequence.digest)
+            if assigned is None:
+                raise RuntimeError("a slot that was free a moment ago is not")
+            slot = assigned.slot
+            plan.page_ins.append(PageIn(slot, sequence.digest, assigned.evicted, assigned.emptied))
+        else:
+            plan.slot_hits.append(sequence.digest)
+        if not self.slots.users(slot):
+            self._waited_until[slot] = self.waiting[-1].arrival
+        self.slots.acquire(slot)
+        sequence.slot = slot
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+        self.running.remove(sequence)
+        self._let_go(sequence)
+        insort(self.waiting, sequence, key=_arrival)
+        plan.preempted.append(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            self.blocks.close(sequence.table)
+        if sequence.slot >= 0:
+            self.slots.release(sequence.slot)
+        sequence.table, sequence.slot, sequence.computed = None, -1, 0
+
+    def check(self) -> None:
+        """Raise RuntimeError unless what sequences hold is what blocks and slots count."""
+        holders = [*self.running, *self.leaving]
+        self.blocks.check([s.table for s in holders if s.table is not None])
+        self.slots.check()
+        uses = [s.slot for s in holders if s.slot >= 0]
+        counted = [slot for slot in range(len(self.slots)) for _ in range(self.slots.users(slot))]
+        homes = self.slots.digests
+        held = all(s.table is None and s.slot == -1 and s.computed == 0 for s in self.waiting)
+        placed = all(homes.get(s.digest, -1) == s.slot for s in holders if s.table is not None)
+        known = sorted(map(_arrival, [*self.running, *self.waiting]))
+        if sorted(uses) != counted or not held or not placed:
+            raise RuntimeError("sequences hold other slots or blocks than the books say")
+        if known != sorted(map(_arrival, self.sequences.values())) or self.free_seats < 0:
+            raise RuntimeError("sequences are lost, doubled or too many")
+        if any(s.in_flight <= 0 or self.lives(s) for s in self.leaving):
+            raise RuntimeError("a sequence that has ended stays for a step that is over")
+
+
+def _bounded(plan: StepPlan, sequence: Sequence, most: int) -> int:
+    """Of `most` tokens, how many may be in the step: one at least."""
+    dispatch = sequence.dispatch
+    if dispatch.prompt_logprobs is None or sequence.computed >= len(dispatch.prompt_token_ids):
+        return most
+    count = max(1, min(most, MAX_SCORED - plan.scored))
+    plan.scored += count
+    return count
+
+
+def _give(plan: StepPlan, sequence: Sequence, count: int) -> int:
+    plan.num_tokens[sequence] = count
+    if sequence.computed + count == sequence.length:
+        plan.draws.append(sequence)
+    return count
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

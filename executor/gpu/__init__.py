@@ -1,0 +1,1 @@
+"""What only a GPU needs: captured steps, memory sizes, warm-up, and compiling ahead of a start."""

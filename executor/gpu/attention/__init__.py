@@ -1,0 +1,1 @@
+"""Attention on a GPU: one interface, and four forms of it."""

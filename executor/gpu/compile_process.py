@@ -1,0 +1,44 @@
+"""A process of those that compile ahead: it compiles its share of the kernels, and ends."""
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from executor.config import ExecutorConfig
+from executor.gpu.attention.flashinfer import FORMS
+from executor.gpu.build import compile_attention, compile_part, compile_sampler
+from executor.lifeline import end_with_executor
+
+# A few blocks: what is read and written there means nothing.
+_KV_BLOCKS = 64
+
+
+def main() -> None:
+    what, which, watched = sys.argv[1:]
+    # Or it would keep memory from the executor that is started next, and nvcc write where that one's does.
+    end_with_executor(int(watched), with_group=True)
+    settings = json.load(sys.stdin)
+    config = ExecutorConfig(**settings | {"lora_modules": tuple(settings["lora_modules"])})
+    if what == "attention":
+        compile_attention(config, next(form for form in FORMS if form == which))
+    elif what == "sampler":
+        compile_sampler(config)
+    else:
+        _compile_part(config, int(what), int(which))
+
+
+def _compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="lorafleet-compile-") as folder:
+        shapes = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
+        (Path(folder) / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 1}))
+        heads = min(1, config.max_full_heads)  # each of these processes has its own, as large as the base's
+        one_layer = replace(
+            config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS, max_full_heads=heads
+        )
+        compile_part(one_layer, part, parts)
+
+
+if __name__ == "__main__":
+    main()

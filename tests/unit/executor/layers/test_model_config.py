@@ -1,0 +1,181 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.errors import BadCheckpoint, ExecutorError, UnsupportedModel
+from executor.layers.model_config import ModelConfig
+from executor.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
+from executor.models import read_config
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+
+
+def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    """A change to ... leaves the field out."""
+    config = {name: value for name, value in {**BASE, **changes}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return read_config(folder)
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    config = read(tmp_path, hidden_act=..., num_key_value_heads=...)
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps, config.rope_theta) == (
+        4,
+        16,
+        1e-6,
+        1e4,
+    )
+    assert (config.windows, config.tied_head, config.rope_scaling) == ((None,) * 3, False, None)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+
+
+def test_biases_and_norms_by_family(tmp_path: Path) -> None:
+    def switches(**changes: Any) -> tuple[bool, ...]:
+        config = read(tmp_path, **changes)
+        return config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm
+
+    assert switches() == (False, False, False, False)
+    assert switches(attention_bias=True, mlp_bias=True) == (True, True, True, False)
+    assert switches(architectures=["MistralForCausalLM"]) == (False, False, False, False)
+    assert switches(architectures=["Qwen2ForCausalLM"]) == (True, False, False, False)
+    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+    assert switches(architectures=["Qwen3ForCausalLM"], head_dim=32) == (False, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, (8, 8, 8)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
+        ({"architectures": ["MistralForCausalLM"]}, (4096, 4096, 4096)),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, (None, None, None)),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": 2,
+            },
+            (None, None, 8),
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (8, None, 8),
+        ),
+    ],
+)
+def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert read(tmp_path, **changes).windows == windows
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["rope_type", "type"])
+def test_rope_in_both_spellings(tmp_path: Path, spelling: str, kind: str) -> None:
+    config = read(tmp_path, rope_theta=5e5, **{spelling: {kind: "llama3", **LLAMA3}})
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 512)
+    config = read(tmp_path, rope_theta=5e5, **{spelling: {kind: "linear", "factor": 2, "rope_theta": 7.0}})
+    assert (config.rope_theta, config.rope_scaling) == (7.0, LinearScaling(2.0))
+
+
+def test_yarn_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path, rope_parameters={"rope_type": "yarn", "factor": 4.0})
+    expected = YarnScaling(4.0, 4096, pytest.approx(1.1386294), 32.0, 1.0, True)
+    assert config.rope_scaling == expected
+
+
+def test_special_tokens(tmp_path: Path) -> None:
+    config = read(tmp_path, bos_token_id=0, eos_token_id=2)
+    assert (config.bos_token_id, config.eos_token_ids) == (0, (2,))
+    config = read(tmp_path, generation={"eos_token_id": [5, 6]}, bos_token_id=0, eos_token_id=2)
+    assert (config.bos_token_id, config.eos_token_ids) == (0, (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architectures"),
+        ({"architectures": ...}, "architectures"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types"),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 3}, "layer_types"),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_maths_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModel, match=field):
+        read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be token ids"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "rope_scaling: low_freq_factor is missing",
+        ),
+    ],
+    ids=str,
+)
+def test_malformed_fields_are_named(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadCheckpoint, match=field):
+        read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", "\xff"])
+def test_unreadable_config(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(BadCheckpoint, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_both_kinds_are_executor_errors() -> None:
+    assert issubclass(UnsupportedModel, ExecutorError)
+    assert issubclass(BadCheckpoint, ExecutorError)

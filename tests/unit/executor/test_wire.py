@@ -1,0 +1,36 @@
+from executor.batch.sampling import SampledToken
+from executor.batch.sequence import PromptLogprob
+from executor.events import NewToken
+from executor.wire import MAX_STEP_BYTES, step_events
+from lorafleet.v1 import executor_pb2
+
+TOP = tuple((2**20 + i, -1.5) for i in range(20))
+
+
+def token(name: str, prompt: int = 0) -> NewToken:
+    scores = (PromptLogprob(5, None, ()), *[PromptLogprob(2**20, -1.5, TOP)] * (prompt - 1)) if prompt else ()
+    return NewToken(
+        (1, name), 3, SampledToken(7, -0.5, TOP), wants_logprobs=bool(prompt), prompt_scores=scores
+    )
+
+
+def names(event: executor_pb2.ExecutorEvent) -> list[str]:
+    return list(event.step.dispatch_ids)
+
+
+def test_all_tokens_of_a_step_are_one_event() -> None:
+    [event] = step_events(9, [token("a"), token("b", prompt=5), token("c")])
+    assert (event.step.step, names(event)) == (9, ["a", "b", "c"])
+    assert (list(event.step.token_ids), list(event.step.first_output_index)) == ([7] * 3, [3] * 3)
+    assert list(event.step.token_counts) == [1] * 3
+    assert [(entry.dispatch_id, len(entry.prompt_positions)) for entry in event.step.logprobs] == [("b", 5)]
+
+
+def test_large_prompts_that_end_in_one_step_are_split() -> None:
+    """Each dispatch stays whole, and the order is kept; an event with several stays below the bound."""
+    tokens = [token(f"{n}", prompt=12_000 if n % 2 else 0) for n in range(10)]
+    events = list(step_events(9, tokens))
+    assert [name for event in events for name in names(event)] == [f"{n}" for n in range(10)]
+    assert len(events) > 1
+    assert all(event.ByteSize() < MAX_STEP_BYTES + 10_000 for event in events)
+    assert sum(len(e.prompt_positions) for event in events for e in event.step.logprobs) == 5 * 12_000
