@@ -43,7 +43,7 @@ from executor.step.forward_pass import ForwardPass
 from executor.step.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.step.sampler import Sampler
 from executor.step.shard import Shard, dtype_of, lora_dtype_of
-from kernels.slot_block import table_bytes
+from kernels.launching.slot_block import table_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.moe_blocks import MoEBlocks
-from kernels.moe_tuning import gemm_block_size
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.launching.moe_tuning import gemm_block_size
 from kernels.reference import moe_gemm as reference
 from kernels.reference import moe_lora_align as reference_align
 

@@ -7,8 +7,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.block_expand import block_expand_kernel
-from kernels.block_launch import (
+from kernels.fused_moe_lora_once import fused_moe_lora_once_kernel
+from kernels.launching.block_launch import (
     BlockWork,
     check_arena,
     column_tiles,
@@ -18,16 +18,16 @@ from kernels.block_launch import (
     strides_of,
     widths_and_starts,
 )
-from kernels.block_shrink import block_shrink_kernel
-from kernels.checks import check
-from kernels.device import has_dependent_launch
-from kernels.fp8 import check_card, is_fp8
-from kernels.fused_moe_lora_once import fused_moe_lora_once_kernel
-from kernels.launch import Launch, row_signature, signature
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_blocks import MoEBlocks, check_choices, check_fused_moe_lora
+from kernels.launching.checks import check
+from kernels.launching.fp8 import check_card, is_fp8
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.launching.moe_blocks import MoEBlocks, check_choices, check_fused_moe_lora
+from kernels.launching.moe_tuning import MOST_ONCE_RANKS, OnceConfig, PairConfig, block_size, choose
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.moe_lora_align import moe_lora_align_block_size, num_slots
-from kernels.moe_tuning import MOST_ONCE_RANKS, OnceConfig, PairConfig, block_size, choose
+from kernels.tiles.block_expand import block_expand_kernel
+from kernels.tiles.block_shrink import block_shrink_kernel
+from kernels.tiles.device import has_dependent_launch
 
 
 def moe_blocks(

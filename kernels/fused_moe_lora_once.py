@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from kernels.block_expand import expand_product, load_b
-from kernels.block_tile import (
+from kernels.tiles.block_expand import expand_product, load_b
+from kernels.tiles.block_tile import (
     begin,
     columns_of,
     load_block,
@@ -14,8 +14,8 @@ from kernels.block_tile import (
     times_rows,
     valid_by,
 )
-from kernels.device import of_slice
-from kernels.fp8_tile import as_type
+from kernels.tiles.device import of_slice
+from kernels.tiles.fp8_tile import as_type
 
 
 @triton.jit

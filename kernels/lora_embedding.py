@@ -4,15 +4,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_embedding, check_launchable
-from kernels.device import (
+from kernels.launching.checks import check_embedding, check_launchable
+from kernels.launching.fp8 import check_card
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.tiles.device import (
     has_dependent_launch,
     let_next_kernel_start,
     load_item,
     wait_for_former_kernel,
 )
-from kernels.fp8 import check_card
-from kernels.meta import LoRAKernelMeta
 
 # A gather of single elements: latency decides, tile sizes hardly matter.
 _BLOCK_RANK = 16

@@ -7,8 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check, check_expand, check_hidden_block, check_launchable, check_rows
-from kernels.device import (
+from kernels.launching.checks import check, check_expand, check_hidden_block, check_launchable, check_rows
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.launching.tuning import ExpandConfig, expand_config
+from kernels.metadata.launch_plan import MAX_SLICES, PARTS, ROWS_PER_TILE
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.tiles.device import (
     has_dependent_launch,
     let_next_kernel_start,
     load_item,
@@ -16,11 +20,7 @@ from kernels.device import (
     of_slice,
     wait_for_former_kernel,
 )
-from kernels.expand_tile import delta, load_b, load_h
-from kernels.launch import Launch, row_signature, signature
-from kernels.launch_plan import MAX_SLICES, PARTS, ROWS_PER_TILE
-from kernels.meta import LoRAKernelMeta
-from kernels.tuning import ExpandConfig, expand_config
+from kernels.tiles.expand_tile import delta, load_b, load_h
 
 # A part's tile: 128 bytes of 2-byte columns, so whole cache lines, and ranks enough to need few turns.
 _NARROW = 64

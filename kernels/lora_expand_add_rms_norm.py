@@ -7,18 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check, check_hidden_block, check_rows
-from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.expand_tile import delta, load_b, load_h, load_rank
-from kernels.follower import (
-    check_add_rms_norm,
-    check_follower,
-    check_like,
-    check_rows_contiguous,
-)
-from kernels.follower_tuning import NormConfig, add_rms_norm_config, plain_norm_warps
-from kernels.launch import Launch, row_signature, signature
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check, check_hidden_block, check_rows
+from kernels.launching.follower import check_add_rms_norm, check_follower, check_like, check_rows_contiguous
+from kernels.launching.follower_tuning import NormConfig, add_rms_norm_config, plain_norm_warps
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.tiles.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
+from kernels.tiles.expand_tile import delta, load_b, load_h, load_rank
 
 # A row and its share of B must fit a program's registers.
 MAX_HIDDEN = 8192

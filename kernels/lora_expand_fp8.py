@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.block_expand import block_expand_kernel
-from kernels.block_launch import (
+from kernels.launching.block_launch import (
     BlockWork,
     check_arena,
     column_tiles,
@@ -14,14 +13,15 @@ from kernels.block_launch import (
     strides_of,
     widths_and_starts,
 )
-from kernels.checks import check
-from kernels.device import has_dependent_launch
-from kernels.fp8 import check_card, check_group_k, is_fp8, ranks_per_tile
-from kernels.launch import Launch, row_signature, signature
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check
+from kernels.launching.fp8 import check_card, check_group_k, is_fp8, ranks_per_tile
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.launching.tuning import ExpandConfig
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_expand_fp8 import check_expand_fp8
-from kernels.tuning import ExpandConfig
+from kernels.tiles.block_expand import block_expand_kernel
+from kernels.tiles.device import has_dependent_launch
 
 # From here on single rows alone fill the card.
 MANY_ENTRIES = 32

@@ -9,21 +9,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.block_tile import rows_by, valid_by
-from kernels.checks import check, check_hidden_block, check_rows
-from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.expand_tile import (
-    delta,
-    load_b,
-    load_entry,
-    load_h,
-    load_rank,
-    rows_at,
+from kernels.launching.checks import check, check_hidden_block, check_rows
+from kernels.launching.follower import (
+    Entries,
+    check_follower,
+    check_like,
+    check_rows_contiguous,
+    check_silu_mul,
 )
-from kernels.follower import Entries, check_follower, check_like, check_rows_contiguous, check_silu_mul
-from kernels.follower_tuning import PLAIN, FollowerConfig, silu_mul_config
-from kernels.launch import Launch, row_signature, signature
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.follower_tuning import PLAIN, FollowerConfig, silu_mul_config
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.tiles.block_tile import rows_by, valid_by
+from kernels.tiles.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
+from kernels.tiles.expand_tile import delta, load_b, load_entry, load_h, load_rank, rows_at
 
 
 @triton.jit(do_not_specialize=["num_rows", "listed"])

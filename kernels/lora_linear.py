@@ -8,13 +8,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_hidden_block, check_rows
 from kernels.errors import KernelArgumentError
+from kernels.launching.checks import check, check_hidden_block, check_rows
+from kernels.launching.side_stream import SideStream
+from kernels.launching.tuning import expand_config, shrink_config
 from kernels.lora_expand import ExpandLaunch, expand_launch, lora_expand
 from kernels.lora_shrink import ShrinkLaunch, lora_shrink, shrink_launch
-from kernels.meta import LoRAKernelMeta
-from kernels.side_stream import SideStream
-from kernels.tuning import expand_config, shrink_config
+from kernels.metadata.meta import LoRAKernelMeta
 
 # Far more than a model's layers. Beyond it somebody passes new tensors in each call: start afresh.
 _MOST_LAYERS = 4096

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.checks import check
+from kernels.launching.tuning import ExpandConfig
 from kernels.lora_expand_fp8 import FEW_ENTRIES, MANY_ENTRIES, expand_config_fp8, lora_expand_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8, shrink_config_fp8
-from kernels.meta import LoRAKernelMeta
-from kernels.tuning import ExpandConfig
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def add_pair_fp8(

@@ -8,19 +8,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.block_tile import columns_of, places_from, rows_by, valid_by, zeros_of
-from kernels.checks import check, check_hidden_block, check_launchable, check_rows, check_shrink
-from kernels.device import (
+from kernels.launching.checks import check, check_hidden_block, check_launchable, check_rows, check_shrink
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.launching.tuning import ShrinkConfig, shrink_config
+from kernels.metadata.launch_plan import PARTS, ROWS_PER_TILE
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.tiles.block_tile import columns_of, places_from, rows_by, valid_by, zeros_of
+from kernels.tiles.device import (
     has_dependent_launch,
     let_next_kernel_start,
     load_item,
     load_rows,
     wait_for_former_kernel,
 )
-from kernels.launch import Launch, row_signature, signature
-from kernels.launch_plan import PARTS, ROWS_PER_TILE
-from kernels.meta import LoRAKernelMeta
-from kernels.tuning import ShrinkConfig, shrink_config
 
 
 @triton.jit

@@ -7,16 +7,16 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.block_launch import BlockWork, check_arena, offsets
-from kernels.block_shrink import block_shrink_kernel
-from kernels.checks import check
-from kernels.device import has_dependent_launch
-from kernels.fp8 import LARGEST, check_card, check_group_k, is_fp8, ranks_per_tile
-from kernels.launch import Launch, row_signature, signature
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.block_launch import BlockWork, check_arena, offsets
+from kernels.launching.checks import check
+from kernels.launching.fp8 import LARGEST, check_card, check_group_k, is_fp8, ranks_per_tile
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.launching.tuning import SOME_ENTRIES, ShrinkConfig, shrink_config
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_shrink_fp8 import check_shrink_fp8
-from kernels.tuning import SOME_ENTRIES, ShrinkConfig, shrink_config
+from kernels.tiles.block_shrink import block_shrink_kernel
+from kernels.tiles.device import has_dependent_launch
 
 
 def lora_shrink_fp8(

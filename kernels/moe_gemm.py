@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.moe_blocks import MoEBlocks, check_moe_gemm
-from kernels.moe_tuning import GemmConfig, gemm_config
+from kernels.launching.checks import check
+from kernels.launching.moe_blocks import MoEBlocks, check_moe_gemm
+from kernels.launching.moe_tuning import GemmConfig, gemm_config
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

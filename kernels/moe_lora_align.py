@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check, check_rows
-from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.launch import Launch, row_signature
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_blocks import MoEBlocks, check_choices
+from kernels.launching.checks import check, check_rows
+from kernels.launching.launch import Launch, row_signature
+from kernels.launching.moe_blocks import MoEBlocks, check_choices
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.tiles.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
 
 # Pairs of a program, which compares each with all.
 _MOST_PAIRS = 64

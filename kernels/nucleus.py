@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import Launch
-from kernels.nucleus_tile import (
+from kernels.launching.launch import Launch
+from kernels.reference.nucleus import LEAST_SCALED, WEIGHT_BITS, check_nucleus
+from kernels.tiles.nucleus_tile import (
     cell_of,
     key_of,
     list_inside,
@@ -30,7 +31,6 @@ from kernels.nucleus_tile import (
     value_of,
     weight_of,
 )
-from kernels.reference.nucleus import LEAST_SCALED, WEIGHT_BITS, check_nucleus
 
 _PIVOTS = 16
 # By several programs a row: of 128256 tokens the last turn lists one or two thousand, and leaves a hundred.

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check, check_same_device
-from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
+from kernels.launching.checks import check, check_same_device
+from kernels.tiles.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 # Query heads of a KV head that share its tile: the smallest height of a matrix instruction.

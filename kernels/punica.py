@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta, LoRAMapping, make_metas
-from kernels.moe_blocks import MoEBlocks
-from kernels.native import Work
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping, make_metas
+from kernels.metadata.native import Work
 from kernels.reference.fused_moe_lora import fused_moe_lora
 from kernels.reference.lora_embedding import lora_embedding
 from kernels.reference.lora_expand import lora_expand

@@ -6,9 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kernels.checks import check_rows
-from kernels.fp8 import is_fp8
 from kernels.fused_moe_lora import fused_moe_lora, moe_blocks
+from kernels.launching.checks import check_rows
+from kernels.launching.fp8 import is_fp8
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.launching.side_stream import SideStream
 from kernels.lora_embedding import lora_embedding
 from kernels.lora_expand import lora_expand
 from kernels.lora_expand_fp8 import lora_expand_fp8
@@ -16,11 +18,9 @@ from kernels.lora_linear import add_pair
 from kernels.lora_linear_fp8 import add_pair_fp8
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_fp8 import lora_shrink_fp8
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_blocks import MoEBlocks
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
 from kernels.scale_outputs import scale_outputs
-from kernels.side_stream import SideStream
 
 
 class PunicaWrapperGPU(PunicaWrapperBase):

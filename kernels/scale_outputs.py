@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_rows
-from kernels.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
-from kernels.launch import Launch, row_signature, signature
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check_rows
+from kernels.launching.launch import Launch, row_signature, signature
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.scale_outputs import check_scale_outputs
+from kernels.tiles.device import has_dependent_launch, let_next_kernel_start, wait_for_former_kernel
 
 _BLOCK_N = 1024
 _NUM_WARPS = 4

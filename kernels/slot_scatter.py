@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.slot_block import TABLE_WORDS, UNIT, check_slot_block
+from kernels.launching.slot_block import TABLE_WORDS, UNIT, check_slot_block
 
 _UNITS_PER_COPY = 128  # 16 KB
 _PROGRAMS_PER_PIECE = 8
@@ -43,7 +43,7 @@ def slot_scatter(
     ranks         int32 [slices, max_loras], its column `slot` written in place
     shrink_ranks  as ranks; may be the same tensor
     scales        float32 [slices, max_loras], as ranks
-    block         uint8, as kernels/slot_block.py describes it; 16-byte aligned, as the stripe is
+    block         uint8, as kernels/launching/slot_block.py describes it; 16-byte aligned, as the stripe is
 
     Raises KernelArgumentError.
     """

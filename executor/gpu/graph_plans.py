@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from executor.step.inputs import SequenceRows
-from kernels.launch_plan import MAX_SINGLE_ROWS, ROWS_PER_ITEM, LaunchPlan, rank_classes
-from kernels.work_list import typical_class
+from kernels.metadata.launch_plan import MAX_SINGLE_ROWS, ROWS_PER_ITEM, LaunchPlan, rank_classes
+from kernels.metadata.work_list import typical_class
 
 Runs = npt.NDArray[np.int32]
 

@@ -25,8 +25,8 @@ from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step.buffers import StepBuffers, StepShape
 from executor.step.inputs import SequenceRows, check
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAMapping
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
 
 logger = logging.getLogger(__name__)

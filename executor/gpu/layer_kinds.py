@@ -6,7 +6,7 @@ from torch import nn
 
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.models import CausalLM
-from kernels.launch import signature
+from kernels.launching.launch import signature
 
 
 def unlike_layers(model: CausalLM) -> tuple[int, ...]:

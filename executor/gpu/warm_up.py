@@ -7,8 +7,8 @@ from itertools import chain, count, product, takewhile
 from executor.gpu.graph_plans import MOST_MIXED_ROWS
 from executor.layers.attention import KVCache
 from executor.step.inputs import SequenceRows
-from kernels.follower_tuning import MOSTLY_BASE
-from kernels.launch_plan import (
+from kernels.launching.follower_tuning import MOSTLY_BASE
+from kernels.metadata.launch_plan import (
     MAX_SINGLE_ROWS,
     ROWS_PER_ITEM,
     ROWS_PER_TILE,
@@ -17,7 +17,7 @@ from kernels.launch_plan import (
     most_pieces,
     rank_classes,
 )
-from kernels.work_list import high_limit
+from kernels.metadata.work_list import high_limit
 
 # (slot, rows) of each sequence.
 _Rows = list[tuple[int, int]]

@@ -15,7 +15,7 @@ from torch import Tensor
 from executor.layers.activation import SiluAndMul
 from executor.layers.norm import RMSNorm
 from executor.layers.rotary import RotaryEmbedding, apply_rotary
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 
 Rotation = tuple[Tensor, Tensor]
 # (y without the delta, h, B slices, ranks, the step's meta) -> what `plain` gives for y with the delta.
@@ -24,8 +24,8 @@ FusedRun = Callable[[Tensor, Tensor, Sequence[Tensor], Tensor, LoRAKernelMeta], 
 
 @dataclass(frozen=True, slots=True)
 class FusedForm:
-    """`name` is the kernel's in kernels.follower_tuning; `slices` how many B's it takes, side by side and
-    together as wide as y."""
+    """`name` is the kernel's in kernels.launching.follower_tuning; `slices` how many B's it takes, side by
+    side and together as wide as y."""
 
     name: Literal["silu_mul", "add_rms_norm", "rope"]
     slices: int

@@ -8,7 +8,7 @@ from executor.layers.activation import ClampedSwiGLU, SiluAndMul
 from executor.layers.fused_moe_router import Routing
 from executor.layers.model_config import MoEConfig
 from kernels.expert_product import align_experts, expert_product
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
 
 
 class FusedMoE(nn.Module):

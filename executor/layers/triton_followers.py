@@ -8,11 +8,11 @@ from torch import Tensor
 from executor.layers.followers import TORCH_FOLLOWERS, Follower, FusedForm, Heads, Rotation
 from executor.layers.norm import RMSNorm
 from executor.layers.rotary import RotaryEmbedding
-from kernels.follower import PagedCache
+from kernels.launching.follower import PagedCache
 from kernels.lora_expand_add_rms_norm import MAX_HIDDEN, add_rms_norm, lora_expand_add_rms_norm
 from kernels.lora_expand_rope import HEAD_DIMS, lora_expand_rope, rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul, silu_mul
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 class TritonFollowers:

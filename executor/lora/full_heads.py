@@ -17,7 +17,7 @@ from executor.lora.arena import Copy
 from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch
 from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
 
 

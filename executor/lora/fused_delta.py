@@ -11,14 +11,14 @@ from executor.layers.followers import FusedForm
 from executor.layers.linear import LinearBase
 from executor.lora.arena import StackedWeights
 from executor.lora.output_factors import OutputFactors
-from kernels.follower_tuning import beside_pays, best_form
+from kernels.launching.follower_tuning import beside_pays, best_form
+from kernels.launching.side_stream import SideStream
+from kernels.launching.tuning import shrink_config
 from kernels.lora_linear import add_pair_beside
 from kernels.lora_shrink import lora_shrink
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
 from kernels.punica_gpu import PunicaWrapperGPU
-from kernels.side_stream import SideStream
-from kernels.tuning import shrink_config
 
 
 class LinearLayerWithLoRA(Protocol):

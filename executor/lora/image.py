@@ -23,7 +23,7 @@ from executor.lora.errors import (
 from executor.lora.expert_modules import as_layout_has_them, rank_first
 from executor.lora.layout import Piece, SlotLayout, SlotSlice
 from executor.lora.quantize import Quantized, quantize_into
-from kernels.slot_block import UNIT
+from kernels.launching.slot_block import UNIT
 
 _Array = npt.NDArray[np.generic]
 NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[np.generic]] = {
@@ -50,9 +50,9 @@ def _allocate(nbytes: int) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class SlotImage:
-    """`block`, uint8, goes to the device as it is (kernels/slot_block.py): the weights in the slots' dtype,
-    packed by `SlotLayout.pack(ranks)`, and where they go. One rank and scale a slice. `error`: the largest
-    of a factor's relative errors where slots are FP8, else 0."""
+    """`block`, uint8, goes to the device as it is (kernels/launching/slot_block.py): the weights in the
+    slots' dtype, packed by `SlotLayout.pack(ranks)`, and where they go. One rank and scale a slice. `error`:
+    the largest of a factor's relative errors where slots are FP8, else 0."""
 
     slot_layout: str
     block: Tensor

@@ -12,11 +12,12 @@ import torch
 from executor.distributed import SINGLE, ParallelGroup
 from executor.lora.config import LoRAConfig
 from executor.lora.cut import Cut
-from kernels.slot_block import table_bytes
+from kernels.launching.slot_block import table_bytes
 
 FORMAT_VERSION = 3
 # Every piece starts on a multiple of this many elements: 128 bytes of a 1-byte dtype, so that 16-byte loads
-# and whole cache lines fit whatever the widths are, and pieces are whole units of kernels/slot_block.py.
+# and whole cache lines fit whatever the widths are, and pieces are whole units of
+# kernels/launching/slot_block.py.
 ALIGNMENT = 128
 
 

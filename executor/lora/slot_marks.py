@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from executor.lora.arena import Copy
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 class SlotMarks:

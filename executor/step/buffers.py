@@ -11,7 +11,7 @@ from torch import Tensor
 
 from executor.layers.attention import KVCache
 from executor.step.inputs import SequenceRows
-from kernels.staging import Staging
+from kernels.metadata.staging import Staging
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

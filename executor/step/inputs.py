@@ -10,7 +10,7 @@ from torch import Tensor
 from executor.layers.attention import KVCache, Span, plan_attention
 from executor.layers.context import ForwardContext
 from executor.layers.followers import TORCH_FOLLOWERS, Followers
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
 
 

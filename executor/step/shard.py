@@ -18,7 +18,7 @@ from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step.forward_pass import ForwardPass
 from kernels.errors import KernelArgumentError
-from kernels.fp8 import check_capability
+from kernels.launching.fp8 import check_capability
 from kernels.punica import PunicaWrapperBase
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from kernels.bench.peer_moe import MoEPeer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
 from kernels.fused_moe_lora import fused_moe_lora, moe_blocks
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
 
 
 @dataclass(frozen=True, slots=True)

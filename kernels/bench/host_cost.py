@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
+from kernels.metadata.work_list import Ints, Run
 from kernels.punica_gpu import PunicaWrapperGPU
-from kernels.work_list import Ints, Run
 
 
 def run() -> list[dict[str, Any]]:

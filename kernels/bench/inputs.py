@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.meta import LoRAKernelMeta
-from kernels.work_list import Run
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 
 MAX_LORAS = 64
 # Bytes a second that a large copy reaches on the card (read plus write).

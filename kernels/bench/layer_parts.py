@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from kernels.bench.inputs import Case, WeightSet
-from kernels.follower import PagedCache
-from kernels.follower_tuning import Follower, FollowerConfig
+from kernels.launching.follower import PagedCache
+from kernels.launching.follower_tuning import Follower, FollowerConfig
+from kernels.launching.side_stream import SideStream
+from kernels.launching.tuning import shrink_config
 from kernels.lora_expand_add_rms_norm import add_rms_norm, lora_expand_add_rms_norm
 from kernels.lora_expand_rope import lora_expand_rope, rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul, silu_mul
 from kernels.lora_linear import add_pair, add_pair_beside
 from kernels.lora_shrink import lora_shrink
-from kernels.meta import LoRAKernelMeta
-from kernels.side_stream import SideStream
-from kernels.tuning import shrink_config
+from kernels.metadata.meta import LoRAKernelMeta
 
 HEAD_DIM, KV_HEADS, BLOCK_SIZE = 128, 8, 16
 EPS = 1e-5
-# Without LoRA, and kernels.follower_tuning's forms, the pair also with its shrink beside the product.
+# Without LoRA, and kernels.launching.follower_tuning's forms, the pair also with shrink beside the product.
 FORMS = ("none", "pair", "pair_beside", "fused", "beside")
 
 Fused = Callable[[Tensor, Tensor, Sequence[Tensor], LoRAKernelMeta], None]

@@ -14,14 +14,14 @@ from torch import Tensor
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, copy_rate, make_case, runs, weight_sets
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.fp8 import hidden_scales_shape, quantized
-from kernels.launch_plan import ROWS_PER_TILE
+from kernels.launching.fp8 import hidden_scales_shape, quantized
+from kernels.launching.tuning import ExpandConfig
 from kernels.lora_expand import lora_expand
 from kernels.lora_expand_fp8 import lora_expand_fp8
 from kernels.lora_linear import add_pair
 from kernels.lora_linear_fp8 import add_pair_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8
-from kernels.tuning import ExpandConfig
+from kernels.metadata.launch_plan import ROWS_PER_TILE
 
 RANK = 16
 POINTS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 64), (2048, 1), (2048, 8), (2048, 64))

@@ -10,8 +10,8 @@ from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet, base_weigh
 from kernels.bench.layer_parts import FORMS, Projection, make_projection
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.follower_tuning import beside_pays, best_form
-from kernels.side_stream import SideStream
+from kernels.launching.follower_tuning import beside_pays, best_form
+from kernels.launching.side_stream import SideStream
 
 RANK = 16
 # us a decoder layer, at (tokens, adapters); None: measured without one.

@@ -24,8 +24,8 @@ from kernels.bench.inputs import (
 from kernels.bench.peer import Peer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
+from kernels.launching.side_stream import SideStream
 from kernels.lora_linear import add_pair, add_pair_beside
-from kernels.side_stream import SideStream
 
 POINTS = (
     *((tokens, adapters) for tokens in (1, 8, 32, 64, 128) for adapters in (1, 8, 64) if adapters <= tokens),

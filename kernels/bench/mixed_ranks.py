@@ -16,7 +16,7 @@ from kernels.bench.inputs import (
 )
 from kernels.bench.lora_linear import ours
 from kernels.bench.timing import time_calls
-from kernels.work_list import Run
+from kernels.metadata.work_list import Run
 
 HIGH, LOW, TOKENS = 256, 8, 64
 # What the slots of `small_slots` hold: the least that a server of adapters of rank 8 would be given.

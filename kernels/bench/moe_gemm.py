@@ -16,9 +16,9 @@ from kernels.bench.peer_moe import MoEPeer
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
 from kernels.expert_product import align_experts, expert_product
+from kernels.launching.moe_tuning import GemmConfig, gemm_block_size, gemm_config
 from kernels.moe_gemm import moe_gemm
 from kernels.moe_lora_align import moe_align_block_size
-from kernels.moe_tuning import GemmConfig, gemm_block_size, gemm_config
 
 _TUNED = {
     16: ((64, 128, 4, 4), (128, 128, 4, 3), (64, 256, 4, 3), (128, 64, 4, 5), (32, 256, 4, 4)),

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.bench.inputs import copy_rate
-from kernels.meta import LoRAKernelMeta
-from kernels.work_list import Run
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 
 MAX_LORAS, RANK = 8, 16
 TOKENS = (1, 8, 64, 512, 2048)

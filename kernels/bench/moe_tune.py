@@ -12,9 +12,9 @@ from kernels.bench.moe_inputs import Case, Layer, Points, Product, Shape, make_c
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.launching.moe_tuning import OnceConfig, PairConfig
 from kernels.moe_lora_align import moe_lora_align_block_size
-from kernels.moe_tuning import OnceConfig, PairConfig
 
 # 0: not aligned.
 _SIZES = {1: (0,), 8: (0, 16), 64: (0, 16, 32), 512: (16, 32), 2048: (16, 32, 64)}

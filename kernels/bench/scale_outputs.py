@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, copy_rate
 from kernels.bench.timing import time_calls
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.scale_outputs import scale_outputs
 
 TOKENS = (1, 64, 512, 8192)

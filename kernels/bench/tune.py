@@ -10,12 +10,12 @@ from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, Layer, WeightSet, make
 from kernels.bench.layer_parts import make_projection
 from kernels.bench.precompile import in_processes
 from kernels.bench.timing import Call, time_calls
-from kernels.follower_tuning import FollowerConfig, rope_config, silu_mul_config
-from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
+from kernels.launching.follower_tuning import FollowerConfig, rope_config, silu_mul_config
+from kernels.launching.side_stream import SideStream
+from kernels.launching.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config
 from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
-from kernels.side_stream import SideStream
-from kernels.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config
+from kernels.metadata.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
 Kernel = Literal["expand", "shrink", "follower"]
 Config = ExpandConfig | ShrinkConfig | FollowerConfig

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.moe_blocks import MoEBlocks, check_fused_moe_lora
+from kernels.launching.checks import check
+from kernels.launching.moe_blocks import MoEBlocks, check_fused_moe_lora
 
 
 def fused_moe_lora(

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_same_device, check_sampled_rows
+from kernels.launching.checks import check, check_same_device, check_sampled_rows
 from kernels.reference.philox import NOISE_RANGE, gumbel_noise
 
 

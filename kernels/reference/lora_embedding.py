@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check_embedding
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check_embedding
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def lora_embedding(

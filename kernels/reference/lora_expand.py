@@ -6,8 +6,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.checks import check_expand
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check_expand
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def lora_expand(

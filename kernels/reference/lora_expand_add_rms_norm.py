@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.follower import check_add_rms_norm
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.follower import check_add_rms_norm
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_expand import lora_expand
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows, check_same_device, check_stack, check_table
-from kernels.fp8 import RANKS_PER_SCALE, check_hidden_fp8, check_weight_scales, is_fp8, spread
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check, check_rows, check_same_device, check_stack, check_table
+from kernels.launching.fp8 import RANKS_PER_SCALE, check_hidden_fp8, check_weight_scales, is_fp8, spread
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def lora_expand_fp8(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.follower import PagedCache, check_cache, check_rope
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.follower import PagedCache, check_cache, check_rope
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_expand import lora_expand
 
 

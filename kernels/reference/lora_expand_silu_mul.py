@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.follower import check_silu_mul
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.follower import check_silu_mul
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_expand import lora_expand
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check_shrink
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check_shrink
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def lora_shrink(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows, check_same_device, check_stack, check_table
-from kernels.fp8 import (
+from kernels.launching.checks import check, check_rows, check_same_device, check_stack, check_table
+from kernels.launching.fp8 import (
     RANKS_PER_SCALE,
     check_hidden_fp8,
     check_row_scales,
@@ -15,7 +15,7 @@ from kernels.fp8 import (
     quantized,
     spread,
 )
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def lora_shrink_fp8(

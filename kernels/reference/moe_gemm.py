@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.moe_blocks import MoEBlocks, check_moe_gemm
+from kernels.launching.checks import check
+from kernels.launching.moe_blocks import MoEBlocks, check_moe_gemm
 
 
 def moe_gemm(

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_blocks import IDLE, MoEBlocks, check_choices, most_blocks
+from kernels.launching.checks import check, check_rows
+from kernels.launching.moe_blocks import IDLE, MoEBlocks, check_choices, most_blocks
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def moe_lora_align_block_size(

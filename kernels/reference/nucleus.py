@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.checks import check_sampled_rows
+from kernels.launching.checks import check_sampled_rows
 
 # Weight of a row's largest logit; the others have exp of their distance from it, rounded to a whole number.
 # Sums of integers depend on no order, so every device finds the same prefix; 2^23 tokens find room in them.

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_metas_device, check_rows
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check, check_metas_device, check_rows
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def scale_outputs(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.slot_block import TABLE_WORDS, UNIT, check_slot_block
+from kernels.launching.slot_block import TABLE_WORDS, UNIT, check_slot_block
 
 
 def slot_scatter(
@@ -16,7 +16,7 @@ def slot_scatter(
     ranks         int32 [slices, max_loras], its column `slot` written in place
     shrink_ranks  as ranks; may be the same tensor
     scales        float32 [slices, max_loras], as ranks
-    block         uint8, as kernels/slot_block.py describes it
+    block         uint8, as kernels/launching/slot_block.py describes it
 
     Raises KernelArgumentError.
     """

@@ -8,14 +8,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.gumbel_draw import draw_kernel
-from kernels.launch_plan import PARTS
+from kernels.launching.slot_block import UNIT
 from kernels.lora_embedding import embedding_kernel
 from kernels.lora_expand import expand_kernel
 from kernels.lora_shrink import shrink_kernel
+from kernels.metadata.launch_plan import PARTS
 from kernels.nucleus import begin_kernel, keep_kernel, last_kept_kernel, narrow_kernel
 from kernels.paged_decode import merge_kernel, paged_decode_kernel
 from kernels.scale_outputs import scale_outputs_kernel
-from kernels.slot_block import UNIT
 from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
 from tests.kernels.compile_moe import ARGUMENTS, COUNTS, fp8_cases, moe_cases

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from kernels.follower_tuning import add_rms_norm_config, rope_config, silu_mul_config
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.follower_tuning import add_rms_norm_config, rope_config, silu_mul_config
 from kernels.lora_expand_add_rms_norm import add_rms_norm_kernel
 from kernels.lora_expand_rope import expand_rope_kernel
 from kernels.lora_expand_silu_mul import expand_silu_mul_kernel
+from kernels.metadata.launch_plan import LaunchPlan
 
 PLANS = {
     "one row": LaunchPlan(1, 16, 64, 0, False),

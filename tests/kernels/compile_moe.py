@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from kernels.block_expand import block_expand_kernel
-from kernels.block_shrink import block_shrink_kernel
 from kernels.fused_moe_lora_once import fused_moe_lora_once_kernel
+from kernels.launching.moe_tuning import gemm_config
 from kernels.lora_embedding import embedding_kernel
 from kernels.moe_gemm import moe_gemm_kernel
 from kernels.moe_lora_align import align_kernel, count_kernel
-from kernels.moe_tuning import gemm_config
+from kernels.tiles.block_expand import block_expand_kernel
+from kernels.tiles.block_shrink import block_shrink_kernel
 
 INTEGERS = (
     "ranks_s", "ranks_l", "ranks_e", "scales_s", "scales_l", "scales_e", "a_scale_slot", "a_scale_expert",

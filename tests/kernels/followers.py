@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta
-from kernels.work_list import Run
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from tests.kernels.stack import Stack, make_stack, row_slots
 
 RANKS = [1, 2, 3, 5, 8, 12, 16, 0, 24, 40]

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.follower import PagedCache
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.follower import PagedCache
+from kernels.launching.side_stream import SideStream
 from kernels.lora_expand_add_rms_norm import lora_expand_add_rms_norm
 from kernels.lora_expand_rope import lora_expand_rope
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul
 from kernels.lora_shrink import lora_shrink
-from kernels.meta import LoRAKernelMeta
-from kernels.side_stream import SideStream
-from kernels.work_list import Run
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from tests.kernels.stack import Stack, make_stack, row_slots
 
 pytestmark = [

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.expert_product import align_experts, expert_product
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.punica import PunicaWrapperCPU
-from kernels.work_list import Run
 from tests.kernels.moe_stack import ExpertStack, make_expert_stack, random_choices
 from tests.kernels.stack import row_slots
 

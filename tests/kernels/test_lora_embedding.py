@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_embedding import lora_embedding
 from tests.kernels.stack import UNWRITTEN, make_stack, unwritten_hidden
 

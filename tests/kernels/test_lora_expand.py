@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.reference.lora_expand import lora_expand
 from tests.kernels.stack import make_stack
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.follower import PagedCache
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.follower import PagedCache
 from kernels.lora_expand_rope import lora_expand_rope
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.work_list import Run
 from kernels.reference import lora_expand_rope as reference
-from kernels.work_list import Run
 from tests.kernels.followers import PLANS, PREFILL, REPLAYED, STEPS, Step, assert_near, make_step
 from tests.kernels.stack import DEVICE, DTYPES
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.follower_tuning import FollowerConfig
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.follower_tuning import FollowerConfig
 from kernels.lora_expand_silu_mul import lora_expand_silu_mul
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.work_list import Run
 from kernels.reference import lora_expand_silu_mul as reference
-from kernels.work_list import Run
 from tests.kernels.followers import PLANS, PREFILL, REPLAYED, STEPS, Step, assert_near, make_step
 from tests.kernels.stack import DEVICE, DTYPES
 

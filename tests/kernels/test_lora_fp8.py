@@ -6,13 +6,13 @@ from torch import Tensor
 
 from kernels import lora_expand_fp8, lora_shrink_fp8
 from kernels.errors import KernelArgumentError
-from kernels.fp8 import LARGEST, check_capability, hidden_scales_shape, quantized, spread
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.fp8 import LARGEST, check_capability, hidden_scales_shape, quantized, spread
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from kernels.reference import lora_expand_fp8 as reference_expand
 from kernels.reference import lora_shrink_fp8 as reference_shrink
 from kernels.reference.lora_expand import lora_expand
 from kernels.reference.lora_shrink import lora_shrink
-from kernels.work_list import Run
 from tests.kernels.stack import DEVICE, row_slots
 
 FP8 = list(LARGEST)

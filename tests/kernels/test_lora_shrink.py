@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from kernels.reference.lora_shrink import lora_shrink
-from kernels.work_list import Run
 from tests.kernels.stack import UNWRITTEN, make_stack, unwritten_hidden
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
+from kernels.launching.moe_tuning import GemmConfig
 from kernels.moe_gemm import moe_gemm
 from kernels.moe_lora_align import moe_align_block_size
-from kernels.moe_tuning import GemmConfig
 from kernels.reference import moe_gemm as reference
 from kernels.reference import moe_lora_align as reference_align
 from tests.kernels.moe_stack import random_choices

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from kernels import moe_lora_align as triton_align
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from kernels.reference import moe_lora_align as reference_align
-from kernels.work_list import Run
 from tests.kernels.moe_stack import random_choices
 from tests.kernels.stack import DEVICE, row_slots
 

@@ -9,20 +9,20 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.expert_product import align_experts, expert_product
-from kernels.fp8 import hidden_scales_shape, quantized, spread
-from kernels.fp8_tile import as_type
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.fp8 import hidden_scales_shape, quantized, spread
+from kernels.launching.moe_tuning import OnceConfig, PairConfig
 from kernels.lora_expand_fp8 import lora_expand_fp8
 from kernels.lora_linear_fp8 import add_pair_fp8
 from kernels.lora_shrink_fp8 import lora_shrink_fp8
-from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.moe_lora_align import moe_lora_align_block_size
-from kernels.moe_tuning import OnceConfig, PairConfig
 from kernels.punica_gpu import PunicaWrapperGPU
 from kernels.reference import lora_expand_fp8 as reference_expand
 from kernels.reference import lora_shrink_fp8 as reference_shrink
-from kernels.work_list import Run
+from kernels.tiles.fp8_tile import as_type
 from tests.kernels.moe_stack import ExpertStack, make_expert_stack, random_choices
 from tests.kernels.stack import row_slots
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.side_stream import SideStream
 from kernels.lora_linear import add_pair_beside
-from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.punica_gpu import PunicaWrapperGPU
-from kernels.side_stream import SideStream
-from kernels.work_list import Run
 from tests.kernels.stack import Stack, make_stack, row_slots
 
 pytestmark = [

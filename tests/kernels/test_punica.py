@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.punica import PunicaWrapperCPU
-from kernels.work_list import Run
 from tests.kernels.stack import Stack, make_stack, row_slots
 
 RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 48, 64]

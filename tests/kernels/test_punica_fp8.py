@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
 punica_gpu = pytest.importorskip("kernels.punica_gpu")

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from kernels.reference import scale_outputs as reference
 from kernels.scale_outputs import scale_outputs
-from kernels.work_list import Run
 from tests.kernels.followers import STEPS, assert_near
 from tests.kernels.stack import DEVICE, DTYPES, row_slots
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
+from kernels.launching.slot_block import UNIT, table_bytes
 from kernels.reference.slot_scatter import slot_scatter as reference
-from kernels.slot_block import UNIT, table_bytes
 from kernels.slot_scatter import slot_scatter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
-from kernels.launch_plan import PARTS, LaunchPlan
-from kernels.meta import LoRAMapping
+from kernels.launching.tuning import shrink_config
+from kernels.metadata.launch_plan import PARTS, LaunchPlan
+from kernels.metadata.meta import LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.punica_gpu import PunicaWrapperGPU
-from kernels.tuning import shrink_config
-from kernels.work_list import Run
 from tests.kernels.stack import DEVICE, DTYPES, Stack, make_stack, row_slots
 
 RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 48, 64]

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
-from kernels.meta import LoRAKernelMeta, LoRAMapping
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.launching.moe_tuning import OnceConfig, PairConfig
+from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.moe_lora_align import moe_lora_align_block_size
-from kernels.moe_tuning import OnceConfig, PairConfig
 from kernels.punica import PunicaWrapperCPU
 from kernels.punica_gpu import PunicaWrapperGPU
-from kernels.work_list import Run
 from tests.kernels.moe_stack import ExpertStack, make_expert_stack, random_choices
 from tests.kernels.stack import DEVICE, DTYPES
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from kernels import lora_embedding, lora_expand, lora_shrink
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.launching.tuning import ExpandConfig
+from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.punica_gpu import PunicaWrapperGPU
 from kernels.reference import lora_embedding as reference_embedding
 from kernels.reference import lora_expand as reference_expand
 from kernels.reference import lora_shrink as reference_shrink
-from kernels.tuning import ExpandConfig
-from kernels.work_list import Run
 from tests.kernels.stack import DEVICE, UNWRITTEN, make_stack, row_slots, unwritten_hidden
 
 RUNS = [(1, 2), (-1, 1), (2, 20), (1, 1), (0, 3)]

@@ -19,7 +19,7 @@ from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLa
 from executor.lora.layout import SlotLayout, SlotSlice
 from executor.lora.output_factors import OutputFactors
 from executor.lora.quantize import FP8_DTYPES, quantize
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 from kernels.punica import PunicaWrapperBase
 
 # One tensor for a layer of one part; one a part for a packed layer, None where the adapter has none.

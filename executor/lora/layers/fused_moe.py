@@ -18,7 +18,7 @@ from executor.lora.errors import ModuleShapeMismatch, RankTooLarge
 from executor.lora.layers.base import BaseLayerWithLoRA, Factors, LayerPart, padded
 from executor.lora.layout import SlotSlice
 from kernels.expert_product import align_experts
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
 
 
 class FusedMoEWithLoRA(BaseLayerWithLoRA):

@@ -10,7 +10,7 @@ from executor.lora.cut import Cut
 from executor.lora.layers.base import LayerPart
 from executor.lora.layers.fused_moe import FusedMoE3DWithLoRA, FusedMoEWithLoRA
 from executor.lora.layers.sharded import gathered
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.moe_blocks import MoEBlocks
 
 
 class FusedMoEWithShardedLoRA(FusedMoEWithLoRA):

@@ -3,8 +3,8 @@ import pytest
 
 from executor.gpu.graph_plans import GraphSizes, LoRAPlans, head_runs, rehearsal_runs, step_runs
 from executor.step.inputs import SequenceRows
-from kernels.follower_tuning import beside_pays
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.follower_tuning import beside_pays
+from kernels.metadata.meta import LoRAKernelMeta
 
 SIZES = GraphSizes.up_to(256, 8192)
 PLANS = LoRAPlans(max_loras=64, max_rank=16)

@@ -15,23 +15,23 @@ from executor.gpu.graph_plans import MOST_MIXED_ROWS, head_runs, step_runs
 from executor.gpu.warm_up import StepLimits, warm_up_steps
 from executor.layers.attention import KVCache, LayerCache
 from executor.step.inputs import check
-from kernels import moe_tuning
-from kernels.follower_tuning import (
+from kernels.launching import moe_tuning
+from kernels.launching.follower_tuning import (
     add_rms_norm_config,
     beside_pays,
     best_form,
     rope_config,
     silu_mul_config,
 )
-from kernels.launch_plan import LaunchPlan
+from kernels.launching.moe_tuning import block_size, gemm_block_size
+from kernels.launching.tuning import expand_config, shrink_config
 from kernels.lora_expand_fp8 import expand_config_fp8
 from kernels.lora_linear_fp8 import pair_expand_config_fp8
 from kernels.lora_shrink_fp8 import shrink_config_fp8
-from kernels.meta import LoRAKernelMeta, LoRAMapping
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
 from kernels.moe_lora_align import num_slots
-from kernels.moe_tuning import block_size, gemm_block_size
 from kernels.punica import PunicaWrapperCPU
-from kernels.tuning import expand_config, shrink_config
 from tests.support.random_steps import random_ranks, random_runs
 
 LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_loras=64, max_rank=64)

@@ -19,7 +19,7 @@ from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLinearLayerWithLoRA
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica_gpu import PunicaWrapperGPU
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import MODEL_CONFIG as NARROW

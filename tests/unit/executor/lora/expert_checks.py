@@ -20,7 +20,7 @@ from executor.lora.image import build_slot_image
 from executor.lora.layout import SlotLayout
 from executor.lora.quantize import quantize
 from executor.lora.replace import class_for
-from kernels.meta import LoRAMapping, Run
+from kernels.metadata.meta import LoRAMapping, Run
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 from tests.unit.executor.lora.adapters import poison
 

@@ -16,7 +16,7 @@ from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.layout import SlotLayout
 from executor.lora.replace import class_for
-from kernels.meta import LoRAMapping, Run
+from kernels.metadata.meta import LoRAMapping, Run
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
 HIDDEN, VOCAB = 20, 23

@@ -11,7 +11,7 @@ from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.layout import SlotLayout
-from kernels.meta import Run
+from kernels.metadata.meta import Run
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import CASES, EVERY_KIND, MODEL_CONFIG, Rig, make_rig
 

@@ -16,7 +16,7 @@ from executor.lora.errors import DoRANotServed, NonFiniteWeights
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 from kernels.punica_gpu import PunicaWrapperGPU
 from tests.support.adapters import make_base

@@ -15,7 +15,7 @@ from executor.lora.image import build_slot_image
 from executor.lora.layout import SlotLayout
 from executor.lora.quantize import FP8_DTYPES, quantize, quantize_into
 from executor.lora.replace import class_for
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import CASES, EVERY_KIND, MODEL_CONFIG, make_rig

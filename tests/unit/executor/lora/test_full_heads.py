@@ -18,7 +18,7 @@ from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch, NonFini
 from executor.lora.full_heads import FullHeads, check_full_heads
 from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
-from kernels.meta import LoRAMapping
+from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
 from tests.support.adapters import make_adapter, make_base, read_tensors, rewrite
 

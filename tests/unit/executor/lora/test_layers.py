@@ -12,7 +12,7 @@ from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.layers.sharded import gathered
 from executor.lora.layout import SlotLayout
 from kernels.errors import KernelArgumentError
-from kernels.meta import LoRAMapping, Run
+from kernels.metadata.meta import LoRAMapping, Run
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import CASES, EVERY_KIND, HIDDEN, MODEL_CONFIG, Rig, make_rig
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.lora.slot_marks import SlotMarks
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 
 SLOTS, NUMBERS = 4, 3
 

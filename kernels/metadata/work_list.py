@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.errors import KernelArgumentError
-from kernels.host_fields import HostFields
-from kernels.launch_plan import (
+from kernels.metadata.host_fields import HostFields
+from kernels.metadata.launch_plan import (
     MAX_SINGLE_ROWS,
     PARTS,
     RANK_CLASSES,

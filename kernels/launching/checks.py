@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.launch_plan import MAX_SLICES
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.launch_plan import MAX_SLICES
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 def check(ok: bool, argument: str, problem: str) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels.pinned_copy import PinnedCopy, load_driver
+from kernels.metadata.pinned_copy import PinnedCopy, load_driver
 
 SIZE = 40_000
 BOTH_WAYS = pytest.mark.parametrize("by_driver", [True, False], ids=["driver", "torch"])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.errors import KernelArgumentError
-from kernels.launch_plan import PARTS, ROWS_PER_TILE, WHOLE, LaunchPlan
-from kernels.work_list import Ints, Run, describe
+from kernels.metadata.launch_plan import PARTS, ROWS_PER_TILE, WHOLE, LaunchPlan
+from kernels.metadata.work_list import Ints, Run, describe
 
 RUNS = st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 70)), max_size=24)
 RANKS = st.lists(st.sampled_from([0, 1, 8, 9, 16, 64, 65, 256]), min_size=6, max_size=6)

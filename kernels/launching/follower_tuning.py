@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
+from kernels.metadata.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
 Follower = Literal["silu_mul", "add_rms_norm", "rope"]
 # pair: shrink, expand, then the follower by itself. fused: shrink, then the follower that also expands.

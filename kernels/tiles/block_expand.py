@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.block_tile import (
+from kernels.tiles.block_tile import (
     begin,
     load_block,
     load_ids,
@@ -15,8 +15,8 @@ from kernels.block_tile import (
     valid_by,
     wait_if_early,
 )
-from kernels.device import of_slice
-from kernels.fp8_tile import as_type
+from kernels.tiles.device import of_slice
+from kernels.tiles.fp8_tile import as_type
 
 
 @triton.jit

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import native
 from kernels.errors import KernelArgumentError
-from kernels.host_fields import HostFields
-from kernels.launch_plan import (
+from kernels.metadata import native
+from kernels.metadata.host_fields import HostFields
+from kernels.metadata.launch_plan import (
     MAX_SINGLE_ROWS,
     MAX_SLICES,
     ROWS_PER_ITEM,
@@ -24,9 +24,9 @@ from kernels.launch_plan import (
     LaunchPlan,
     most_pieces,
 )
-from kernels.native import Work
-from kernels.staging import Staging
-from kernels.work_list import Ints, Run, Runs, describe
+from kernels.metadata.native import Work
+from kernels.metadata.staging import Staging
+from kernels.metadata.work_list import Ints, Run, Runs, describe
 
 # A rank hint for slots whose rank nobody told: it steers speed only.
 _USUAL_RANK = 16

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_tuning import ALIGNED, OnceConfig, block_size, choose, gemm_block_size, gemm_config
+from kernels.launching.moe_tuning import ALIGNED, OnceConfig, block_size, choose, gemm_block_size, gemm_config
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 @pytest.mark.parametrize("element_size", [2, 4])

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_expand, check_launchable, check_rows, check_same_device
 from kernels.errors import KernelArgumentError
-from kernels.launch_plan import ROWS_PER_TILE
-from kernels.meta import LoRAKernelMeta
+from kernels.launching.checks import check, check_expand, check_launchable, check_rows, check_same_device
+from kernels.metadata.launch_plan import ROWS_PER_TILE
+from kernels.metadata.meta import LoRAKernelMeta
 
 
 @dataclass(frozen=True, slots=True)

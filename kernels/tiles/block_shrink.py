@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.block_tile import (
+from kernels.tiles.block_tile import (
     begin,
     columns_of,
     load_block,
@@ -17,7 +17,7 @@ from kernels.block_tile import (
     wait_if_early,
     zeros_of,
 )
-from kernels.fp8_tile import as_type
+from kernels.tiles.fp8_tile import as_type
 
 
 @triton.jit

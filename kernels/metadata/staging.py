@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.pinned_copy import PinnedCopy, load_driver
+from kernels.metadata.pinned_copy import PinnedCopy, load_driver
 
 
 class Staging:

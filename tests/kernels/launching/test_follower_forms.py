@@ -2,10 +2,10 @@
 
 import pytest
 
-from kernels.follower_tuning import Follower, Form, beside_pays, best_form
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta
-from kernels.work_list import Run
+from kernels.launching.follower_tuning import Follower, Form, beside_pays, best_form
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 
 STEPS: dict[str, tuple[list[Run], dict[Follower, Form]]] = {
     "one token": ([(0, 1)], {"add_rms_norm": "beside", "silu_mul": "beside", "rope": "beside"}),

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels import work_list
-from kernels.host_fields import HostFields
-from kernels.launch_plan import PARTS, RANK_CLASSES, ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
-from kernels.work_list import Ints, Runs, StepWork, as_pairs, choose, high_limit, settled
+from kernels.metadata import work_list
+from kernels.metadata.host_fields import HostFields
+from kernels.metadata.launch_plan import PARTS, RANK_CLASSES, ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
+from kernels.metadata.work_list import Ints, Runs, StepWork, as_pairs, choose, high_limit, settled
 
 _CLASSES = np.array(RANK_CLASSES, dtype=np.int32)
 _NO_LIMIT = 2**31 - 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import expm1
 
-from kernels.meta import LoRAKernelMeta
+from kernels.metadata.meta import LoRAKernelMeta
 
 # Pairs of an aligned block. 32 are as fast or slower at every point, 64 slower: (2048, 1) w13 194, 193, 213.
 ALIGNED = 16

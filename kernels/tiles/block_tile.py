@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 # Where a block comes from.
-ITEMS = tl.constexpr(0)  # the step's items or tiles: kernels/meta.py
-BLOCKS = tl.constexpr(1)  # a table of expert choices: kernels/moe_blocks.py
+ITEMS = tl.constexpr(0)  # the step's items or tiles: kernels/metadata/meta.py
+BLOCKS = tl.constexpr(1)  # a table of expert choices: kernels/launching/moe_blocks.py
 PAIRS = tl.constexpr(2)  # none: each expert choice is a block
 
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.device import load_item, load_rows
+from kernels.tiles.device import load_item, load_rows
 
 
 @triton.jit

@@ -10,7 +10,7 @@ ranks, shrink_ranks, scales
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_same_device
+from kernels.launching.checks import check, check_same_device
 
 UNIT = 32  # words: 128 bytes, a cache line
 TABLE_WORDS = 9  # after the weights, for each slice: two pieces of three, a rank, a shrink rank, a scale

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.errors import KernelArgumentError
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import LoRAKernelMeta
-from kernels.work_list import Run
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAKernelMeta
+from kernels.metadata.work_list import Run
 from tests.kernels.stack import row_slots
 
 RUNS = st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 7)), max_size=32)

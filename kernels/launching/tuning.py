@@ -7,7 +7,7 @@ layers of Llama-3.1-8B; every figure is us of one layer's shrink and expand. (to
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernels.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
+from kernels.metadata.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
 # Above this many inputs (down_proj) K gets more programs.
 _WIDE = 8192

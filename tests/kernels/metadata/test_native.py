@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import native
 from kernels.errors import KernelArgumentError
-from kernels.host_fields import HostFields
-from kernels.launch_plan import LaunchPlan
-from kernels.meta import field_sizes
-from kernels.work_list import Run, describe
+from kernels.metadata import native
+from kernels.metadata.host_fields import HostFields
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import field_sizes
+from kernels.metadata.work_list import Run, describe
 
 pytestmark = pytest.mark.skipif(not (shutil.which("gcc") or shutil.which("clang")), reason="no C compiler")
 SLOTS, ROWS = 6, 32 * 70

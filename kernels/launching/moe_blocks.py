@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_same_device
 from kernels.errors import KernelArgumentError
+from kernels.launching.checks import check, check_same_device
 
 # In a block table's entry: no work.
 IDLE = -1

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import launch, lora_expand, lora_linear, lora_shrink
-from kernels.launch_plan import LaunchPlan
+from kernels import lora_expand, lora_linear, lora_shrink
+from kernels.launching import launch
 from kernels.lora_linear import LinearPair
-from kernels.meta import LoRAMapping
+from kernels.metadata.launch_plan import LaunchPlan
+from kernels.metadata.meta import LoRAMapping
+from kernels.metadata.work_list import Run
 from kernels.punica_gpu import PunicaWrapperGPU
-from kernels.work_list import Run
 from tests.kernels.stack import Stack, make_stack
 
 COMPILED = ("function", "packed metadata", None, None, None)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_same_device
 from kernels.errors import KernelArgumentError
+from kernels.launching.checks import check, check_same_device
 
 # The largest finite value.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.launch_plan import MAX_SLICES, ROWS_PER_TILE
-from kernels.meta import LoRAKernelMeta
-from kernels.moe_blocks import MoEBlocks
+from kernels.launching.checks import check
+from kernels.launching.moe_blocks import MoEBlocks
+from kernels.metadata.launch_plan import MAX_SLICES, ROWS_PER_TILE
+from kernels.metadata.meta import LoRAKernelMeta
 
-# The kinds of kernels/block_tile.py.
+# The kinds of kernels/tiles/block_tile.py.
 _ITEMS, _BLOCKS, _PAIRS = 0, 1, 2
 
 
