@@ -18,7 +18,7 @@ test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile $(TEST_ARGS)
 
 crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a store, in a folder and in Redis
-	$(BIN)/python -m tests.support.store_crashes --json tests/faults/results/store_crashes.json $(CRASH_ARGS)
+	$(BIN)/python -m tests.support.stores.store_crashes --json tests/faults/results/store_crashes.json $(CRASH_ARGS)
 
 cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
 	NUM_CANCELS=10000 $(BIN)/python -m pytest --timeout 1800 tests/integration/test_cancellation.py -k quick_cancels

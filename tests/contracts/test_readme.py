@@ -10,9 +10,9 @@ from executor.config import load_config as load_executor
 from lorafleet import Client
 from lorafleet.cli import parser
 from scheduler.config import load as load_scheduler
-from tests.support.adapters import make_adapter, make_base
-from tests.support.fleet import running_fleet
-from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.adapters.peft import make_adapter, make_base
+from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.services.fleet import running_fleet
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lorafleet", "scheduler", "executor", "adapter_store", "kernels")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.adapters import make_adapter, make_base
-from tests.support.cluster import Cluster
-from tests.support.tokenizers import byte_level, write_folder
+from tests.support.adapters.peft import make_adapter, make_base
+from tests.support.adapters.tokenizers import byte_level, write_folder
+from tests.support.services.cluster import Cluster
 
 
 @pytest.fixture(scope="session")

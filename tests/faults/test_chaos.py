@@ -13,11 +13,11 @@ import pytest
 
 from lorafleet import Client
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.adapters import load_base, make_adapter
-from tests.support.chaos import NAMES, Aliases, World, know, together
-from tests.support.chaos_traffic import Caller
-from tests.support.chaos_trouble import Breaker, Operator
-from tests.support.cluster import Cluster, Pair, wait_until
+from tests.support.adapters.peft import load_base, make_adapter
+from tests.support.chaos.run import NAMES, Aliases, World, know, together
+from tests.support.chaos.traffic import Caller
+from tests.support.chaos.trouble import Breaker, Operator
+from tests.support.services.cluster import Cluster, Pair, wait_until
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from lorafleet import Client
-from tests.support.adapters import make_adapter
-from tests.support.cluster import Cluster, Node, Pair, wait_until
-from tests.support.proxy import Proxy
-from tests.support.resumption import PROMPT, Expected, all_go_on, check, in_the_middle, prepare, start
-from tests.support.streams import undisturbed
+from tests.support.adapters.peft import make_adapter
+from tests.support.services.cluster import Cluster, Node, Pair, wait_until
+from tests.support.services.proxy import Proxy
+from tests.support.services.resumption import (
+    PROMPT,
+    Expected,
+    all_go_on,
+    check,
+    in_the_middle,
+    prepare,
+    start,
+)
+from tests.support.services.streams import undisturbed
 
 SLOTS = ("--max-loras", "2", "--max-lora-rank", "8")
 

@@ -9,9 +9,9 @@ import pytest
 from adapter_store import Ref, VersionState, open_store
 from lorafleet import AdapterNotFound, Client
 from lorafleet.v1 import inference_pb2
-from tests.support.cluster import Cluster, Pair, wait_until
-from tests.support.failures import failure, raw_stubs
-from tests.support.resumption import Expected, all_go_on, check, in_the_middle, prepare, start
+from tests.support.services.cluster import Cluster, Pair, wait_until
+from tests.support.services.failures import failure, raw_stubs
+from tests.support.services.resumption import Expected, all_go_on, check, in_the_middle, prepare, start
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crash_scenarios import SCENARIOS, Scenario
-from tests.support.store_crashes import crash
+from tests.support.stores.crash_scenarios import SCENARIOS, Scenario
+from tests.support.stores.store_crashes import crash
 
 TIMES = 10
 

@@ -9,8 +9,8 @@ import pytest
 
 from adapter_store import DiskStore, ModelSpec
 from tests.fidelity.conftest import NUM_TOKENS, Expected, Stream
-from tests.support.compilations import compilations
-from tests.support.engines import Driver, greedy, make_driver
+from tests.support.engines.compilations import compilations
+from tests.support.engines.driver import Driver, greedy, make_driver
 
 
 def assert_engine_equals(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lorafleet import Client, Generation
-from tests.support.oracle import Oracle, OracleRun
+from tests.support.adapters.oracle import Oracle, OracleRun
 
 NUM_TOKENS = 32
 # Where the executor runs: flags for the float32 that is compared, on the CPU and on a GPU.

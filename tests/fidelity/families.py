@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fidelity.conftest import Stream
-from tests.support.adapters import DENSE, load_base, make_adapter, make_base
-from tests.support.tokenizers import byte_level, write_folder
+from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
+from tests.support.adapters.tokenizers import byte_level, write_folder
 
 VOCABULARY = 448
 ROPE = {"rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}

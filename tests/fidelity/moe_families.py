@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.fidelity.conftest import Stream
-from tests.support.moe_models import ATTENTION, EXPERTS, load_moe_base, make_moe_adapter, make_moe_base
+from tests.support.adapters.moe_models import (
+    ATTENTION,
+    EXPERTS,
+    load_moe_base,
+    make_moe_adapter,
+    make_moe_base,
+)
 
 ADAPTERS: Mapping[str, Mapping[str, Any]] = {
     "attention": {"rank": 4, "modules": ATTENTION},

@@ -8,8 +8,8 @@ import pytest
 from lorafleet import Client
 from tests.fidelity.conftest import DEVICES
 from tests.fidelity.families import FAMILIES, make_family
-from tests.support.adapters import DENSE, TABLES
-from tests.support.fleet import running_fleet, scrape
+from tests.support.adapters.peft import DENSE, TABLES
+from tests.support.services.fleet import running_fleet, scrape
 
 
 @pytest.mark.timeout(600)

@@ -20,9 +20,9 @@ from executor.models import load_model
 from executor.step.inputs import SequenceRows, build_step
 from kernels.punica import PunicaWrapperCPU
 from lorafleet.demo.model import default_cache, prepare_model
-from tests.support.adapters import make_adapter, make_base
-from tests.support.engines import greedy, make_driver
-from tests.support.moe_models import EXPERTS, make_moe_adapter, make_moe_base
+from tests.support.adapters.moe_models import EXPERTS, make_moe_adapter, make_moe_base
+from tests.support.adapters.peft import make_adapter, make_base
+from tests.support.engines.driver import greedy, make_driver
 
 DEMO = Path(lorafleet.demo.__file__).parent
 NAMES = ("emoji", "json", "pirate", "shout")

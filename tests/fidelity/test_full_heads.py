@@ -9,9 +9,9 @@ import pytest
 from lorafleet import Client
 from tests.fidelity.conftest import DEVICES, Stream
 from tests.fidelity.families import PROMPT_TOKENS, VOCABULARY
-from tests.support.adapters import DENSE, TABLES, make_adapter, make_base
-from tests.support.fleet import running_fleet, scrape
-from tests.support.tokenizers import byte_level, write_folder
+from tests.support.adapters.peft import DENSE, TABLES, make_adapter, make_base
+from tests.support.adapters.tokenizers import byte_level, write_folder
+from tests.support.services.fleet import running_fleet, scrape
 
 SPARSE = ["q_proj", "v_proj"]
 ADAPTERS = {

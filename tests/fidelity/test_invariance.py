@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import AdapterStore, DiskStore, ModelSpec
-from tests.support.adapters import DENSE, load_base, make_adapter, make_base
-from tests.support.engines import Driver, greedy, make_driver
-from tests.support.oracle import Oracle, OracleRun
+from tests.support.adapters.oracle import Oracle, OracleRun
+from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
+from tests.support.engines.driver import Driver, greedy, make_driver
 
 NUM_TOKENS = 16
 NEAR_TIE = 1e-3

@@ -23,7 +23,7 @@ from executor.lora.image import build_slot_image
 from executor.step.inputs import SequenceRows
 from executor.step.shard import Shard
 from lorafleet.demo.model import default_cache, prepare_model
-from tests.support.adapters import load_adapter, load_base, make_adapter, make_base
+from tests.support.adapters.peft import load_adapter, load_base, make_adapter, make_base
 
 BLOCK, CHUNKS = 16, (20, 13, 1, 1, 1, 1)
 LENGTH = sum(CHUNKS)

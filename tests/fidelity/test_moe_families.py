@@ -11,7 +11,7 @@ import torch
 from tests.fidelity.by_engine import assert_engine_equals
 from tests.fidelity.conftest import Expected
 from tests.fidelity.moe_families import KINDS, make_moe_family
-from tests.support.moe_models import ATTENTION
+from tests.support.adapters.moe_models import ATTENTION
 
 # What runs it, for the float32 that is compared. On a GPU decoding is captured, attention sinks included.
 ON = [

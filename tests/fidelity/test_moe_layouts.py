@@ -9,9 +9,9 @@ import pytest
 
 from adapter_store import DiskStore, ModelSpec
 from tests.fidelity.conftest import NUM_TOKENS, Expected, Stream
-from tests.support.engines import greedy, make_driver
-from tests.support.expert_files import ExpertAdapter
-from tests.support.moe_models import ATTENTION, make_moe_adapter, make_moe_base
+from tests.support.adapters.expert_files import ExpertAdapter
+from tests.support.adapters.moe_models import ATTENTION, make_moe_adapter, make_moe_base
+from tests.support.engines.driver import greedy, make_driver
 
 PROMPT_SEED = 1
 

@@ -10,9 +10,9 @@ from executor.errors import UnsupportedModel
 from tests.fidelity.by_engine import assert_engine_equals
 from tests.fidelity.conftest import Expected
 from tests.fidelity.moe_families import KINDS, make_moe_family
-from tests.support.adapters import make_base
-from tests.support.engines import make_driver
-from tests.support.moe_models import ATTENTION
+from tests.support.adapters.moe_models import ATTENTION
+from tests.support.adapters.peft import make_base
+from tests.support.engines.driver import make_driver
 
 NAMES = ("experts", "both-rslora", "down")
 

@@ -11,8 +11,8 @@ import lorafleet.demo
 from lorafleet import Client
 from lorafleet.demo.model import default_cache, prepare_model
 from tests.fidelity.conftest import DEVICES, Stream
-from tests.support.adapters import ATTENTION, DENSE, TABLES, load_base, make_adapter
-from tests.support.fleet import running_fleet, scrape
+from tests.support.adapters.peft import ATTENTION, DENSE, TABLES, load_base, make_adapter
+from tests.support.services.fleet import running_fleet, scrape
 
 DEMO = Path(lorafleet.demo.__file__).parent
 SHIPPED = sorted(path.parent for path in (DEMO / "adapters").glob("*/adapter_config.json"))

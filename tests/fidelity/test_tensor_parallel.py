@@ -16,8 +16,8 @@ from lorafleet.demo.model import default_cache, prepare_model
 from tests.fidelity.by_engine import assert_engine_equals
 from tests.fidelity.conftest import Expected, Stream
 from tests.fidelity.families import make_family
-from tests.support.adapters import DENSE, TABLES, make_adapter
-from tests.support.fleet import running_fleet
+from tests.support.adapters.peft import DENSE, TABLES, make_adapter
+from tests.support.services.fleet import running_fleet
 
 DEMO = Path(lorafleet.demo.__file__).parent
 SHIPPED = ("json", "pirate")

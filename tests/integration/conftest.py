@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.adapters import DENSE, TABLES, load_base, make_adapter, make_base
-from tests.support.cluster import Cluster, Pair
-from tests.support.failures import Stubs, raw_stubs
-from tests.support.streams import Witness, witness
-from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.adapters.peft import DENSE, TABLES, load_base, make_adapter, make_base
+from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.services.cluster import Cluster, Pair
+from tests.support.services.failures import Stubs, raw_stubs
+from tests.support.services.streams import Witness, witness
 
 MAX_MODEL_LEN = 4096
 # What callers of the "main" fleet send as bearer token: tenant, rights, what they see.

@@ -11,10 +11,10 @@ import torch
 
 from lorafleet import Client
 from lorafleet.v1 import common_pb2, inference_pb2
-from tests.support.adapters import ATTENTION, DENSE, MLP
-from tests.support.cluster import Cluster, Pair
-from tests.support.failures import raw_stubs
-from tests.support.oracle import Oracle
+from tests.support.adapters.oracle import Oracle
+from tests.support.adapters.peft import ATTENTION, DENSE, MLP
+from tests.support.services.cluster import Cluster, Pair
+from tests.support.services.failures import raw_stubs
 
 RANKS = (1, 2, 3, 5, 8, 12, 16, 24, 48, 64)
 NUM_TOKENS = 12

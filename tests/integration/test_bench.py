@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lorafleet.cli import main as lorafleet
-from tests.support.cluster import ROOT, Pair, wait_until
+from tests.support.services.cluster import ROOT, Pair, wait_until
 
 EXECUTOR = "--torch-threads 1 --max-loras 4 --max-lora-rank 8 --prefix-cache false --log-level warning"
 
@@ -107,7 +107,14 @@ def test_streams_beside_adapters_that_come_from_the_store_and_from_memory(home: 
 
 def test_streams_beside_a_store_that_is_slow(home: Path, tmp_path: Path) -> None:
     """As `results/slow-store-h200.json` is made, at a tiny scale: 100 kB/s, 30 kB an adapter."""
-    command = [sys.executable, "-m", "tests.support.slow_store", str(tmp_path / "redis"), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.stores.slow_store",
+        str(tmp_path / "redis"),
+        "--port",
+        "0",
+    ]
     command += ["--slow-port", "0", "--megabytes-per-s", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as store:
         assert store.stdout

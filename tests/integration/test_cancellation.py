@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lorafleet.v1 import common_pb2, inference_pb2
-from tests.support.cluster import ROOT, Cluster, Pair, wait_until
-from tests.support.failures import Stubs, bearer, failure, raw_stubs
+from tests.support.services.cluster import ROOT, Cluster, Pair, wait_until
+from tests.support.services.failures import Stubs, bearer, failure, raw_stubs
 
 LONG_PROMPT, NUM_LONG = 4000, 10
 NUM_CANCELS = int(os.environ.get("NUM_CANCELS", "200"))

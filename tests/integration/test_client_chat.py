@@ -10,7 +10,7 @@ import pytest
 
 from lorafleet.cli import main
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.support.scripted_server import serving
+from tests.support.services.scripted_server import serving
 
 
 class Telling(inference_pb2_grpc.InferenceServicer):

@@ -11,8 +11,8 @@ import pytest
 from lorafleet import AsyncClient
 from lorafleet.cli import main
 from lorafleet.v1 import adapters_pb2_grpc, inference_pb2_grpc
-from tests.support.memory_adapters import ListingInference, MemoryAdapters
-from tests.support.scripted_server import script, serving
+from tests.support.services.memory_adapters import ListingInference, MemoryAdapters
+from tests.support.services.scripted_server import script, serving
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from lorafleet.errors import LaunchError, ServiceEnded
 from lorafleet.local import LocalConfig, LocalFleet
-from tests.support.cluster import wait_until
-from tests.support.processes import is_running
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 Launcher = tuple[subprocess.Popen[str], "queue.SimpleQueue[str]"]
@@ -26,7 +26,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m scheduler` and `python -m executor` find these first."""
     for name in ("scheduler", "executor"):
         (tmp_path / name).mkdir()
-        main = f"from tests.support.stand_in_service import main\nmain({name!r})\n"
+        main = f"from tests.support.services.stand_in_service import main\nmain({name!r})\n"
         (tmp_path / name / "__init__.py").write_text("")
         (tmp_path / name / "__main__.py").write_text(main)
     (tmp_path / "model").mkdir()

@@ -23,8 +23,15 @@ from lorafleet import (
 )
 from lorafleet.ports import free_port
 from lorafleet.v1 import inference_pb2_grpc
-from tests.support.cluster import wait_until
-from tests.support.scripted_server import DIGEST, SEED, ScriptedInference, ServerThread, script, serving
+from tests.support.services.cluster import wait_until
+from tests.support.services.scripted_server import (
+    DIGEST,
+    SEED,
+    ScriptedInference,
+    ServerThread,
+    script,
+    serving,
+)
 
 PIECES = ["Zwölf", " ", "Bo", "", "xkämpfer", " 🥊", " jagen", "", " Viktor", "."]
 TEXT = "".join(PIECES)

@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lorafleet import AdapterNotFound, Client, LoraFleetError
 from lorafleet.v1 import inference_pb2
-from tests.support.cluster import READINESS, Cluster, Node, Pair, wait_until
-from tests.support.failures import raw_stubs
-from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
-from tests.support.streams import watch
+from tests.support.services.cluster import READINESS, Cluster, Node, Pair, wait_until
+from tests.support.services.failures import raw_stubs
+from tests.support.services.proxy import Proxy
+from tests.support.services.streams import watch
+from tests.support.stores.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lorafleet import Unavailable
-from tests.support.cluster import Cluster, Pair, wait_until
-from tests.support.redis_server import RedisServer
+from tests.support.services.cluster import Cluster, Pair, wait_until
+from tests.support.stores.redis_server import RedisServer
 
 PROMPT = [17, 29, 31, 43] * 4
 SLOTS = ("--max-loras", "2", "--max-lora-rank", "16")

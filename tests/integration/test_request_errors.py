@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from lorafleet.v1 import common_pb2, fleet_pb2, inference_pb2
-from tests.support.cluster import Cluster, Pair, wait_until
-from tests.support.failures import Failure, Stubs, bearer, failure, failure_of, raw_stubs
-from tests.support.streams import Witness, watch
+from tests.support.services.cluster import Cluster, Pair, wait_until
+from tests.support.services.failures import Failure, Stubs, bearer, failure, failure_of, raw_stubs
+from tests.support.services.streams import Witness, watch
 
 DIGEST = "sha256:" + "0" * 64
 Request = inference_pb2.GenerateRequest

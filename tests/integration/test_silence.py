@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tests.support.cluster import PATIENCE_S, Pair
+from tests.support.services.cluster import PATIENCE_S, Pair
 
 # As often as gRPC lets a client: our own ping every ten seconds.
 PINGS = [

@@ -14,9 +14,9 @@ from lorafleet import IncompatibleAdapter
 from lorafleet.v1 import adapters_pb2, executor_pb2, inference_pb2
 from scheduler.fleet.link import MAX_BATCH_BYTES, ExecutorLink, LinkSettings
 from scheduler.fleet.wire import Tokens
-from tests.support.cluster import Cluster, Pair
-from tests.support.failures import Stubs, bearer, failure, raw_stubs
-from tests.support.scheduling import until
+from tests.support.services.cluster import Cluster, Pair
+from tests.support.services.failures import Stubs, bearer, failure, raw_stubs
+from tests.support.services.scheduling import until
 
 MIB = 1 << 20
 

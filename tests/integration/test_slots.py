@@ -11,11 +11,11 @@ import pytest
 
 from lorafleet import Client, DataLoss, InvalidRequest
 from lorafleet.v1 import common_pb2, inference_pb2
-from tests.support.adapters import DENSE, edit_config, make_adapter
-from tests.support.cluster import Cluster, Pair, wait_until
-from tests.support.failures import raw_stubs
-from tests.support.oracle import Oracle
-from tests.support.streams import Watched, undisturbed, watch
+from tests.support.adapters.oracle import Oracle
+from tests.support.adapters.peft import DENSE, edit_config, make_adapter
+from tests.support.services.cluster import Cluster, Pair, wait_until
+from tests.support.services.failures import raw_stubs
+from tests.support.services.streams import Watched, undisturbed, watch
 
 PROMPT = [12, 23, 34, 45] * 5
 NAMES = [f"l{number}" for number in range(1, 6)]

@@ -13,7 +13,7 @@ import pytest
 
 from adapter_store import open_store
 from lorafleet.ports import free_port
-from tests.support.cluster import ROOT, Cluster
+from tests.support.services.cluster import ROOT, Cluster
 
 
 @pytest.fixture

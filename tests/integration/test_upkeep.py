@@ -12,10 +12,10 @@ import pytest
 from lorafleet import AdapterNotFound, Client, IncompatibleAdapter, Unavailable
 from lorafleet.cli import main
 from lorafleet.v1.adapters_pb2 import RESIDENCY_TIER_HOST, PinRequest
-from tests.support.cluster import PATIENCE_S, Cluster, Node, wait_until
-from tests.support.failures import raw_stubs
-from tests.support.redis_server import RedisServer
-from tests.support.streams import watch
+from tests.support.services.cluster import PATIENCE_S, Cluster, Node, wait_until
+from tests.support.services.failures import raw_stubs
+from tests.support.services.streams import watch
+from tests.support.stores.redis_server import RedisServer
 
 PROMPT = [17, 29, 31, 43] * 4
 STALENESS_S = (0.5, 1.0)  # --alias-max-staleness of each scheduler

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lorafleet import AdapterNotFound, Client
-from tests.support.cluster import Cluster, Pair, wait_until
-from tests.support.oracle import Oracle
-from tests.support.streams import NEAR_TIE, undisturbed, watch
+from tests.support.adapters.oracle import Oracle
+from tests.support.services.cluster import Cluster, Pair, wait_until
+from tests.support.services.streams import NEAR_TIE, undisturbed, watch
 
 PROMPT = [17, 29, 31, 43] * 12  # three blocks of 16
 

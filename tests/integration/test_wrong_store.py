@@ -7,7 +7,7 @@ import pytest
 
 from adapter_store import open_store
 from lorafleet import AdapterNotFound, Client
-from tests.support.cluster import Cluster, Node, wait_until
+from tests.support.services.cluster import Cluster, Node, wait_until
 
 READY = "lorafleet_scheduler_executors{state=ready}"
 REJECTED = "lorafleet_executor_dispatches_total{outcome=rejected}"

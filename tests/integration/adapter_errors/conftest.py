@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from lorafleet.v1 import adapters_pb2 as pb
-from tests.support.broken_adapters import CONFIG, WEIGHTS, Files
-from tests.support.cluster import Cluster
-from tests.support.failures import Stubs, bearer
-from tests.support.streams import Witness
+from tests.support.adapters.broken import CONFIG, WEIGHTS, Files
+from tests.support.services.cluster import Cluster
+from tests.support.services.failures import Stubs, bearer
+from tests.support.services.streams import Witness
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lorafleet.v1 import adapters_pb2 as pb
-from tests.support.broken_adapters import Files, ask_for, ours, push_failure
-from tests.support.cluster import Pair
-from tests.support.failures import Stubs, failure, push_parts
+from tests.support.adapters.broken import Files, ask_for, ours, push_failure
+from tests.support.services.cluster import Pair
+from tests.support.services.failures import Stubs, failure, push_parts
 
 DIGEST = "sha256:" + "0" * 64
 PATHS = [

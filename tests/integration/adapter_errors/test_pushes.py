@@ -11,8 +11,7 @@ import grpc
 import pytest
 
 from lorafleet.v1 import adapters_pb2 as pb
-from tests.support.adapters import load_base, make_adapter, make_base
-from tests.support.broken_adapters import (
+from tests.support.adapters.broken import (
     CONFIG,
     WEIGHTS,
     Files,
@@ -23,9 +22,10 @@ from tests.support.broken_adapters import (
     push_failure,
     tensors,
 )
-from tests.support.cluster import Pair
-from tests.support.failures import Stubs, bearer, failure, piece, push_parts
-from tests.support.streams import undisturbed
+from tests.support.adapters.peft import load_base, make_adapter, make_base
+from tests.support.services.cluster import Pair
+from tests.support.services.failures import Stubs, bearer, failure, piece, push_parts
+from tests.support.services.streams import undisturbed
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 

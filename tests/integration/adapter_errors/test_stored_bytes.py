@@ -7,9 +7,9 @@ import grpc
 
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import inference_pb2
-from tests.support.broken_adapters import ask_for, ours
-from tests.support.cluster import Cluster, Pair, wait_until
-from tests.support.failures import Stubs, bearer, failure
+from tests.support.adapters.broken import ask_for, ours
+from tests.support.services.cluster import Cluster, Pair, wait_until
+from tests.support.services.failures import Stubs, bearer, failure
 
 
 def test_damaged_bytes_are_data_loss_until_they_are_pushed_again(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore, ModelSpec
-from tests.support.adapters import DENSE, make_adapter, make_base, raw_adapter, read_tensors
-from tests.support.redis_server import RedisServer
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.adapters.peft import DENSE, make_adapter, make_base, raw_adapter, read_tensors
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

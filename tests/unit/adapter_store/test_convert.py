@@ -13,7 +13,7 @@ import torch
 
 from adapter_store import DiskStore, InvalidAdapter, ModelSpec
 from adapter_store.convert import convert
-from tests.support.adapters import read_tensors
+from tests.support.adapters.peft import read_tensors
 
 
 def pickled(adapter: Path, **tensors: object) -> Path:

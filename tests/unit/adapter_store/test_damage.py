@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter_store import AdapterStore, DataLoss, ModelSpec, Ref, Version
-from tests.support.stores import Change, DiskMedium, Medium
+from tests.support.stores.media import Change, DiskMedium, Medium
 
 POSITIONS = 24  # of each file, spread over it
 STORED = ("packed", "weights recipe or copy", "config", "manifest", "record")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore, ModelSpec, NoStore, OtherFormat, Ref, open_store
-from tests.support.redis_server import RedisServer
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 LATEST = Ref.parse("acme/x", "")
 

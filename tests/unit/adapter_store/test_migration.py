@@ -8,8 +8,8 @@ import pytest
 
 from adapter_store import AdapterStore, ModelSpec, Ref, StoreUnavailable, VersionState
 from lorafleet.migration import Migrated, migrate
-from tests.support.redis_server import RedisServer
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 
 @pytest.fixture(params=["disk to redis", "redis to disk", "disk to disk"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from adapter_store import InvalidModel, ModelSpec
-from tests.support.adapters import CONFIGS, Kind, make_base
+from tests.support.adapters.peft import CONFIGS, Kind, make_base
 
 
 @pytest.fixture

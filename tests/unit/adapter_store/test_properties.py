@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from adapter_store import AdapterNotFound, GenerationMismatch, InUse, ModelSpec, Ref
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 
 TENANTS, NAMES, ALIASES = ("acme", "zoo"), ("x", "x-y"), ("latest", "prod")
 Key = tuple[str, str]

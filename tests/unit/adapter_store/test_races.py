@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, ModelSpec, Ref
-from tests.support.stores import Medium
+from tests.support.stores.media import Medium
 
 ROUNDS = 20
 FORK = multiprocessing.get_context("fork")

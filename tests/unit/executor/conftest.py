@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from adapter_store import DiskStore, ModelSpec
-from tests.support.adapters import DENSE, load_base, make_adapter, make_base
-from tests.support.engines import Driver, make_driver
+from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
+from tests.support.engines.driver import Driver, make_driver
 
 
 @pytest.fixture(scope="session")

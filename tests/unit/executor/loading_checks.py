@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.support.engines import PROMPTS, Driver, greedy
+from tests.support.engines.driver import PROMPTS, Driver, greedy
 
 
 def twenty_loads_leave_sixteen_streams_alone(

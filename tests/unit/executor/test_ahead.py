@@ -14,8 +14,8 @@ from executor.adapters.residency import Tier
 from executor.batch.batcher import StepPlan
 from executor.batch.sequence import FinishReason, StopRules
 from executor.engine import MOST_SHORT_STEPS
-from tests.support.engines import Driver, greedy, make_driver
-from tests.support.mixed_dispatches import dispatches
+from tests.support.engines.driver import Driver, greedy, make_driver
+from tests.support.engines.mixed_dispatches import dispatches
 
 Make = Callable[..., Driver]
 

@@ -8,8 +8,8 @@ import torch
 
 from adapter_store import DiskStore, Ref
 from executor.batch.sampling import SamplingParams
-from tests.support.adapters import load_adapter, load_base
-from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
+from tests.support.adapters.peft import load_adapter, load_base
+from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
 pytestmark = in_both_modes

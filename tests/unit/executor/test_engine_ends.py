@@ -7,7 +7,7 @@ import pytest
 
 from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import FinishReason, StopRules
-from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
+from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
 pytestmark = in_both_modes

@@ -7,8 +7,8 @@ import pytest
 
 from adapter_store import DiskStore, ModelSpec
 from executor.batch.sampling import SamplingParams
-from tests.support.adapters import make_adapter, rewrite
-from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
+from tests.support.adapters.peft import make_adapter, rewrite
+from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
 pytestmark = in_both_modes

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from adapter_store import DiskStore
-from tests.support.compilations import compilations
-from tests.support.engines import PROMPTS, Driver, greedy, make_driver
-from tests.support.mixed_dispatches import dispatches
+from tests.support.engines.compilations import compilations
+from tests.support.engines.driver import PROMPTS, Driver, greedy, make_driver
+from tests.support.engines.mixed_dispatches import dispatches
 from tests.unit.executor.loading_checks import twenty_loads_leave_sixteen_streams_alone
 
 Make = Callable[..., Driver]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore, StoreUnavailable, Weights
-from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
+from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 from tests.unit.executor.loading_checks import twenty_loads_leave_sixteen_streams_alone
 
 Make = Callable[..., Driver]

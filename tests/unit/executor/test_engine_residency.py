@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from executor.adapters.residency import Tier
-from tests.support.engines import PROMPTS, Driver, greedy, in_both_modes
+from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
 pytestmark = in_both_modes

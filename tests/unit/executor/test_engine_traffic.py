@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adapter_store import DiskStore
 from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import Dispatch
-from tests.support.engines import MODES, PROMPTS, Driver, greedy, make_driver
+from tests.support.engines.driver import MODES, PROMPTS, Driver, greedy, make_driver
 
 Make = Callable[..., Driver]
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.support.cluster import wait_until
-from tests.support.processes import is_running
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import is_running
 
 PROCESS = """
 import os, subprocess, sys

@@ -15,8 +15,8 @@ import pytest
 
 from adapter_store import open_store
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
-from tests.support.cluster import wait_until
-from tests.support.processes import children, is_running
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import children, is_running
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

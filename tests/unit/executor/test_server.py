@@ -18,8 +18,8 @@ from executor.engine_thread import Command
 from executor.errors import StartError
 from executor.server import ENDS_WITH_STEPS, SERVICE
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
-from tests.support.engines import SMALL
-from tests.support.executor_app import connected, dispatch, idle, running
+from tests.support.engines.driver import SMALL
+from tests.support.engines.executor_app import connected, dispatch, idle, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

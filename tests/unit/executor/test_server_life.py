@@ -20,8 +20,8 @@ from executor.engine import Engine
 from executor.errors import RankLost
 from executor.server import SERVICE
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
-from tests.support.engines import SMALL
-from tests.support.executor_app import connected, dispatch, idle, running
+from tests.support.engines.driver import SMALL
+from tests.support.engines.executor_app import connected, dispatch, idle, running
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -8,10 +8,10 @@ import pytest_asyncio
 
 from adapter_store import DiskStore, ModelSpec
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.adapters import lora_pair, make_base, raw_adapter
-from tests.support.adapters_calls import Running, running_service
-from tests.support.redis_server import RedisServer
-from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.adapters.peft import lora_pair, make_base, raw_adapter
+from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.services.adapters_calls import Running, running_service
+from tests.support.stores.redis_server import RedisServer
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 

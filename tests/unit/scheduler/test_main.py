@@ -12,9 +12,9 @@ import pytest
 
 from adapter_store import ModelSpec
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.support.fakes import FakeExecutor
-from tests.support.scheduling import until
-from tests.support.served_model import write_model
+from tests.support.adapters.served_model import write_model
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.scheduling import until
 
 
 @pytest.fixture(scope="module")

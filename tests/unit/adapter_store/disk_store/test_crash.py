@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore, ModelSpec, Ref, Version
-from tests.support.crashes import run_until_step
+from tests.support.stores.crashes import run_until_step
 
 # Calls into C that touch the disk; the profiler announces each before it is made. Buffered writes count too:
 # a file opened for writing in place is then seen empty.

@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from adapter_store import DiskStore, InvalidRef, Lease, ModelSpec, News, Ref, StoreUnavailable, open_store
 from adapter_store.lease import LEASE_S
-from tests.support.small_disk import files_of_at_most
-from tests.support.stores import collected
+from tests.support.stores.media import collected
+from tests.support.stores.small_disk import files_of_at_most
 
 
 def test_the_packed_file_is_plain_safetensors(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:

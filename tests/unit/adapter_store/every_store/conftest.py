@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store import AdapterStore, ModelSpec, Version
-from tests.support.stores import Medium
+from tests.support.stores.media import Medium
 
 
 @pytest.fixture

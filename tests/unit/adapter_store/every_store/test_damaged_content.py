@@ -10,7 +10,7 @@ from adapter_store import (
     ModelSpec,
     Version,
 )
-from tests.support.stores import Change, Medium, at
+from tests.support.stores.media import Change, Medium, at
 
 
 def flip_last_byte(content: bytes) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store import AdapterNotFound, AdapterStore, DataLoss, ModelSpec, Ref, Version
-from tests.support.stores import Change, DiskMedium, Medium, RedisMedium, at, collected
+from tests.support.stores.media import Change, DiskMedium, Medium, RedisMedium, at, collected
 
 DAMAGE: list[Change] = [lambda record: b"{", lambda record: record[:-1] + b"?", lambda record: b""]
 

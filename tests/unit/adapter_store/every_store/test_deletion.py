@@ -12,7 +12,7 @@ from adapter_store import (
     Ref,
     Version,
 )
-from tests.support.stores import Medium, at
+from tests.support.stores.media import Medium, at
 
 
 def test_delete_is_refused_while_something_points_there(store: AdapterStore, versions: list[Version]) -> None:

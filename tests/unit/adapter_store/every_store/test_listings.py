@@ -10,7 +10,7 @@ from adapter_store import (
     Version,
     VersionState,
 )
-from tests.support.stores import Medium, at, collected
+from tests.support.stores.media import Medium, at, collected
 
 
 def test_summaries_tell_what_listings_show(

@@ -14,7 +14,7 @@ from adapter_store import (
     Ref,
     Version,
 )
-from tests.support.stores import Medium
+from tests.support.stores.media import Medium
 
 UNKNOWN = "sha256:" + "0" * 64
 

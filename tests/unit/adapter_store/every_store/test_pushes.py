@@ -18,8 +18,8 @@ from adapter_store import (
     Ref,
     Version,
 )
-from tests.support.adapters import edit_config, read_tensors, rewrite
-from tests.support.stores import Medium, at
+from tests.support.adapters.peft import edit_config, read_tensors, rewrite
+from tests.support.stores.media import Medium, at
 
 
 def test_a_push_is_idempotent_and_named_by_content(

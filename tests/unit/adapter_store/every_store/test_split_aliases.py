@@ -12,7 +12,7 @@ from adapter_store import (
     Version,
     VersionState,
 )
-from tests.support.stores import Medium, at
+from tests.support.stores.media import Medium, at
 
 PROD = Ref.parse("acme/x@prod", "")
 KEYS = [f"session-{number}" for number in range(400)]

@@ -16,7 +16,7 @@ from adapter_store import (
     VersionState,
 )
 from adapter_store.record import NameRecord, VersionEntry
-from tests.support.stores import Medium, at, collected
+from tests.support.stores.media import Medium, at, collected
 
 LATEST = Ref.parse("acme/x", "")
 PROD = Ref.parse("acme/x@prod", "")

@@ -7,7 +7,7 @@ from adapter_store import (
     AdapterStore,
     ModelSpec,
 )
-from tests.support.stores import Medium
+from tests.support.stores.media import Medium
 
 
 def test_watchers_hear_of_changes_by_other_stores(

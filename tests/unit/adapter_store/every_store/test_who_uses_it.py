@@ -11,8 +11,8 @@ from adapter_store import (
     Version,
     VersionState,
 )
-from tests.support.redis_server import RedisServer
-from tests.support.stores import DiskMedium, Medium, RedisMedium, at, collected
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium, at, collected
+from tests.support.stores.redis_server import RedisServer
 
 
 def test_names_that_share_a_content(

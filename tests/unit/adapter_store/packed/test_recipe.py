@@ -10,7 +10,7 @@ from adapter_store import DataLoss, ModelSpec, Weights
 from adapter_store.packed.packer import Packing
 from adapter_store.packed.recipe import rebuild, recipe_pieces
 from adapter_store.peft.folder import read_adapter
-from tests.support.adapters import load_base, raw_adapter, read_tensors
+from tests.support.adapters.peft import load_base, raw_adapter, read_tensors
 
 
 def recipe_of(folder: Path, spec: ModelSpec, packed: Path) -> tuple[bytes, Weights]:

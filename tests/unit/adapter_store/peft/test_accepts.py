@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
 from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Version, Weights
-from tests.support.adapters import (
+from tests.support.adapters.peft import (
     CONFIGS,
     DENSE,
     Kind,

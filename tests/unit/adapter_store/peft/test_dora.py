@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from adapter_store import InvalidAdapter, ModelSpec, Ref
-from tests.support.adapters import edit_config, make_adapter, read_tensors, rewrite
-from tests.support.stores import Medium
+from tests.support.adapters.peft import edit_config, make_adapter, read_tensors, rewrite
+from tests.support.stores.media import Medium
 
 TARGETS = ("q_proj", "down_proj", "embed_tokens", "lm_head")
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"

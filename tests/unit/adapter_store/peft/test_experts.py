@@ -22,9 +22,9 @@ from adapter_store import (
 from adapter_store.packed.recipe import rebuild, recipe_pieces
 from adapter_store.peft.config import EXPERT_ORDER
 from adapter_store.peft.folder import read_adapter
-from tests.support.adapters import edit_config, lora_pair, raw_adapter, read_tensors, rewrite
-from tests.support.expert_files import ExpertAdapter
-from tests.support.moe_models import make_moe_base
+from tests.support.adapters.expert_files import ExpertAdapter
+from tests.support.adapters.moe_models import make_moe_base
+from tests.support.adapters.peft import edit_config, lora_pair, raw_adapter, read_tensors, rewrite
 
 PATH = "base_model.model.model.layers.0.mlp.experts"
 INNER, NO_LAYER = f"{PATH}.base_layer", PATH.replace(".0.", ".2.")

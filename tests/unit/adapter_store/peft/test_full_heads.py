@@ -9,8 +9,8 @@ import torch
 
 from adapter_store import AdapterStoreError, DiskStore, IncompatibleAdapter, InvalidAdapter, ModelSpec, Ref
 from adapter_store.manifest import FullHead, Manifest
-from tests.support.adapters import edit_config, load_base, make_adapter, make_base, read_tensors, rewrite
-from tests.support.stores import Medium
+from tests.support.adapters.peft import edit_config, load_base, make_adapter, make_base, read_tensors, rewrite
+from tests.support.stores.media import Medium
 
 HEAD, TABLE = "base_model.model.lm_head.weight", "base_model.model.model.embed_tokens.weight"
 BOTH = ["lm_head", "embed_tokens"]

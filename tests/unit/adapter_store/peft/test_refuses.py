@@ -19,7 +19,7 @@ from adapter_store import (
     ModelSpec,
     Ref,
 )
-from tests.support.adapters import edit_config, lora_pair, make_adapter, raw_adapter, rewrite
+from tests.support.adapters.peft import edit_config, lora_pair, make_adapter, raw_adapter, rewrite
 
 P0 = "base_model.model.model.layers.0"
 QA, QB = f"{P0}.self_attn.q_proj.lora_A.weight", f"{P0}.self_attn.q_proj.lora_B.weight"

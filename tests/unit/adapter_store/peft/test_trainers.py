@@ -13,7 +13,7 @@ import torch
 
 from adapter_store import DiskStore, IncompatibleAdapter, InvalidAdapter, ModelSpec, Ref
 from adapter_store.peft.source import UNSERVED_FILES
-from tests.support.adapters import edit_config, make_adapter, rewrite
+from tests.support.adapters.peft import edit_config, make_adapter, rewrite
 
 JSON, PICKLE = b"{}\n", pickle.dumps({"never": "loaded"})
 # What the Trainer of transformers leaves in a checkpoint.

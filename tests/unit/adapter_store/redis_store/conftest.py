@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis_server import RedisServer
+from tests.support.stores.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from adapter_store.redis_store.primary import Primary
 from adapter_store.redis_store.read import Reader
 from adapter_store.redis_store.upload import Sendable, Uploader
 from adapter_store.redis_store.url import RedisUrl
-from tests.support.adapters import lora_pair, raw_adapter
-from tests.support.redis_server import RedisServer
-from tests.support.stores import RedisMedium
+from tests.support.adapters.peft import lora_pair, raw_adapter
+from tests.support.stores.media import RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 

@@ -16,9 +16,9 @@ from adapter_store import CachedStore, DataLoss, ModelSpec, Ref, StoreUnavailabl
 from adapter_store.redis_store.keys import seal, unseal
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
-from tests.support.adapters import lora_pair, raw_adapter
-from tests.support.proxy import Proxy
-from tests.support.stores import RedisMedium
+from tests.support.adapters.peft import lora_pair, raw_adapter
+from tests.support.services.proxy import Proxy
+from tests.support.stores.media import RedisMedium
 
 ROUNDS = 200
 Q_PROJ = "model.layers.0.self_attn.q_proj"

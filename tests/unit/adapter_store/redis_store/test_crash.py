@@ -15,10 +15,10 @@ from adapter_store import AdapterNotFound, ModelSpec, Ref, StoreUnavailable
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.primary import Provided
 from adapter_store.redis_store.store import RedisStore
-from tests.support.crashes import run_until_step
-from tests.support.garbage import chunk_keys, garbage
-from tests.support.redis_server import RedisServer
-from tests.support.stores import RedisMedium
+from tests.support.stores.crashes import run_until_step
+from tests.support.stores.garbage import chunk_keys, garbage
+from tests.support.stores.media import RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 STEPS = ("sendall", "recv")  # before a command is sent, and before its reply is read
 LATEST = Ref.parse("acme/x", "")

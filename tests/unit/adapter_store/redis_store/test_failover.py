@@ -14,9 +14,9 @@ from adapter_store.redis_store import primary, scripts
 from adapter_store.redis_store.primary import Command
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
-from tests.support.garbage import garbage
-from tests.support.redis_server import RedisServer
-from tests.support.stores import RedisMedium
+from tests.support.stores.garbage import garbage
+from tests.support.stores.media import RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 PATIENCE_S = 60.0
 LATEST = Ref.parse("acme/x", "")

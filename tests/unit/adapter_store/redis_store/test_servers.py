@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from adapter_store import Lease, ModelSpec, Ref, StoreUnavailable, UnsafeStore, open_store
-from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
-from tests.support.stores import RedisMedium
+from tests.support.services.proxy import Proxy
+from tests.support.stores.media import RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 LATEST = Ref.parse("acme/x", "")
 # All that a store needs, and nothing that could harm other users of the server.

@@ -9,9 +9,9 @@ from adapter_store import ModelSpec
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.watch import POLL_SECONDS
-from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
-from tests.support.stores import RedisMedium
+from tests.support.services.proxy import Proxy
+from tests.support.stores.media import RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 
 class Ear:

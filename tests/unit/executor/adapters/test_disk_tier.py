@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from adapter_store import CachedStore, DiskStore, ModelSpec
 from executor.adapters.disk_tier import DiskTier
 from executor.adapters.residency import Copy, Tier
-from tests.support.adapters import lora_pair, make_base, raw_adapter
+from tests.support.adapters.peft import lora_pair, make_base, raw_adapter
 
 PATIENCE_S = 60.0
 

@@ -19,10 +19,10 @@ from adapter_store.files.durable import exclusive
 from executor.adapters.layout_workers import LaidOut
 from executor.adapters.pooled import PooledAdapters
 from executor.errors import HostMemoryFull
-from tests.support.adapters import make_adapter, rewrite
-from tests.support.cluster import wait_until
-from tests.support.engines import PROMPTS, greedy, make_driver
-from tests.support.processes import children, is_running
+from tests.support.adapters.peft import make_adapter, rewrite
+from tests.support.engines.driver import PROMPTS, greedy, make_driver
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import children, is_running
 from tests.unit.executor.adapters.layout_rig import ImageRig
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)

@@ -11,8 +11,8 @@ from executor.adapters.host_tier import HostTier
 from executor.adapters.pager import MAX_HINTS
 from executor.adapters.residency import Copy, Residency, Tier
 from executor.batch.batcher import PageIn
-from tests.support.cluster import wait_until
-from tests.support.pager_world import Block, World, make_world
+from tests.support.engines.pager_world import Block, World, make_world
+from tests.support.services.cluster import wait_until
 
 Make = Callable[..., World]
 

@@ -14,8 +14,8 @@ import pytest
 import kernels
 from executor.config import ExecutorConfig
 from executor.gpu.compile_ahead import Command, Compilation
-from tests.support.cluster import wait_until
-from tests.support.processes import children, environment, is_running
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import children, environment, is_running
 
 
 class Processes:

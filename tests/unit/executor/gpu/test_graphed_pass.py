@@ -1,4 +1,4 @@
-"""Captured and eager steps against the plain forward pass, on the CPU (tests/support/gpu_steps.py)."""
+"""Captured and eager steps against the plain forward pass, on the CPU (support/engines/gpu_steps.py)."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ from executor.models import CausalLM, load_model
 from executor.step.forward_pass import EagerForwardPass
 from executor.step.inputs import SequenceRows
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
-from tests.support.gpu_steps import BufferAttention, BufferStep, RerunMemory, SkippingFollowers
-from tests.support.tiny_models import save_variant
+from tests.support.adapters.tiny_models import save_variant
+from tests.support.engines.gpu_steps import BufferAttention, BufferStep, RerunMemory, SkippingFollowers
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
 BLOCK, BLOCKS, MAX_LORAS, MAX_ROWS, MAX_LEN = 4, 60, 12, 96, 40

@@ -26,8 +26,8 @@ from executor.step.forward_pass import EagerForwardPass, ForwardPass
 from executor.step.inputs import SequenceRows
 from executor.step.shard import Shard
 from kernels.punica import PunicaWrapperCPU
-from tests.support.compilations import compilations
-from tests.support.random_steps import random_ranks, random_runs
+from tests.support.engines.compilations import compilations
+from tests.support.engines.random_steps import random_ranks, random_runs
 from tests.unit.executor.lora.adapters import make_adapter, poison
 
 pytestmark = [

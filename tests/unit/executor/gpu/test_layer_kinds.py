@@ -10,9 +10,9 @@ from executor.lora.config import LoRAConfig
 from executor.lora.replace import attach_lora
 from executor.models import load_model
 from kernels.punica import PunicaWrapperCPU
-from tests.support.adapters import DENSE
-from tests.support.moe_models import make_moe_base
-from tests.support.tiny_models import make_model
+from tests.support.adapters.moe_models import make_moe_base
+from tests.support.adapters.peft import DENSE
+from tests.support.adapters.tiny_models import make_model
 
 
 def kinds(folder: Path, max_loras: int = 4, modules: tuple[str, ...] = DENSE) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step.inputs import SequenceRows
 from kernels.punica import PunicaWrapperBase
-from tests.support.gpu_steps import BufferStep
-from tests.support.tiny_models import save_variant
+from tests.support.adapters.tiny_models import save_variant
+from tests.support.engines.gpu_steps import BufferStep
 from tests.unit.executor.gpu.test_graphed_pass import MAX_LORAS, Pair
 
 VOCAB = 128

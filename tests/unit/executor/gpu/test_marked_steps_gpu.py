@@ -8,7 +8,7 @@ import torch
 
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads
-from tests.support.compilations import compilations
+from tests.support.engines.compilations import compilations
 from tests.unit.executor.gpu.test_graphed_pass_gpu import MODEL, SEQUENCES, SLOTS, Served, Traffic
 
 pytestmark = [

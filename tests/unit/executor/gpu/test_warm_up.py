@@ -32,7 +32,7 @@ from kernels.metadata.launch_plan import LaunchPlan
 from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
 from kernels.moe_lora_align import num_slots
 from kernels.punica import PunicaWrapperCPU
-from tests.support.random_steps import random_ranks, random_runs
+from tests.support.engines.random_steps import random_ranks, random_runs
 
 LIMITS = StepLimits(max_rows=8192, max_sequences=64, max_model_len=2048, max_loras=64, max_rank=64)
 # Inputs and slices of each layer of Llama-3.1-8B, by what follows it.

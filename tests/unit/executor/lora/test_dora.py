@@ -19,7 +19,7 @@ from executor.models import CausalLM, load_model
 from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 from kernels.punica_gpu import PunicaWrapperGPU
-from tests.support.adapters import make_base
+from tests.support.adapters.peft import make_base
 
 RANK, SLOTS = 3, 2
 Q, DOWN = "layers.0.q_proj", "layers.1.down_proj"

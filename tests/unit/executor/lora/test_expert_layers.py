@@ -8,7 +8,7 @@ import torch
 
 from executor.distributed import SINGLE
 from executor.lora.errors import ModuleShapeMismatch, RankTooLarge
-from tests.support.ranks import RankPool, rank_pool
+from tests.support.engines.ranks import RankPool, rank_pool
 from tests.unit.executor.lora import expert_checks
 from tests.unit.executor.lora.expert_checks import EXPERTS, FORMS, HIDDEN, INNER, MAX_RANK, make_rig
 

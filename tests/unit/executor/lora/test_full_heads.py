@@ -20,7 +20,7 @@ from executor.lora.replace import attach_lora
 from executor.models import CausalLM, load_model
 from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperCPU
-from tests.support.adapters import make_adapter, make_base, read_tensors, rewrite
+from tests.support.adapters.peft import make_adapter, make_base, read_tensors, rewrite
 
 SLOTS, VOCAB, HIDDEN = 3, 128, 64
 HEAD = "base_model.model.lm_head.weight"

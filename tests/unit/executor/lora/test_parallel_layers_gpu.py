@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.support.ranks import RankPool, rank_pool
+from tests.support.engines.ranks import RankPool, rank_pool
 from tests.unit.executor.lora import rank_checks
 from tests.unit.executor.lora.layer_cases import CASES
 

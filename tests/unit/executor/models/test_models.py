@@ -8,8 +8,8 @@ import torch
 
 from executor.models import CausalLM, load_model
 from executor.step.inputs import SequenceRows, build_step
-from tests.support.stepping import Track, make_cache, run_tracks
-from tests.support.tiny_models import VARIANTS, make_model, reference_logits, save_variant
+from tests.support.adapters.tiny_models import VARIANTS, make_model, reference_logits, save_variant
+from tests.support.engines.stepping import Track, make_cache, run_tracks
 
 LENGTH = 60  # past original_max_position (24), past windows (8), over 4 blocks of 16
 PROMPTS = [[(7 * i * i + 3 * i + seed * i + seed) % 128 for i in range(LENGTH)] for seed in (1, 2, 3)]

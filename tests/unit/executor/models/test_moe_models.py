@@ -14,8 +14,8 @@ from executor.errors import BadCheckpoint, UnsupportedModel
 from executor.layers.attention import KVCache
 from executor.models import load_model, read_config
 from executor.step.inputs import SequenceRows, build_step
-from tests.support.moe_models import make_moe_base
-from tests.support.tiny_models import reference_logits
+from tests.support.adapters.moe_models import make_moe_base
+from tests.support.adapters.tiny_models import reference_logits
 
 FILE = "model.safetensors"
 TOKENS = [int(i) for i in torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(0))]

@@ -15,8 +15,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from executor.distributed import SINGLE, ParallelGroup
 from executor.errors import BadCheckpoint, UnsupportedModel
 from executor.models import load_model
-from tests.support.moe_models import make_moe_base
-from tests.support.tiny_models import save_variant
+from tests.support.adapters.moe_models import make_moe_base
+from tests.support.adapters.tiny_models import save_variant
 
 Tensors = dict[str, Tensor]
 FILE = "model.safetensors"

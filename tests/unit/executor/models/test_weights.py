@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from executor.distributed import ParallelGroup
 from executor.errors import BadCheckpoint, UnsupportedModel
 from executor.models import load_model
-from tests.support.tiny_models import make_model, save_variant
+from tests.support.adapters.tiny_models import make_model, save_variant
 
 Tensors = dict[str, torch.Tensor]
 SINGLE = "model.safetensors"

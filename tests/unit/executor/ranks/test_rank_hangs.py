@@ -17,9 +17,9 @@ from executor.config import ExecutorConfig
 from executor.engine import Engine
 from executor.errors import RankLost
 from lorafleet.v1 import executor_pb2_grpc
-from tests.support.cluster import wait_until
-from tests.support.engines import SMALL, greedy
-from tests.support.processes import is_running
+from tests.support.engines.driver import SMALL, greedy
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import is_running
 from tests.unit.executor.ranks.test_ranks import rank_processes as children
 from tests.unit.executor.test_main import (
     Start,

@@ -23,9 +23,9 @@ from executor.distributed import SINGLE
 from executor.errors import RankLost, StartError, UnsupportedModel
 from executor.ranks.messages import CopyIntoSlot, Done, Failed, ForgetImage, LoadAdapter
 from executor.ranks.worker import Worker
-from tests.support.adapters import load_base, make_adapter
-from tests.support.cluster import wait_until
-from tests.support.engines import SMALL, Driver, greedy, make_driver
+from tests.support.adapters.peft import load_base, make_adapter
+from tests.support.engines.driver import SMALL, Driver, greedy, make_driver
+from tests.support.services.cluster import wait_until
 
 PROMPT = range(3, 30)
 Start = Callable[..., Driver]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from adapter_store import DiskStore
 from executor.batch.sequence import Dispatch
-from tests.support.engines import Driver, make_driver
-from tests.support.mixed_dispatches import dispatches
+from tests.support.engines.driver import Driver, make_driver
+from tests.support.engines.mixed_dispatches import dispatches
 
 # Two slots for four adapters, and KV blocks for a few of the twelve sequences.
 SCARCE = {

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from adapter_store import DiskStore
-from tests.support.engines import Driver, make_driver
-from tests.support.mixed_dispatches import dispatches
-from tests.support.ranks import rank_pool
+from tests.support.engines.driver import Driver, make_driver
+from tests.support.engines.mixed_dispatches import dispatches
+from tests.support.engines.ranks import rank_pool
 from tests.unit.executor.gpu.captured_checks import captured_as_uncaptured
 
 pytestmark = [

@@ -24,9 +24,9 @@ from executor.ranks.shared_tokens import SharedTokensPass
 from executor.ranks.spread_adapters import SpreadAdapters
 from executor.rejection import RejectedByRank
 from executor.step.inputs import SequenceRows
-from tests.support.adapters import make_adapter, rewrite
-from tests.support.cluster import wait_until
-from tests.support.engines import SMALL
+from tests.support.adapters.peft import make_adapter, rewrite
+from tests.support.engines.driver import SMALL
+from tests.support.services.cluster import wait_until
 
 
 @dataclass

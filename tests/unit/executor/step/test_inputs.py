@@ -8,7 +8,7 @@ from executor.layers.attention import KVCache
 from executor.models import CausalLM, load_model
 from executor.step.inputs import SequenceRows, build_step
 from kernels.punica import PunicaWrapperCPU
-from tests.support.tiny_models import save_variant
+from tests.support.adapters.tiny_models import save_variant
 
 
 @pytest.fixture(scope="module")

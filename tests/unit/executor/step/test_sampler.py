@@ -27,7 +27,7 @@ from executor.batch.sampling import (
 from executor.step.sampler import Sampler
 from executor.step.sampler_ops import chunks
 from kernels.reference.nucleus import nucleus
-from tests.support.row_sampler import sample_rows
+from tests.support.engines.row_sampler import sample_rows
 
 VOCAB = 64
 

@@ -22,8 +22,8 @@ from adapter_store import (
 )
 from scheduler.adapters.ingest import Ingest, Push, PushLimits
 from scheduler.errors import StoreUnavailable
-from tests.support.cluster import wait_until
-from tests.support.processes import is_running
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import is_running
 
 PUSH = Push("acme", "x", "latest", strict_base=False, dry_run=False, expected_generation=None)
 
@@ -126,8 +126,8 @@ KILLED = """
 import asyncio, multiprocessing, os, signal, sys
 from pathlib import Path
 from scheduler.adapters.ingest import Ingest, Push, PushLimits
-from tests.support.cluster import wait_until
-from tests.support.processes import is_running
+from tests.support.services.cluster import wait_until
+from tests.support.services.processes import is_running
 
 async def main():
     push = Push("acme", "x", None, False, False, None)

@@ -8,8 +8,8 @@ from adapter_store import DiskStore, ModelSpec, Ref
 from scheduler.adapters.retirement import LOOK_EVERY_S, WATCHED_S, Retirement
 from scheduler.admission.versions import Versions
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import ManualClock
-from tests.support.scheduling import dispatcher_of
+from tests.support.services.fakes import ManualClock
+from tests.support.services.scheduling import dispatcher_of
 
 
 async def test_what_was_served_is_looked_at_now_and_then(

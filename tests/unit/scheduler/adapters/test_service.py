@@ -7,7 +7,7 @@ import pytest
 
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters import service as adapters_service
-from tests.support.adapters_calls import Running, as_, parts, push, read_all, refused
+from tests.support.services.adapters_calls import Running, as_, parts, push, read_all, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,8 +11,8 @@ import pytest
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters import transfer
-from tests.support.adapters_calls import Running, as_, push, read_all, refused
-from tests.support.small_disk import files_of_at_most
+from tests.support.services.adapters_calls import Running, as_, push, read_all, refused
+from tests.support.stores.small_disk import files_of_at_most
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -18,9 +18,9 @@ from scheduler.dispatch.live_request import LiveRequest
 from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.fleet.residency import Residency
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.adapters_calls import Running, as_, pushed, refused, running_service
-from tests.support.scheduling import admitted, read_all, until
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.services.adapters_calls import Running, as_, pushed, refused, running_service
+from tests.support.services.scheduling import admitted, read_all, until
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOT = pb.RESIDENCY_TIER_SLOT

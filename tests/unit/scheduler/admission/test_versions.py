@@ -22,8 +22,8 @@ from adapter_store import (
     VersionState,
 )
 from scheduler.admission.versions import MAX_AGE_S, Versions
-from tests.support.cluster import wait_until
-from tests.support.fakes import ManualClock
+from tests.support.services.cluster import wait_until
+from tests.support.services.fakes import ManualClock
 
 LATEST = Ref.parse("acme/x", "")
 

@@ -7,14 +7,8 @@ import pytest
 
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeExecutor
-from tests.support.scheduling import (
-    dispatcher_of,
-    executors,
-    ready,
-    running,
-    tiny_tokenizer,
-)
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.scheduling import dispatcher_of, executors, ready, running, tiny_tokenizer
 
 
 @pytest.fixture(scope="package")

@@ -14,8 +14,8 @@ from scheduler.errors import (
     StoreUnavailable,
 )
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeExecutor
-from tests.support.scheduling import (
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.scheduling import (
     SETTINGS,
     admitted,
     dispatcher_of,

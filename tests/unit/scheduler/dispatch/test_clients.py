@@ -17,8 +17,8 @@ from scheduler.errors import (
     Superseded,
 )
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeExecutor, ManualClock
-from tests.support.scheduling import (
+from tests.support.services.fakes import FakeExecutor, ManualClock
+from tests.support.services.scheduling import (
     SETTINGS,
     admitted,
     dispatcher_of,

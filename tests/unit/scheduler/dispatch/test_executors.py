@@ -16,9 +16,9 @@ from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import Phase
 from scheduler.fleet_service import snapshot
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeExecutor
-from tests.support.name_server import name_server
-from tests.support.scheduling import (
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.name_server import name_server
+from tests.support.services.scheduling import (
     IMPATIENT,
     LINK,
     SETTINGS,

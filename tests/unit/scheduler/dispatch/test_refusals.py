@@ -10,8 +10,8 @@ from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.errors import ExecutorFailed
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeExecutor
-from tests.support.scheduling import (
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.scheduling import (
     SETTINGS,
     admitted,
     dispatcher_of,

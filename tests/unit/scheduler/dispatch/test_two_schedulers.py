@@ -19,10 +19,10 @@ from adapter_store import AdapterNotFound, Lease, ModelSpec, Ref
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.adapters_calls import Running, as_, pushed, running_service
-from tests.support.redis_server import RedisServer
-from tests.support.scheduling import admitted, until
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.services.adapters_calls import Running, as_, pushed, running_service
+from tests.support.services.scheduling import admitted, until
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOT = pb.RESIDENCY_TIER_SLOT

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.dispatch.progress import Progress
 from scheduler.fleet.wire import split_batches, tokens_of
-from tests.support.scheduling import admitted
+from tests.support.services.scheduling import admitted
 
 
 def test_a_step_is_taken_apart() -> None:

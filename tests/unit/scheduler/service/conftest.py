@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from adapter_store import ModelSpec, open_store
-from tests.support.scheduler_house import House, open_house
-from tests.support.served_model import write_adapter, write_model
+from tests.support.adapters.served_model import write_adapter, write_model
+from tests.support.services.scheduler_house import House, open_house
 
 
 @pytest.fixture(scope="module")

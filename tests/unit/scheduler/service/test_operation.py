@@ -16,8 +16,8 @@ from lorafleet.v1 import (
     fleet_pb2,
 )
 from scheduler.app import CannotListen, Scheduler
-from tests.support.scheduler_house import House, fails, generate, open_house, read
-from tests.support.scheduling import until
+from tests.support.services.scheduler_house import House, fails, generate, open_house, read
+from tests.support.services.scheduling import until
 
 INFERENCE = "lorafleet.v1.Inference"
 

@@ -16,9 +16,9 @@ from lorafleet.v1 import (
     inference_pb2_grpc,
 )
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.scheduler_house import House, fails, generate, open_house
-from tests.support.scheduling import until
-from tests.support.served_model import MAX_MODEL_LEN
+from tests.support.adapters.served_model import MAX_MODEL_LEN
+from tests.support.services.scheduler_house import House, fails, generate, open_house
+from tests.support.services.scheduling import until
 
 
 async def test_a_stream_and_a_whole_answer_agree(house: House, digest: str) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from scheduler.errors import InvalidRequest
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 
 MESSAGES = [
     {"role": "system", "content": "Be brief & <kind>."},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.text.text_stream import TextStream, Utf8Decoder, _StopMatcher
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.tokenizers import byte_fallback, byte_level, write_folder
+from tests.support.adapters.tokenizers import byte_fallback, byte_level, write_folder
 
 PROMPT = (40, 41)
 STOPS = ["STOP", "stop", "OPOP", "世界", "好", "😀", "\n\n", "aa", "aab", ". ", "�"]

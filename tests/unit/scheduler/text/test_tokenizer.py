@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from scheduler.text.tokenizer import InvalidTokenizer, Tokenizer
-from tests.support.tokenizers import byte_fallback, byte_level, write_folder
+from tests.support.adapters.tokenizers import byte_fallback, byte_level, write_folder
 
 
 @pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from adapter_store import open_store
 from lorafleet import Client
 from lorafleet.ports import free_port
-from tests.support.fleet import scrape
+from tests.support.services.fleet import scrape
 
 ROOT = Path(__file__).parents[2]
 READINESS = {"scheduler": "lorafleet.v1.Inference", "executor": "lorafleet.v1.Executor"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lorafleet import Client
-from tests.support.streams import Watched, undisturbed, watch
+from tests.support.services.streams import Watched, undisturbed, watch
 
 NUM_TOKENS = 600
 PROMPT = [30, 41, 52, 63, 74] * 4

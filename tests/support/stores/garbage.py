@@ -1,7 +1,7 @@
 """What a store keeps that it should not: nothing that stays for good may be left by a crash."""
 
 from adapter_store.redis_store.index import Claim
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 
 
 def garbage(medium: Medium) -> list[str]:

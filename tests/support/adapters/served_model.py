@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.support.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 
 HIDDEN, LAYERS, MAX_MODEL_LEN = 16, 1, 512
 
 
 def write_model(path: Path) -> Path:
-    """A Llama of one layer with the byte-level tokenizer of tests/support/tokenizers.py."""
+    """A Llama of one layer with the byte-level tokenizer of tests/support/adapters/tokenizers.py."""
     tokenizer = byte_level()
     write_folder(path, tokenizer, chat_template=CHAT_TEMPLATE)
     vocab = tokenizer.get_vocab_size(with_added_tokens=True)

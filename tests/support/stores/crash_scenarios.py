@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from adapter_store import AdapterStore, DiskStore, ModelSpec, Ref
 from lorafleet.migration import migrate
-from tests.support.stores import Medium
+from tests.support.stores.media import Medium
 
 # One projection is so wide that an adapter takes more than a chunk, and everything else is small.
 WIDE, RANK = 9216, 64

@@ -11,7 +11,7 @@ from adapter_store.redis_store.index import Index
 from adapter_store.redis_store.keys import Keys, unseal
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
-from tests.support.redis_server import RedisServer
+from tests.support.stores.redis_server import RedisServer
 
 Change = Callable[[bytes], bytes | None]  # None: gone
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lorafleet import Client, DataLoss, InternalError, InvalidRequest
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.streams import LOOSE, undisturbed
+from tests.support.services.streams import LOOSE, undisturbed
 
 NUM_TOKENS = 48
 STALENESS_S = 1.0  # --alias-max-staleness

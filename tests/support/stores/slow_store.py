@@ -1,4 +1,4 @@
-"""A Redis store whose readers share a slow network: `python -m tests.support.slow_store FOLDER`.
+"""A Redis store whose readers share a slow network: `python -m tests.support.stores.slow_store FOLDER`.
 
 What stands at --port is fast, to fill it; the same store at --slow-port sends --megabytes-per-s to all its
 readers together, as a disk or a network of that speed would. It runs until it is interrupted, and keeps
@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
+from tests.support.services.proxy import Proxy
+from tests.support.stores.redis_server import RedisServer
 
 
 class Throttle:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from lorafleet.v1 import common_pb2, inference_pb2
-from tests.support.failures import Failure, Stubs, failure, push_parts
+from tests.support.services.failures import Failure, Stubs, failure, push_parts
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Files = dict[str, bytes]

@@ -12,7 +12,7 @@ from adapter_store import DiskStore
 from executor.app import ExecutorApp
 from executor.config import ExecutorConfig
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
-from tests.support.engines import SMALL
+from tests.support.engines.driver import SMALL
 
 
 class Scheduler:

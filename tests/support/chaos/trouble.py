@@ -5,8 +5,8 @@ import signal
 import time
 
 from lorafleet import Client, LoraFleetError
-from tests.support.chaos import NAMES, NEVER, World
-from tests.support.cluster import Node
+from tests.support.chaos.run import NAMES, NEVER, World
+from tests.support.services.cluster import Node
 
 
 class Operator:

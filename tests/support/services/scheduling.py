@@ -15,8 +15,8 @@ from scheduler.dispatch.live_request import LiveRequest, Piece
 from scheduler.fleet.link import LinkSettings
 from scheduler.metrics import Metrics
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeExecutor, next_token
-from tests.support.tokenizers import byte_level, write_folder
+from tests.support.adapters.tokenizers import byte_level, write_folder
+from tests.support.services.fakes import FakeExecutor, next_token
 
 FINGERPRINT = "sha256:model"
 MODULES = frozenset({"q_proj"})

@@ -21,8 +21,8 @@ from lorafleet.v1 import (
 )
 from scheduler.app import Scheduler
 from scheduler.config import Config
-from tests.support.fakes import FakeExecutor
-from tests.support.scheduling import until
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.scheduling import until
 
 
 @dataclass

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2
-from tests.support.scripted_server import ScriptedInference
+from tests.support.services.scripted_server import ScriptedInference
 
 
 class MemoryAdapters(adapters_pb2_grpc.AdaptersServicer):

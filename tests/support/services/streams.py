@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lorafleet import Client, Generation, Unavailable
-from tests.support.cluster import Pair, wait_until
+from tests.support.services.cluster import Pair, wait_until
 
 # Rows of other sequences may move a logit by about 1e-6; a greedy choice closer than this proves nothing.
 NEAR_TIE = 5e-5

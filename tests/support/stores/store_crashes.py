@@ -1,4 +1,4 @@
-"""kill -9 at random moments of what changes a store: python -m tests.support.store_crashes --json FILE.
+"""kill -9 at random moments of what changes a store: `make crash`, or this module with --json FILE.
 
 Each round gives a fresh store to a child process that makes changes and tells of each before it starts and
 when it is acknowledged. It is killed at a random moment; where the store is in Redis, every other round kills
@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adapter_store import AdapterStoreError
-from tests.support.crash_scenarios import SCENARIOS, Scenario, Told
-from tests.support.garbage import garbage
-from tests.support.redis_server import BINARY, RedisServer
-from tests.support.stores import DiskMedium, Medium, RedisMedium
+from tests.support.stores.crash_scenarios import SCENARIOS, Scenario, Told
+from tests.support.stores.garbage import garbage
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.redis_server import BINARY, RedisServer
 
 TIMES = 200
 
@@ -120,7 +120,7 @@ def _work(medium: Medium, scenario: Scenario, writer: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.store_crashes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.support.stores.store_crashes", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--times", type=int, default=TIMES, help=f"rounds of each kind ({TIMES})")
     parser.add_argument("--only", choices=[each.name for each in SCENARIOS], help="one kind of change (all)")
@@ -136,7 +136,10 @@ def main() -> None:
                 results.append(crash(store, scenario, args.times, folder, args.seed))
                 sys.stdout.write(json.dumps(asdict(results[-1])) + "\n")
                 sys.stdout.flush()
-    about = {"command": " ".join(["python -m tests.support.store_crashes", *sys.argv[1:]]), "seed": args.seed}
+    about = {
+        "command": " ".join(["python -m tests.support.stores.store_crashes", *sys.argv[1:]]),
+        "seed": args.seed,
+    }
     about |= {"git": revision, "server": _first_line(BINARY, "--version")}
     args.json.write_text(
         json.dumps({**about, "results": [asdict(each) for each in results]}, indent=1) + "\n"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lorafleet import Client, FinishReason, LoraFleetError
-from tests.support.chaos import NAMES, NEVER, NUM_TOKENS, QUESTIONS, World
-from tests.support.streams import LOOSE
+from tests.support.chaos.run import NAMES, NEVER, NUM_TOKENS, QUESTIONS, World
+from tests.support.services.streams import LOOSE
 
 
 class Caller:

@@ -27,9 +27,9 @@ from scheduler.admission.versions import Versions
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.metrics import Metrics
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.adapters import lora_pair, raw_adapter
-from tests.support.fakes import FakeExecutor
-from tests.support.scheduling import dispatcher_of, executors, ready
+from tests.support.adapters.peft import lora_pair, raw_adapter
+from tests.support.services.fakes import FakeExecutor
+from tests.support.services.scheduling import dispatcher_of, executors, ready
 
 MAX_PUSH_BYTES = 256 * 1024
 TOKENS = """

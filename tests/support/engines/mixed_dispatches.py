@@ -6,7 +6,7 @@ from typing import Any
 
 from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import Dispatch, StopRules
-from tests.support.engines import greedy
+from tests.support.engines.driver import greedy
 
 ENDS = frozenset({5, 17, 60, 90})  # so common that many sequences end by themselves
 
