@@ -1,4 +1,4 @@
-"""Adapters as files and versions: checked on the way in, named by their content, read without copies."""
+"""Adapters as files and versions: checked at the push, named by content, read without copies."""
 
 from adapter_store.cached import CachedStore
 from adapter_store.disk_store.store import DiskStore

@@ -1,7 +1,7 @@
 """The format of a store, which the store itself states: what another format holds is never guessed at.
 
 Format 1 kept records without seals and no lines for listings; format 2 had both, and sha256 of all data.
-Format 3 has BLAKE3 of the data (hashing.py), so the same adapter has another digest there.
+Format 3 has BLAKE3 of the data (files/hashing.py), so the same adapter has another digest there.
 """
 
 from adapter_store.errors import NoStore, OtherFormat

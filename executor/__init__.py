@@ -1,1 +1,1 @@
-"""One base model on its device: loads it, pages adapters into slots, runs the mixed continuous batch."""
+"""The executor serves one base model on its device: process, wire, engine, and the heartbeat of steps."""

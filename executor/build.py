@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from adapter_store import ModelSpec, WeightsSource, kind_of
 from executor.adapters.host_pool import HostPool
-from executor.adapters.layout_workers import ImageWorkers
+from executor.adapters.layout_workers import LayoutWorkers
 from executor.adapters.pager import Adapters, Pager
 from executor.adapters.pooled import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
 from executor.adapters.slot_writer import SlotWriter, WriterInTurn, make_writer
@@ -118,7 +118,7 @@ def _on_one_rank(
     # First, so that its memory is pinned, and the processes come up, while the model loads.
     most, device = _max_image_bytes(config, spec), torch.device(config.device)
     pool = HostPool(config.host_memory_bytes, most, wake, device)
-    workers = ImageWorkers(config, most)
+    workers = LayoutWorkers(config, most)
     try:
         shard = build_shard(config, SINGLE)
         slots, arena = shard.slots, shard.arena

@@ -1,4 +1,5 @@
-"""Batched multi-LoRA operations over tensors and integer slots. Import the modules; this file stays empty.
+"""Batched multi-LoRA operations over tensors and integer slots, one operation a file.
 
-Hugging Face's `kernels` has the same import name and transformers probes it: ours must look unfit.
+Hugging Face's `kernels` has the same import name and transformers probes it: ours must
+look unfit, so this file stays a docstring: import the modules.
 """

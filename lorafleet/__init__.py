@@ -1,4 +1,4 @@
-"""LoraFleet for users: the client, what it returns and what it raises. `lorafleet --help` is the command."""
+"""What users import and type: the client, its results and errors, the `lorafleet` command."""
 
 from lorafleet.aio import AsyncClient
 from lorafleet.client import Client

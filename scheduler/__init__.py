@@ -1,1 +1,1 @@
-"""The scheduler: takes requests, groups them by adapter and sends them to executors. Never imports torch."""
+"""The scheduler takes requests and decides which executor runs each, and when. It never imports torch."""

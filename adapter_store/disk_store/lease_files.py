@@ -1,4 +1,4 @@
-"""The leases of a DiskStore (lease.py): `leases/<holder>`, whose time is that of the last renewal.
+"""The leases of a DiskStore (../lease.py): `leases/<holder>`, whose time is that of the last renewal.
 
 Nothing is synced: a crash of the whole machine ends the holders, too.
 """

@@ -63,7 +63,7 @@ class RecordFiles:
         return sorted(path.name for path in self._folder.iterdir())
 
     def lines(self, tenant: str, name: str) -> tuple[str, ...]:
-        """For listings (summary.py), sorted; none when the name is unknown or its record unreadable."""
+        """For listings (../summary.py), sorted; none when the name is unknown or its record unreadable."""
         try:
             value = _read(f"{self._folder}/{tenant}/{name}.json")
             return tuple(sorted(lines_of(name, _decode(f"{tenant}/{name}", value))))

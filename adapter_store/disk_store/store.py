@@ -5,7 +5,7 @@
     blobs/<hex>/                    content, immutable once here (blob.py)
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
     users/<hex>                     which names have that content (user_files.py)
-    leases/<holder>                 what schedulers still use (lease.py)
+    leases/<holder>                 what schedulers still use (lease_files.py)
     format-3                        what it is, and how it is kept (store_folder.py)
     tmp/                            work in progress, and what crashes left
 

@@ -1,6 +1,6 @@
-"""The store in a Redis or Valkey server: everything shared by any number of machines.
+"""The store in a Redis or Valkey server, shared by any number of machines.
 
-    <ns>:{meta}:record:<tenant>/<name>   versions and aliases of one name (record.py), sealed
+    <ns>:{meta}:record:<tenant>/<name>   versions and aliases of one name (../record.py), sealed
     <ns>:{meta}:names:<tenant>           sorted set "<name>@", all of score 0: in the order of the bytes
     <ns>:{meta}:blob:<digest>            hash: manifest and index, sealed; claim (which upload it is)
     <ns>:{meta}:users:<digest>           set "<tenant>/<name>": the records that hold the version

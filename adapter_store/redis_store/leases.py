@@ -1,4 +1,4 @@
-"""The leases of a RedisStore (lease.py), by the server's clock."""
+"""The leases of a RedisStore (../lease.py), by the server's clock."""
 
 from adapter_store.formats import FORMAT
 from adapter_store.lease import Lease

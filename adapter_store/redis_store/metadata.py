@@ -130,7 +130,7 @@ class Metadata:
         return claim.decode() if claim else ""
 
     def lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
-        """For listings (summary.py): the first `limit` whose keys are greater than `after`."""
+        """For listings (../summary.py): the first `limit` whose keys are greater than `after`."""
         key, found = self._keys.lines(tenant), list[str]()
         start = after_line(after) if after else ""
         if name is not None:

@@ -49,7 +49,7 @@ class LaidOut:
     error: float
 
 
-class ImageWorkers:
+class LayoutWorkers:
     """`image` belongs to loader threads. Processes start at once, and work when they are up."""
 
     def __init__(self, config: ExecutorConfig, max_block_bytes: int) -> None:
@@ -60,12 +60,12 @@ class ImageWorkers:
         self._lock = Lock()
         self._closing = False
         self._next_replacement = 0.0
-        self._workers: list[ImageWorker] = []
+        self._workers: list[LayoutWorker] = []
         # Last in, first out: who has worked has memory and has verified what comes again.
-        self._idle: LifoQueue[ImageWorker] = LifoQueue()
+        self._idle: LifoQueue[LayoutWorker] = LifoQueue()
         try:
             for _ in range(config.num_loader_processes):
-                self._workers.append(ImageWorker(config, max_block_bytes))
+                self._workers.append(LayoutWorker(config, max_block_bytes))
                 self._idle.put(self._workers[-1])
         except OSError as error:
             logger.error("loader threads lay adapters out themselves, a process cannot be started: %s", error)
@@ -97,7 +97,7 @@ class ImageWorkers:
         for worker in self._workers:
             worker.kill()
 
-    def _give_up(self, worker: "ImageWorker", error: Exception) -> None:
+    def _give_up(self, worker: "LayoutWorker", error: Exception) -> None:
         worker.kill()
         with self._lock:
             if not self._closing:
@@ -112,12 +112,12 @@ class ImageWorkers:
             if full or self._closing or now < self._next_replacement:
                 return
             self._next_replacement = now + _REPLACE_INTERVAL_S
-        Thread(target=self._try_another, args=(digest, layout), name="image-worker", daemon=True).start()
+        Thread(target=self._try_another, args=(digest, layout), name="layout-worker", daemon=True).start()
 
     def _try_another(self, digest: str, layout: SlotLayout) -> None:
         """No load waits for it: it is idle once it has laid out an adapter for nobody."""
         try:
-            worker = ImageWorker(self._config, self._max_block_bytes)
+            worker = LayoutWorker(self._config, self._max_block_bytes)
         except OSError as error:
             logger.error("no process takes the place of one that is gone: %s", error)
             return
@@ -133,7 +133,7 @@ class ImageWorkers:
             self._idle.put(worker)
 
 
-class ImageWorker:
+class LayoutWorker:
     """One process, as it is seen from here. One thread at a time."""
 
     def __init__(self, config: ExecutorConfig, max_block_bytes: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adapter_store import Weights, WeightsSource
 from executor.adapters.host_pool import HostPool, Region
-from executor.adapters.layout_workers import ImageWorkers
+from executor.adapters.layout_workers import LayoutWorkers
 from executor.adapters.slot_writer import SlotWriter
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads, check_full_heads
@@ -51,7 +51,7 @@ class PooledAdapters:
         writer: SlotWriter,
         dora: DoRAFactors | None = None,
         full_heads: FullHeads | None = None,
-        workers: ImageWorkers | None = None,
+        workers: LayoutWorkers | None = None,
     ) -> None:
         """Adapters that need what is not given are refused. `workers` read the same store."""
         self._store = store

@@ -1,1 +1,1 @@
-"""Times of the engine's parts on a GPU: `python -m executor.bench --json FILE`."""
+"""Benchmarks of the engine's parts, and engines to run under load: `python -m executor.bench`."""

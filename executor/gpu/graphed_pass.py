@@ -16,7 +16,7 @@ from executor.gpu.attention.decode import DecodeStep
 from executor.gpu.attention.planner import Kind, PlannedStep, StepPlanner
 from executor.gpu.cuda_graphs import Capture, Captured, GraphMemory, unowned, without_collection
 from executor.gpu.graph_plans import GraphSizes, LoRAPlans, Runs, head_runs, rehearsal_runs, step_runs
-from executor.gpu.layer_kinds import unlike_layers
+from executor.gpu.layer_kinds import layer_kinds
 from executor.gpu.warm_up import StepLimits, WarmUpStep
 from executor.layers.attention import KVCache, LayerCache, StepAttention
 from executor.layers.context import ForwardContext
@@ -75,7 +75,7 @@ class GraphedForwardPass:
         self._head_has_lora = head_has_lora
         self._marks = tuple(marks)
         self._memory = memory
-        self._unlike_layers = unlike_layers(model)
+        self._layer_kinds = layer_kinds(model)
         self._graphs: dict[_Key, Captured] = {}
         self._between: PlannedStep | None = None  # what attention the pieces of this step run
         pages = limits.max_sequences * -(-limits.max_model_len // kv_cache.block_size)
@@ -121,7 +121,7 @@ class GraphedForwardPass:
     def rehearse_eager(self, step: WarmUpStep) -> None:
         """Launch each kernel of such a step, as none was captured, and allocate what it does at its most:
         through one layer of each kind."""
-        self._eager(step.sequences, None, self._unlike_layers, step.plan)
+        self._eager(step.sequences, None, self._layer_kinds, step.plan)
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
@@ -225,7 +225,7 @@ class GraphedForwardPass:
         mapping = LoRAMapping(rehearsal_runs(key.plan, rows), _NO_RUNS)
         self._punica.update_metadata(mapping, key.plan)
         with self._in_form(key):
-            self._model(*self._inputs(buffers, rows, step), self._unlike_layers)
+            self._model(*self._inputs(buffers, rows, step), self._layer_kinds)
         return step
 
     def _capture(self, key: _Key) -> None:

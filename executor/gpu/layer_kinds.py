@@ -9,7 +9,7 @@ from executor.models import CausalLM
 from kernels.launching.launch import signature
 
 
-def unlike_layers(model: CausalLM) -> tuple[int, ...]:
+def layer_kinds(model: CausalLM) -> tuple[int, ...]:
     """The first of each kind, ascending; call it when the model has its slots.
 
     Layers are alike that have the same modules, window of attention, and shapes, strides, types and

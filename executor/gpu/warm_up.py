@@ -21,8 +21,8 @@ from kernels.metadata.work_list import high_limit
 
 # (slot, rows) of each sequence.
 _Rows = list[tuple[int, int]]
-# Entries and tiles from which on kernels/*tuning.py and kernels/lora_*_fp8.py choose otherwise. A step with
-# tiles has at least 8, and 32 entries.
+# Entries and tiles from which on kernels/launching/*tuning.py and kernels/lora_*_fp8.py choose otherwise. A
+# step with tiles has at least 8, and 32 entries.
 _ENTRY_STEPS = (1, 8, 25, 32, 64, 128)
 _TILE_STEPS = (8, 32, 33, 43, 65, 128)
 _LEAST_TILED_ITEMS = 32

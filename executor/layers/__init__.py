@@ -1,4 +1,4 @@
-"""The plain layers of a decoder. None of them knows LoRA: `executor.lora` wraps them from outside."""
+"""The plain layers of a decoder. None of them knows LoRA: `executor/lora/` wraps them from outside."""
 
 from executor.layers.activation import SiluAndMul
 from executor.layers.embedding import LogitsProcessor, ParallelLMHead, VocabParallelEmbedding

@@ -1,1 +1,1 @@
-"""LoRA over a plain model: slot layout, arena, images, the layers that wrap base layers, replacing."""
+"""LoRA around a plain model: the slots' layout, their memory, and the adapter images that fill them."""

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a model that can run."""
+"""The way from a Hugging Face folder to a model that runs: its config, weights and decoder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,1 +1,1 @@
-"""Benchmarks of the kernels: `python -m kernels.bench OP --json FILE` on a machine with a GPU."""
+"""Benchmarks of the kernels on a GPU: `python -m kernels.bench OP --json FILE`."""

@@ -21,14 +21,16 @@ _log = logging.getLogger(__name__)
 
 @lru_cache
 def load() -> Any | None:
-    """kernels/work_list.c as a module, compiled once a machine; None where that fails."""
+    """kernels/metadata/work_list.c as a module, compiled once a machine; None where that fails."""
     from triton.runtime.build import compile_module_from_src
 
     source = Path(__file__).with_name("work_list.c").read_text()
     try:
         return compile_module_from_src(source, "lorafleet_work_list")
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
-        _log.warning("kernels/work_list.c is not compiled, a step's metadata takes longer: %s", error)
+        _log.warning(
+            "kernels/metadata/work_list.c is not compiled, a step's metadata takes longer: %s", error
+        )
         return None
 
 

@@ -1,6 +1,6 @@
 /* A step's LoRA metadata straight from its runs into the staging buffer, for the host's speed.
  *
- * The truth, word for word, is kernels/work_list.py and kernels/host_fields.py; kernels/native.py calls this.
+ * The truth, word for word, is work_list.py and host_fields.py; native.py calls this.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -133,7 +133,7 @@ static PyObject *high(PyObject *self, PyObject *args) {
 }
 
 /* write(fields, used, sizes, runs, ranks, totals, per_item, per_tile, limit, copies): the fields of
- * kernels/meta.py, one behind the other as `sizes` says. used: entries that the last write filled of items,
+ * meta.py, one behind the other as `sizes` says. used: entries that the last write filled of items,
  * tiles, slots and rows; now this one's. Slots of ranks above `limit` come first, each piece `copies` times.
  * per_tile 0: no tiles. */
 static PyObject *write_fields(PyObject *self, PyObject *args) {

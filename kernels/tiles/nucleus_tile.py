@@ -24,7 +24,7 @@ def order_of(key, token):
 
 @triton.jit
 def weight_of(value, largest, temperature, least, ONES: tl.constexpr, BITS: tl.constexpr):
-    """What a token counts: 1, or the whole number that reference/nucleus.py makes of its probability."""
+    """What a token counts: 1, or the whole number that ../reference/nucleus.py makes of its probability."""
     if ONES:
         return (value > float("-inf")).to(tl.int32)
     else:

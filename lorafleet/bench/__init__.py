@@ -1,1 +1,1 @@
-"""Load on a running scheduler, on one started here, or on an engine alone; and what it measured."""
+"""Load on a running scheduler, on one started here, or on an engine alone, and what was measured."""

@@ -1,1 +1,1 @@
-"""The command groups of `lorafleet`, one file each; lorafleet/cli.py puts them together."""
+"""The command groups of `lorafleet`, one file each, which `lorafleet/cli.py` puts together."""

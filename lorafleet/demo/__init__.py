@@ -1,1 +1,1 @@
-"""The demo's real parts: a small chat model from PyPI and the LoRA adapters trained on it."""
+"""The demo on this machine: a small chat model from PyPI and four LoRA adapters trained on it."""

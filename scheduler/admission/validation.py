@@ -15,8 +15,8 @@ MAX_PRIORITY = 100
 MAX_LABEL_CHARS = 128
 MAX_CHAT_MESSAGES = 4096
 MAX_ROLE_CHARS = 64
-# A message has at most 16 MiB (grpc_options.py). An answer that is sent whole may put so many bytes of
-# log-probabilities into one, and an echoed prompt so many of text: room is left for tokens and their text.
+# A message has at most 16 MiB (scheduler/grpc_options.py). An answer that is sent whole may put so many bytes
+# of log-probabilities into one, and an echoed prompt so many of text: room is left for tokens and their text.
 MAX_LOGPROBS_BYTES = 5 * 1024 * 1024
 # An executor makes those of a prompt in one go: 2 MiB take it half a second, in which it reports nothing.
 MAX_PROMPT_LOGPROBS_BYTES = 2 * 1024 * 1024

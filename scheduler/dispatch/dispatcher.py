@@ -13,7 +13,7 @@ from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.admission.admission import AdmittedRequest
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
-from scheduler.dispatch.live_requests import Accepted
+from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
 from scheduler.dispatch.policy import Policy, can_ever_run, is_open, is_served
 from scheduler.dispatch.queue import Queue
@@ -87,7 +87,7 @@ class Dispatcher:
         self._clock = clock
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
-        self._accepted = Accepted()
+        self._accepted = LiveRequests()
         self._planner = Planner(
             self.queue,
             self.fleet,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from scheduler.dispatch.live_request import LiveRequest
 
 
-class Accepted:
+class LiveRequests:
     """Requests from their acceptance to their end, by caller's name, by queue number, by running attempt."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
-from scheduler.dispatch.live_requests import Accepted
+from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.policy import Policy, likely_executor
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.fleet import Fleet
@@ -21,7 +21,7 @@ class Planner:
         self,
         queue: Queue,
         fleet: Fleet,
-        accepted: Accepted,
+        accepted: LiveRequests,
         policy: Policy,
         metrics: Metrics,
         journal: Journal,

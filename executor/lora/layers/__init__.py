@@ -1,4 +1,4 @@
-"""The layers with LoRA, by the names and the contract of the reference design."""
+"""The layers with LoRA: each wraps a base layer and adds what the adapters of a step contribute."""
 
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
 from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA

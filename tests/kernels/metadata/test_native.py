@@ -37,7 +37,7 @@ def test_where_it_cannot_be_compiled_there_is_none_and_the_log_says_why(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     assert native.load.__wrapped__() is None
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("kernels/work_list.c is not compiled")
+    assert message.startswith("kernels/metadata/work_list.c is not compiled")
     assert "Not a directory" in message
 
 

@@ -11,7 +11,7 @@ import torch
 
 from adapter_store import DiskStore
 from executor.adapters.host_pool import HostPool
-from executor.adapters.layout_workers import ImageWorkers
+from executor.adapters.layout_workers import LayoutWorkers
 from executor.adapters.pooled import PooledAdapters, PooledImage
 from executor.adapters.slot_writer import SlotWriter
 from executor.config import ExecutorConfig
@@ -33,15 +33,15 @@ class ImageRig:
         model = load_model(base, torch.float32, "cpu")
         self.layout = attach_lora(model, LoRAConfig(2, 8, dtype=dtype), PunicaWrapperCPU(2, 8)).arena.layout
         self.config = ExecutorConfig(model=str(base), store=str(folder), loader_processes=1)
-        self.workers = ImageWorkers(self.config, self.layout.max_block_bytes)
+        self.workers = LayoutWorkers(self.config, self.layout.max_block_bytes)
         dora, nowhere = DoRAFactors(model, 2), cast(SlotWriter, None)
         self.here = PooledAdapters(store, self.layout, self.pool, nowhere, dora)
         self.beside = PooledAdapters(store, self.layout, self.pool, nowhere, dora, workers=self.workers)
 
     @contextmanager
-    def new_workers(self, config: ExecutorConfig | None = None) -> Iterator[ImageWorkers]:
+    def new_workers(self, config: ExecutorConfig | None = None) -> Iterator[LayoutWorkers]:
         """`beside` uses these meanwhile."""
-        workers = ImageWorkers(config or self.config, self.layout.max_block_bytes)
+        workers = LayoutWorkers(config or self.config, self.layout.max_block_bytes)
         self.beside._workers = workers
         yield workers
         workers.close()

@@ -233,10 +233,10 @@ def test_signals_to_all_processes_end_none(rig: ImageRig, digests: list[str]) ->
 EXECUTOR = """
 import sys, time, torch
 from executor.config import ExecutorConfig
-from executor.adapters.layout_workers import ImageWorkers
+from executor.adapters.layout_workers import LayoutWorkers
 from executor.lora.layout import SlotLayout, SlotSlice
 config = ExecutorConfig(model="m", store=sys.argv[1], cache_dir=sys.argv[2], loader_processes=2)
-workers = ImageWorkers(config, 1 << 20)
+workers = LayoutWorkers(config, 1 << 20)
 print(*(worker.pid for worker in workers._workers), flush=True)
 layout = SlotLayout((SlotSlice("layers.0.q_proj", 8, 8),), 4, torch.float32)
 digest = "sha256:" + 64 * sys.argv[3]
@@ -291,15 +291,15 @@ def test_an_engine_pages_in_from_processes(
         raise AssertionError("an image is laid out in the engine's process")
 
     monkeypatch.setattr("executor.adapters.pooled.build_slot_image", not_here)
-    others = image_processes()  # of the rigs
+    others = layout_processes()  # of the rigs
     driver = make_driver(str(tiny_base), tiny_store, **settings, loader_threads=2, loader_processes=2)
     with closing(driver.engine):
-        pids = image_processes() - others
+        pids = layout_processes() - others
         assert len(pids) == 2
         assert driver.run(*dispatches) == expected
-        assert image_processes() == others | pids
-    assert image_processes() == others
+        assert layout_processes() == others | pids
+    assert layout_processes() == others
 
 
-def image_processes() -> set[int]:
+def layout_processes() -> set[int]:
     return set(children(os.getpid(), "executor.adapters.layout_process"))

@@ -1,4 +1,4 @@
-"""Captured and eager steps against the plain forward pass, on the CPU (support/engines/gpu_steps.py)."""
+"""Captured and eager steps against the plain forward pass, on the CPU (engines/gpu_steps.py)."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.errors import StartError
-from executor.gpu.layer_kinds import unlike_layers
+from executor.gpu.layer_kinds import layer_kinds
 from executor.layers.attention import KVCache
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
 from executor.lora.image import build_slot_image
@@ -308,7 +308,7 @@ def traffic_of(runs: Sequence[tuple[int, int]]) -> list[SequenceRows]:
 def test_nothing_compiles_for_layers_whose_tables_of_ranks_begin_elsewhere(folder: Path) -> None:
     """Of seven modules a layer, with two slots: in the middle of 16 bytes in the second layer alone."""
     shard = make_shard(folder, max_loras=2)
-    assert unlike_layers(shard.model) == (0, 1)
+    assert layer_kinds(shard.model) == (0, 1)
     with compilations() as compiled:
         for slots in ((0, 1, -1), (1,), (-1,)):
             for rows in (1, 30, 600 // len(slots)):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor.gpu.layer_kinds import unlike_layers
+from executor.gpu.layer_kinds import layer_kinds
 from executor.lora.config import LoRAConfig
 from executor.lora.replace import attach_lora
 from executor.models import load_model
@@ -19,7 +19,7 @@ def kinds(folder: Path, max_loras: int = 4, modules: tuple[str, ...] = DENSE) ->
     model = load_model(folder, torch.float32, "cpu")
     config = LoRAConfig(max_loras, 8, frozenset(modules))
     attach_lora(model, config, PunicaWrapperCPU(max_loras, 16))
-    return unlike_layers(model)
+    return layer_kinds(model)
 
 
 @pytest.fixture
