@@ -7,13 +7,12 @@ and that a new one replaces. Neither blocks the event loop.
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from pathlib import Path
 
 from scheduler.errors import InvalidRequest
-from scheduler.text import template as template_program
 from scheduler.text.template import FRAME_HEADER, READY, TemplateFailed, render
 
 # An honest template takes milliseconds of CPU time; the other limit only ends a worker that got stuck.
@@ -89,14 +88,14 @@ class _Worker:
 
     @classmethod
     async def start(cls, cpu_limit_s: float) -> "_Worker":
-        # -I keeps this folder off the path, whose queue.py is not Python's. Nothing of our environment is
-        # handed on.
+        # It finds modules where this process does, and nowhere else (-s, -P). Nothing else of our environment
+        # is handed on.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", str(Path(template_program.__file__)), str(cpu_limit_s)),
+            *(sys.executable, "-s", "-P", "-m", "scheduler.text.template", str(cpu_limit_s)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={},
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         worker = cls(process)
         try:

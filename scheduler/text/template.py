@@ -1,7 +1,7 @@
 """Chat templates: Jinja with the helpers that transformers gives them, in a sandbox.
 
 The sandbox keeps a template away from Python's insides, but not from burning time or memory. So a template
-that came with an adapter is rendered by this file run as a program of its own (see main), which has limits
+that came with an adapter is rendered by this module run as a program of its own (see main), which has limits
 on both. It imports nothing of ours.
 """
 

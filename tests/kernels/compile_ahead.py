@@ -1,4 +1,4 @@
-"""Compile every kernel for cards that are not here: python compile_ahead.py ARCH; prints a line a kernel."""
+"""Compiles every kernel for cards that are not here: `-m tests.kernels.compile_ahead ARCH`."""
 
 import sys
 from collections.abc import Iterator
