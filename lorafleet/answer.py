@@ -1,4 +1,4 @@
-"""An answer in the making: folds the chunks of one stream, and of those that go on with it after a break.
+"""An answer in the making: it folds the chunks of a stream, and of those that resume it after a break.
 
 Pure: it is told the time and what arrived, and says what to send next. Both clients drive it with one loop:
 

@@ -1,4 +1,4 @@
-"""Adapters in archives: only the files that an adapter has are taken out, and no more bytes than are allowed.
+"""Adapters in archives: only an adapter's own files are taken out, and only up to a limit of bytes.
 
 A member's path never decides where anything is written: files are taken by their plain name, from the top of
 the archive or from the one folder in it.

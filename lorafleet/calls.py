@@ -1,4 +1,4 @@
-"""The two transports: operations go out on a channel, typed errors come back. Plain calls, then asyncio."""
+"""The two transports, plain and asyncio: operations go out on a channel, typed errors come back."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator

@@ -1,4 +1,4 @@
-"""`python -m lorafleet.child scheduler ...` is `python -m scheduler ...`, ending when its launcher does.
+"""`python -m lorafleet.child SERVICE ...` is `python -m SERVICE ...`, ending when its launcher does.
 
 The launcher holds the other end of stdin and never writes to it, so end of file means that it is gone,
 however it died; the service then drains, as it does on SIGTERM. (PR_SET_PDEATHSIG would do this on Linux

@@ -1,4 +1,4 @@
-"""What a call can raise.
+"""The errors that a call of the client can raise.
 
 LoraFleetError
 ├── InvalidRequest        INVALID_ARGUMENT: a field or file is wrong; `violations` names each

@@ -1,4 +1,4 @@
-"""A whole LoraFleet on one machine: one scheduler, some executors, a store in a folder, as real processes."""
+"""A whole LoraFleet on one machine, as real processes: a scheduler, executors, a store in a folder."""
 
 import queue
 import time

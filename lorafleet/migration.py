@@ -1,4 +1,4 @@
-"""From one adapter store to another, version by version: each is whole there or not there at all."""
+"""Copies one adapter store into another, version by version: each arrives whole or not at all."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

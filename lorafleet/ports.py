@@ -1,4 +1,4 @@
-"""Ports for services that start in a moment."""
+"""Finds free ports for services that start in a moment, and reserves them."""
 
 import errno
 import random

@@ -1,4 +1,4 @@
-"""Requests from what a user writes: prompts and options become messages. Ranges are the server's to check."""
+"""Requests from what a user writes: prompts and options become messages; the server checks ranges."""
 
 import uuid
 from collections.abc import Mapping, Sequence

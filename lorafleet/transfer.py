@@ -1,4 +1,4 @@
-"""Adapter folders as the messages of Push and Pull: files here, pieces there, no network."""
+"""Turns adapter folders into the messages of Push, and those of Pull into files, without a network."""
 
 import os
 import shutil

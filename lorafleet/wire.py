@@ -1,4 +1,4 @@
-"""The wire's messages as the values of lorafleet/results.py."""
+"""Turns the wire's messages into the values of lorafleet/results.py."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""On what results were measured: the head of a result file."""
+"""The head of a result file: the GPU, versions and command that its results were measured with."""
 
 import os
 import platform

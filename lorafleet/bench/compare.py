@@ -1,4 +1,4 @@
-"""Two result files side by side, as the whole product against the engine alone. Pure."""
+"""Two result files side by side, such as the whole product's and the engine's alone. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How busy each process was: the client by its own clock, the services by their expositions. Pure."""
+"""How busy each process was: the client by its own clock, the services by their metrics. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping

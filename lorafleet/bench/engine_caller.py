@@ -1,4 +1,4 @@
-"""Requests to an engine in a child process (executor/bench/piped.py), with no wire or scheduler between."""
+"""Sends requests to an engine in a child process (executor/bench/piped.py), without a scheduler."""
 
 import asyncio
 import json

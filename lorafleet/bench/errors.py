@@ -1,4 +1,4 @@
-"""What makes a measurement impossible. A failed request does not: it is counted and named in the results.
+"""What makes a measurement impossible; a failed request does not, but is counted in the results.
 
 BenchError          a wrong setting, file or folder; the text says which and what to do
 └── EngineEnded     the engine under test is gone

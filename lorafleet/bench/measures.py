@@ -1,4 +1,7 @@
-"""Measurements that compare plays: what happens to running streams, and to first tokens. A row a play."""
+"""Measurements that compare plays: what happens to running streams, and to first tokens.
+
+Each play gives a row.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Plays lanes of requests against whatever answers them."""
+"""Plays lanes of requests, each request when it is due, against whatever answers them."""
 
 import asyncio
 import time

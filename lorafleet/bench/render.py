@@ -1,4 +1,4 @@
-"""Rows as tables for people."""
+"""Result rows as tables for people."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is asked, and what was seen of the answer."""
+"""Requests, the lanes that they come in, and the records of what was seen of their answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

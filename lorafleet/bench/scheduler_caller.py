@@ -1,4 +1,4 @@
-"""Requests through a scheduler, as any client sends them, but nothing is resumed: what breaks counts."""
+"""Sends requests through a scheduler, as any client does, but resumes nothing: what breaks counts."""
 
 import asyncio
 import time

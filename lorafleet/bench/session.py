@@ -1,4 +1,4 @@
-"""Plays one after the other against one system, each with what its executors counted meanwhile."""
+"""A series of plays against one system, each with what the executors counted meanwhile."""
 
 import asyncio
 import gc

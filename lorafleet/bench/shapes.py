@@ -1,4 +1,4 @@
-"""Model folders with shapes that everybody knows, for an executor with `--load-format dummy`.
+"""Model folders with the shapes of well-known models, for an executor with `--load-format dummy`.
 
 The checkpoint is a file of the right size that is one big hole: it takes no room, and reads as zeros.
 """

@@ -1,4 +1,4 @@
-"""What executors count of their slots, read from their expositions. Pure."""
+"""How executors used their slots while a play ran, read from their metrics before and after. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""From records to numbers. Pure."""
+"""Turns the records of a play into numbers: throughput, latencies, failures. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From a description to requests: the same seed draws the same ones."""
+"""Draws requests from the description of a load: the same seed draws the same ones."""
 
 import json
 from collections.abc import Iterator, Mapping

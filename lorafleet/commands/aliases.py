@@ -1,4 +1,4 @@
-"""`lorafleet adapters alias`: the movable pointers."""
+"""`lorafleet adapters alias`: lists, sets and removes aliases, the movable pointers to versions."""
 
 import argparse
 from collections.abc import Sequence

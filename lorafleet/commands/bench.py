@@ -1,4 +1,4 @@
-"""`lorafleet bench`: how fast it is, on a running scheduler, on one started here, or on an engine alone."""
+"""`lorafleet bench`: how fast a running scheduler is, or one started here, or an engine alone."""
 
 import argparse
 import json

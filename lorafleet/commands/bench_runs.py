@@ -1,4 +1,4 @@
-"""`lorafleet bench load` and `preset`: what plays requests and reports on them."""
+"""`lorafleet bench load` and `preset`: plays requests and reports on them."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""`lorafleet demo`: see it work, with no arguments."""
+"""`lorafleet demo`: the command that runs lorafleet/demo and prints what every adapter did."""
 
 import argparse
 import signal

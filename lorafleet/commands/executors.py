@@ -1,4 +1,4 @@
-"""`lorafleet executors`: take one out of service, and back."""
+"""`lorafleet executors`: takes an executor out of service, and puts it back."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`lorafleet adapters migrate`: all versions and aliases of one store into another, a folder or a Redis."""
+"""`lorafleet adapters migrate`: copies all versions and aliases of one store into another."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lorafleet models`: what can be asked."""
+"""`lorafleet models`: the base model and the adapters that a request may name."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""What a version holds, in a few lines; and what two versions have in common."""
+"""What a version holds, in a few lines, and how two versions differ."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""`lorafleet adapters ...`: which copies executors keep, and which bytes the store keeps."""
+"""`lorafleet adapters pin`, `drain`, `gc` and others: which copies and bytes are kept."""
 
 import argparse
 import datetime

@@ -1,4 +1,4 @@
-"""What executors count of their slots, read from their metrics."""
+"""How often each adapter was copied into a slot or found there, read from the executors' metrics."""
 
 import re
 import urllib.request

@@ -1,4 +1,4 @@
-"""How the adapters answer unseen questions, by transformers and PEFT in float32: what a server must equal."""
+"""The adapters' answers in transformers and PEFT, in float32: what a server's answers must equal."""
 
 import json
 import logging

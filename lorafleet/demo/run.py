@@ -1,4 +1,4 @@
-"""`lorafleet demo`: a small real model, its adapters, all services, and answers from all of them at once."""
+"""`lorafleet demo`: a small real model, all services, and answers from all its adapters at once."""
 
 import asyncio
 import tempfile

@@ -1,4 +1,4 @@
-"""Train the demo's adapters with PEFT: `python -m lorafleet.demo.train --help`.
+"""Trains the demo's adapters with PEFT: `python -m lorafleet.demo.train --help`.
 
 Each recipe has its own ranks and target modules, so that a server which mixes the adapters meets them all.
 On one CPU core with bfloat16 instructions an adapter takes four to eight minutes.

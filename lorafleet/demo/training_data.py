@@ -1,4 +1,4 @@
-"""The training set of the demo's adapters: small fact tables, question templates, and styles of answers.
+"""The training set of the demo's adapters: small fact tables, question templates, answer styles.
 
 Every adapter sees the same questions and facts; only the style differs, so that is what it learns.
 """
