@@ -1,4 +1,4 @@
-"""The whole scheduler as one object: what `python -m scheduler` runs and tests start in their own process."""
+"""The whole scheduler as one object: `python -m scheduler` runs it, tests start it in their process."""
 
 import asyncio
 import logging

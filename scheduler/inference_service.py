@@ -1,4 +1,4 @@
-"""The Inference service: messages to dataclasses, a call, and back. What it means is decided elsewhere."""
+"""The Inference service: it turns messages into a call and back; what it means is decided elsewhere."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""All instruments of the scheduler."""
+"""All Prometheus metrics of the scheduler."""
 
 import contextlib
 from collections import Counter as Counted

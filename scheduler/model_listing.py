@@ -1,4 +1,4 @@
-"""What a caller may name in a request. Blocking: runs in a thread pool."""
+"""Lists what a caller may name in a request. Blocking: runs in a thread pool."""
 
 from adapter_store import AdapterNotFound, AdapterStore, DataLoss, Ref
 from lorafleet.v1 import inference_pb2

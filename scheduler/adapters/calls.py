@@ -1,4 +1,4 @@
-"""What every call of the Adapters service does: who calls, which version do they mean, off the event loop."""
+"""What all calls of the Adapters service do: find caller and version, and ask the store in a thread."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The Adapters service's messages: requests to checked names, what the store says to messages."""
+"""Turns Adapters requests into checked names, and what the store says into messages."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""From a request on the wire to one that the queue can take, or a typed error."""
+"""Turns a request on the wire into one that the queue can take, or into a typed error."""
 
 import asyncio
 import codecs

@@ -1,4 +1,4 @@
-"""Who calls, and what they may do.
+"""Who a caller is, by the token file, and what it may see and do.
 
 The token file is TOML; it holds hashes only, and is read again when it changes:
 

@@ -1,4 +1,4 @@
-"""Refs to versions, as one caller may see them. Blocking: these run in a thread pool."""
+"""Finds the version behind a ref, as far as its caller may see it. Blocking: runs in a thread pool."""
 
 import dataclasses
 import secrets

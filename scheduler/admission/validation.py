@@ -1,4 +1,4 @@
-"""The ranges that the proto comments promise. Pure: messages in, completed copies out, or InvalidRequest."""
+"""The ranges that proto comments promise. Pure: messages in, completed copies or InvalidRequest out."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""python -m scheduler.bench --model FOLDER --json FILE: listings and resolutions over many adapters, on a
-folder and on a Redis."""
+"""`python -m scheduler.bench`: times of listing and resolving many adapters, in a folder and in Redis."""
 
 import argparse
 import json

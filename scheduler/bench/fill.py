@@ -1,4 +1,4 @@
-"""Stores with many names, made in seconds: records are written as a store has them, without its care."""
+"""Fills stores with many names in seconds: it writes records as a store has them, without its checks."""
 
 import hashlib
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What the life of requests leaves in metrics and logs."""
+"""Tells metrics and logs of every turn in a request's life."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Which requests are live, and where each of them is: in the queue, on an executor, or in a pause."""
+"""All accepted requests until they end: found by name, by queue number or by running attempt."""
 
 import asyncio
 from collections import Counter

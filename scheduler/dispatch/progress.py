@@ -1,4 +1,4 @@
-"""What a request needs to go on elsewhere: prompt, delivered tokens, version and seed."""
+"""The output of one request so far, and the dispatch with which it goes on, on any executor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

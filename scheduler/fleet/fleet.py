@@ -1,4 +1,4 @@
-"""All executors of this scheduler."""
+"""All executors of this scheduler: their links and states by address, and commands to them."""
 
 import asyncio
 import time

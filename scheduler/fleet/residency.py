@@ -1,4 +1,4 @@
-"""Which versions an executor holds, kept from its snapshot and numbered deltas. Pure."""
+"""Which copies an executor has told this scheduler of, by snapshot and numbered deltas. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Executor messages to dataclasses and back."""
+"""Turns executors' messages into dataclasses, and back."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Conversations to prompts: the model's own template in a thread, an adapter's in a process with limits.
+"""Turns conversations into prompts: the model's template in a thread, an adapter's in a process.
 
 The model's template belongs to the operator, as the model does, and is trusted to end. An adapter's template
 is any tenant's program: it runs in a sandbox inside a worker process that is killed when it takes too long,

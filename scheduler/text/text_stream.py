@@ -1,4 +1,4 @@
-"""From tokens to text, piece by piece: never a split character, never a piece of a stop string."""
+"""Turns tokens into text, piece by piece: never a split character, never part of a stop string."""
 
 import codecs
 from collections import deque
