@@ -1,4 +1,4 @@
-"""`python -m executor`: exit code 0 after a drain, 1 after a failure, 2 when the settings cannot be used."""
+"""`python -m executor`: exit code 0 after a drain, 1 after a failure, 2 for unusable settings."""
 
 import asyncio
 import logging

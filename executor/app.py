@@ -1,4 +1,4 @@
-"""The life of the process: come up, get ready, watch, drain, end."""
+"""The life of the executor's process: it comes up, gets ready, watches, drains and ends."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""One engine from a configuration: the only place that knows how its parts are put together."""
+"""Builds the engine from a configuration: the only place that knows how its parts fit together."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""One rank's shard from a configuration, on whichever device it names."""
+"""Builds one rank's shard, its share of model, cache and slots, on whichever device is configured."""
 
 from pathlib import Path
 

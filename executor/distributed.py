@@ -1,4 +1,4 @@
-"""The ranks that share one model, as a value that is handed to whatever is cut over them."""
+"""The group of ranks that share one model: a value that is handed to whatever is cut over them."""
 
 import os
 import sys

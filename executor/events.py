@@ -1,4 +1,4 @@
-"""What the engine tells after each step."""
+"""What the engine tells after each step: new tokens, ends, rejections, residency and its status."""
 
 from dataclasses import dataclass
 

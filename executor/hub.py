@@ -1,8 +1,8 @@
-"""Between the engine's thread and the streams of schedulers: who gets which event. On the event loop only.
+"""Hands each event of the engine to the scheduler's stream that it is for, and counts seats and slots.
 
-Seats and slots are counted here for the reports: a dispatch takes its own from its receipt to its end, so
-that a report agrees with the dispatches that it says were received. The engine counts for itself when it
-accepts.
+All of it is on the event loop. Seats and slots are counted here for the reports: a dispatch takes its own
+from its receipt to its end, so that a report agrees with the dispatches that it says were received. The
+engine counts for itself when it accepts.
 """
 
 import logging

@@ -1,5 +1,7 @@
-"""Processes of the executor's that end when it does, however that is: they watch a descriptor whose other end
-the executor holds."""
+"""Ends a process of the executor's as soon as the executor itself ends, however that is.
+
+The process watches a descriptor whose other end the executor holds.
+"""
 
 import os
 import select

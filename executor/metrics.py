@@ -1,5 +1,8 @@
-"""All instruments of the executor. Counters are fed by the engine; gauges are read from its last status at
-scrape time. The series of an adapter end when its last copy goes."""
+"""All Prometheus metrics of the executor.
+
+Counters are fed by the engine; gauges are read from its last status at scrape time. The series of an adapter
+end when its last copy goes.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

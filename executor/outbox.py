@@ -1,4 +1,4 @@
-"""Events on their way to one scheduler. The engine never waits for it."""
+"""The queue of events on their way to one scheduler. The engine never waits for it."""
 
 import asyncio
 from collections import deque

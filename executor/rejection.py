@@ -1,4 +1,4 @@
-"""How a failure is told to a scheduler: one table from exceptions to stable reasons and gRPC status codes."""
+"""How a failure is told to a scheduler: one table from exceptions to stable reasons and gRPC codes."""
 
 import logging
 import uuid

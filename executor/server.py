@@ -1,4 +1,4 @@
-"""The gRPC side: the Executor service, health, reflection. It only translates; `hub` knows who gets what."""
+"""The gRPC server: Executor service, health, reflection. It only translates; hub.py decides."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Between the wire and the engine's dataclasses. Nothing is decided here."""
+"""Turns the wire's messages into the engine's dataclasses, and back. Nothing is decided here."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the cache on this machine's disk holds, told as it changes. Looking is slow: on its own thread."""
+"""Tells what the disk cache of this machine holds as it changes, from a thread: looking is slow."""
 
 import logging
 import threading

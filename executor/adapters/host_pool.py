@@ -1,4 +1,4 @@
-"""Host memory for adapters: one pool with its own offsets, pinned where a GPU copies from it.
+"""The allocator of host memory for adapters: one pool, pinned where a GPU copies from it.
 
 Pinning takes time, so memory is pinned once, in large segments, in the background while the model loads, and
 never for one adapter. Loader threads claim room and fill it; the engine's thread gives it out, since only it

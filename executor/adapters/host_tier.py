@@ -1,4 +1,4 @@
-"""Adapters in host memory, ready to be copied into a slot: bounded bytes, least recently used out first."""
+"""The cache of adapters in host memory: bounded bytes, the least recently used goes first."""
 
 from collections.abc import Callable, Container, Iterator
 from typing import Generic, Protocol, TypeVar

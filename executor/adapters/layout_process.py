@@ -1,7 +1,8 @@
-"""One process of layout_workers.py: `python -m executor.adapters.layout_process CONNECTION MEMORY`.
+"""The program of one layout process: it lays out adapters in memory that it shares with the executor.
 
-Both are file descriptors. It is told the executor's settings, the layout and then digests, and answers each
-of them. It ends when the other end of the connection is closed, by whatever end of the executor.
+layout_workers.py starts it as `python -m executor.adapters.layout_process CONNECTION MEMORY`: both are file
+descriptors. It is told the executor's settings, the layout and then digests, and answers each of them. It
+ends when the other end of the connection is closed, by whatever end of the executor.
 """
 
 import logging

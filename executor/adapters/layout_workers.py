@@ -1,5 +1,7 @@
-"""Adapters are laid out in processes beside the engine's: hundreds of tensors mean thousands of small steps
-of Python, and on a thread each of them may take the interpreter from the engine's.
+"""The processes that lay out adapters, as the executor sees them: it starts, asks and replaces them.
+
+Hundreds of tensors mean thousands of small steps of Python, and on a thread of the executor each of them may
+take the interpreter from the engine's.
 
 A process only makes a plain load faster. Whatever is not plain, it leaves to the loader's thread that asked:
 other kinds of adapters, every error, and what a process was asked that is gone.

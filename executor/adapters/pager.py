@@ -1,4 +1,4 @@
-"""Adapters on their way: store -> host memory (loader threads) -> slot (beside or between steps).
+"""The pager: brings adapters from the store into host memory and slots, and decides which may stay.
 
 Everything here runs on the engine's thread, but for `load`, which runs on the loader's. A failed load is an
 outcome for the sequences that wait for it. A retryable one is remembered for a short while that doubles with

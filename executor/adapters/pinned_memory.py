@@ -1,4 +1,4 @@
-"""Large pinned memory, had without holding up those who work with the GPU meanwhile.
+"""Makes large pinned memory without holding up those who work with the GPU meanwhile.
 
 cudaHostAlloc keeps every other thread from the driver while the system finds and clears each page, 0.7 s a
 GiB: beside 28 GiB of it a model took 17 s to load that takes less than one alone. So pages are found first,

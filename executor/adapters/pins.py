@@ -1,4 +1,4 @@
-"""Which adapters are to be kept, and where. Pure."""
+"""Which adapters are kept at operators' wish, and in which tier. Pure."""
 
 from collections.abc import Iterator, Mapping
 

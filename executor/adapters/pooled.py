@@ -1,4 +1,4 @@
-"""Adapters on one rank: from the store into pinned host memory, and from there into slots."""
+"""Loads adapters on one rank: from the store into the host pool, and from there into slots."""
 
 import logging
 from collections.abc import Callable, Container, Mapping

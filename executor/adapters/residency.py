@@ -1,4 +1,4 @@
-"""Which copies an executor holds, told as a snapshot and numbered differences."""
+"""Which copies this executor holds, told to schedulers as a snapshot and numbered deltas."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Adapters into slots: on the CPU between two steps, on a GPU beside the steps that run."""
+"""Copies adapters into slots: on the CPU between two steps, on a GPU beside the steps that run."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence

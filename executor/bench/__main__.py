@@ -1,4 +1,4 @@
-"""python -m executor.bench --json FILE [--revision TEXT] [PART ...]: times of the engine's parts on a GPU."""
+"""`python -m executor.bench --json FILE [PART ...]`: times of the engine's parts on a GPU."""
 
 import argparse
 import json

@@ -1,5 +1,7 @@
-"""What a step of decoding takes in which some adapters are more than low-rank pairs: DoRA's factors, and an
-embed_tokens or lm_head of their own. Llama-3.1-8B's shapes, random weights, captured and layer by layer."""
+"""How long steps of decoding take whose adapters have DoRA's factors or full heads of their own.
+
+A full head is an embed_tokens or lm_head. Llama-3.1-8B's shapes, random weights, captured and layer by layer.
+"""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""64 rows of Llama 3's vocabulary to tokens, in several ways."""
+"""Times of sampling 64 rows of Llama 3's vocabulary, greedily and in several other ways."""
 
 import time
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
-"""What the ranks of Llama-3.1-8B exchange in a step, and what a slot takes on each. Counted, on the CPU: the
-layers run with a group that adds up what it is asked to move."""
+"""Counts what the ranks of Llama-3.1-8B exchange in a step, and what a slot takes on each.
+
+It runs on the CPU: the layers have a group that adds up what it is asked to move.
+"""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A rank's share on a GPU: memory is measured, kernels are compiled and steps captured before it is ready.
+"""Builds one rank's shard on a GPU: measures memory, compiles kernels and captures steps.
 
 Needs triton; attention of prompts is FlashInfer's where that serves the model, else torch's.
 """

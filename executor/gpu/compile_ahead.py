@@ -1,4 +1,4 @@
-"""A first start in less time: kernels are compiled by several processes at once, each a share of them.
+"""Compiles kernels ahead of a first start, by several processes at once, each a share of them.
 
 Triton compiles a kernel when it is first launched, one after another: about three minutes for all that an
 executor may launch. Here each process launches some of them, with a model of one layer and the same shapes,

@@ -1,4 +1,4 @@
-"""A process of those that compile ahead: it compiles its share of the kernels, and ends."""
+"""One process of those that compile ahead: it compiles its share of the kernels, and ends."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Capturing the model's kernels once, to start them later without Python and without launch costs."""
+"""Captures the model's kernels once, to start them later without Python and without launch costs."""
 
 import gc
 from collections.abc import Callable, Iterator

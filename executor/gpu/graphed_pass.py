@@ -1,4 +1,4 @@
-"""The forward pass on a GPU: captured steps where the rows are few, eager ones beyond."""
+"""The forward pass on a GPU: captured steps where the rows are few, steps layer by layer beyond."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Which layers of a model launch other kernels than the rest: to compile all, one of each kind is enough."""
+"""Which layers of a model launch the same kernels: to compile all, one of each kind is enough."""
 
 from collections.abc import Hashable
 

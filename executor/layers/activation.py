@@ -1,3 +1,5 @@
+"""The activations between an MLP's projections: silu(gate) * up, and gpt-oss's clamped form."""
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

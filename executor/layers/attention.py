@@ -1,6 +1,7 @@
-"""Attention over a paged KV cache: the cache, the step's plan (made once), and `attend` (run in every layer).
+"""Attention over a paged KV cache, in plain torch: the cache, and a step's plan of attention.
 
-This is the torch implementation; executor/gpu/attention/flashinfer.py has another one of `StepAttention`.
+A plan is made once a step, and its `attend` runs in every layer. executor/gpu/attention/flashinfer.py has
+another implementation of `StepAttention`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,3 +1,5 @@
+"""Attention sinks: a learned logit for each query head, which joins the softmax without a value."""
+
 import torch
 from torch import nn
 

@@ -1,5 +1,7 @@
-"""The vocabulary's two matrices, each cut by token: every rank has as many rows, the last one's end
-padded."""
+"""The vocabulary's embedding and head, each cut by token over the ranks, and the logits.
+
+Every rank has as many rows; the last one's end is padded.
+"""
 
 import torch
 import torch.nn.functional as F

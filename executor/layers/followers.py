@@ -1,4 +1,4 @@
-"""What follows each projection of a decoder layer, as an object that the projection runs on its output.
+"""What follows each projection of a decoder layer, as an object that it runs on its output.
 
 A projection with LoRA may hand its adapters' delta to the follower instead of adding it first: on a GPU the
 two are then one kernel. Which followers can do that is decided here and in `triton_followers`; whether they

@@ -1,4 +1,4 @@
-"""The experts of one layer, stacked. Every row visits `top_k` of them; their outputs are summed by weight."""
+"""The experts of one layer, stacked: a row visits `top_k`, whose outputs are summed by weight."""
 
 import torch
 from torch import Tensor, nn

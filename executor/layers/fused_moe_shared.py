@@ -1,3 +1,5 @@
+"""The shared expert of a layer: every row visits it, beside those that are chosen for the row."""
+
 from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup

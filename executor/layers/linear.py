@@ -1,4 +1,4 @@
-"""Linear layers, named by how tensor parallelism splits them. With one rank each holds the whole matrix."""
+"""Linear layers, named by how tensor parallelism splits them; on one rank each is the whole matrix."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

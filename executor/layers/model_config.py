@@ -1,3 +1,5 @@
+"""What the decoder needs to know about a model: sizes, windows, biases, rotation, experts."""
+
 from dataclasses import dataclass
 
 from executor.layers.rotary import RopeScaling

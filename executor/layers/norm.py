@@ -1,3 +1,5 @@
+"""RMSNorm: x is scaled in float32, cast back, and multiplied by the weight."""
+
 import torch
 from torch import Tensor, nn
 

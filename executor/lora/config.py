@@ -1,3 +1,5 @@
+"""What the slots hold: how many adapters, up to which rank, of which modules, in which dtype."""
+
 from dataclasses import dataclass
 
 import torch

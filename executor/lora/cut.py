@@ -1,4 +1,4 @@
-"""Which part of a module's two factors one rank holds."""
+"""Which part of a module's A and B one rank holds."""
 
 from dataclasses import dataclass
 from typing import TypeVar

@@ -1,4 +1,6 @@
-"""DoRA (arXiv:2402.09353): y = m / |W + s B A| * (W + s B A) x + bias, with the norm of each row.
+"""DoRA (arXiv:2402.09353): a factor for each output, its magnitude over the norm of its row.
+
+y = m / |W + s B A| * (W + s B A) x + bias, with the norm of each row.
 
 As PEFT serves it: the norm is of the plain base weight and of this adapter alone. So there is one factor for
 each output, which needs the base's weights and is computed when an adapter is first loaded. Slots hold A and

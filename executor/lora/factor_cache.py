@@ -1,4 +1,6 @@
-"""DoRA's factors on this machine's disk, by adapter and base: computing them reads all of the base's weights.
+"""DoRA's factors on this machine's disk, by adapter and base.
+
+They are worth keeping: computing them reads all of the base's weights.
 
 <adapter hex>-<first 32 of the base's hex>    sha256 of the rest | float32 values
 """

@@ -1,4 +1,4 @@
-"""Fully trained lm_head and embed_tokens (PEFT's modules_to_save): whole matrices instead of low-rank pairs.
+"""Fully trained lm_head and embed_tokens (PEFT's modules_to_save): whole matrices beside the slots.
 
 Each is as large as the base's own, so they have a pool of their own, beside the slots. The base's layer runs
 for all rows; those of a slot with a matrix of its own are then computed anew from that. Embedding is part of

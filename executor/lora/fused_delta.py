@@ -1,4 +1,4 @@
-"""A layer's delta inside what follows the layer, on a GPU. Needs triton."""
+"""Runs a layer, its delta and what follows in the fastest way on a GPU, fused or not. Needs triton."""
 
 from collections.abc import Callable
 from functools import partial

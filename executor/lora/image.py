@@ -1,5 +1,7 @@
-"""An adapter as a slot takes it: cut for this rank and cast, once; packed at its own ranks; kept by the host
-tier."""
+"""An adapter as a slot takes it: cut for this rank, cast, and packed at its own ranks.
+
+It is made once; the host tier keeps it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where each module's factors lie in a slot."""
+"""Where each module's A and B lie in a slot."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""One layer's factors: what each output of a slot's rows is multiplied with."""
+"""DoRA's factors of one layer: what each output of a slot's rows is multiplied with."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""FP8 slots: a factor is stored as FP8 values and one float32 scale.
+"""FP8 slots: each A and B is stored as FP8 values and one float32 scale.
 
 The scales of A and B are not kept: both go into the module's own, which is applied to h between the two
 products, scale * (s_a A x) (s_b B) = (scale s_a s_b) (A x) B. So kernels see an adapter like any other. FP8

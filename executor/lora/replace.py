@@ -1,4 +1,4 @@
-"""Put LoRA on a plain model from outside: the model's code does not know it."""
+"""Puts LoRA on a plain model from outside: the model's code does not know it."""
 
 import logging
 import re

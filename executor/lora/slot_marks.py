@@ -1,5 +1,6 @@
-"""Slots whose adapters are more than low-rank pairs: told to the host, which chooses a step's form by it, and
-to the device, where a captured step finds it at every replay.
+"""Marks the slots whose adapters are more than low-rank pairs, for the host and for the device.
+
+The host chooses a step's form by the marks; on the device a captured step finds them at every replay.
 """
 
 from collections.abc import Iterable, Iterator, Set

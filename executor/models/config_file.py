@@ -1,4 +1,4 @@
-"""config.json and generation_config.json -> ModelConfig."""
+"""Reads config.json and generation_config.json into a ModelConfig."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

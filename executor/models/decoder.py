@@ -1,4 +1,4 @@
-"""The one decoder behind all families: pre-norm blocks, grouped-query attention with rotation, gated MLP.
+"""The one decoder behind all families: pre-norm, grouped-query attention with rotation, gated MLP.
 
 Module names follow the checkpoints, but for what `packed_modules_mapping` joins.
 """

@@ -1,4 +1,4 @@
-"""`--load-format dummy`: a real model's shapes with random weights, for speed runs without a checkpoint."""
+"""`--load-format dummy`: random weights in a model's shapes, for speed runs without a checkpoint."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What stands for the MLP in a layer with experts: router, experts, and perhaps one expert for every row.
+"""What stands for the MLP in a layer with experts: router, experts, and perhaps a shared expert.
 
 Module names are the same for all families; `executor.models.checkpoint` knows those of the files.
 """

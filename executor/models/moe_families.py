@@ -1,4 +1,7 @@
-"""The families with experts. As in families.py, defaults are those of the family's class in transformers."""
+"""What sets the families with experts apart: how many there are, in which layers, how rows choose.
+
+As in families.py, defaults are those of the family's class in transformers.
+"""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""quantization_config of config.json -> how the checkpoint's weights are stored."""
+"""Reads config.json's quantization_config: how the checkpoint's weights are stored."""
 
 from typing import Any
 

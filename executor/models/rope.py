@@ -1,5 +1,7 @@
-"""The rotary part of config.json, in the spelling of transformers 5 (`rope_parameters`) and before
-(`rope_scaling` beside `rope_theta`)."""
+"""Reads the rotary part of config.json, in the spelling of transformers 5 or of earlier versions.
+
+That is `rope_parameters` in transformers 5, and `rope_scaling` beside `rope_theta` before.
+"""
 
 import math
 

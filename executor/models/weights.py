@@ -1,4 +1,4 @@
-"""Safetensors checkpoint -> parameters, stacked (q, k, v and gate, up) and cut for this rank on the way."""
+"""Loads a safetensors checkpoint into parameters, stacked (q, k, v; gate, up) and cut for this rank."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
-"""Adapters on all ranks at once: loaded everywhere or nowhere, and in a slot when the last copy is
-complete."""
+"""Loads adapters on all ranks at once: everywhere or nowhere, into host memory and into slots.
+
+An adapter is in a slot when the last rank's copy is complete.
+"""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0."""
+"""The process of a rank other than 0, which runs the steps and loads that rank 0 tells it."""
 
 import logging
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A step as the device sees it: a few arrays at fixed addresses, filled by one copy from pinned memory."""
+"""A step as the device sees it: arrays at fixed addresses, filled by one copy from pinned memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One step of the model: from the batch's rows to logits on the device."""
+"""The interface of a forward pass, from rows to logits, and the pass that goes layer by layer."""
 
 from collections.abc import Sequence
 from typing import Protocol

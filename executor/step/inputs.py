@@ -1,4 +1,4 @@
-"""From the batcher's plan to the tensors of one step."""
+"""The rows that each sequence has in a step, and the tensors and context that layers take for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Logits to tokens: edits, penalties, filters, and noise from nothing but (seed, position, token id).
+"""Turns logits into tokens: edits, penalties, filters, and noise from (seed, position, token id).
 
 Order of operations: logit_bias; forbidden tokens; repetition, presence and frequency penalties; temperature;
 top_k; min_p; top_p; Gumbel-max draw. Of equal logits the lowest token id comes first. Log-probabilities are

@@ -1,4 +1,4 @@
-"""What requests change about their logits before anything is drawn: biases, forbidden tokens, penalties."""
+"""What requests change about their logits before a draw: biases, forbidden tokens, penalties."""
 
 import math
 from collections.abc import Sequence

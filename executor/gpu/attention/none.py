@@ -1,4 +1,4 @@
-"""Steps without attention: to launch all their other kernels, so that these are compiled."""
+"""A stand-in for attention, for steps that only launch all their other kernels, to compile them."""
 
 from dataclasses import dataclass
 

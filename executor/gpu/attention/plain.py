@@ -1,4 +1,4 @@
-"""In FlashInfer's place where that is not installed or does not serve the model: float32, above all."""
+"""Attention in plain torch, where FlashInfer is missing or does not serve the model, as in float32."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What a step asks of attention on a GPU: planned on the host, then run in each layer."""
+"""The interface of attention on a GPU: a step is planned on the host, then run in each layer."""
 
 from typing import Literal, Protocol
 

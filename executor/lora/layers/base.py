@@ -1,4 +1,4 @@
-"""What every layer with LoRA does: declare its parts, view its stacked weights, take and drop an adapter."""
+"""What every layer with LoRA does: declares its parts, views its weights, takes and drops adapters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

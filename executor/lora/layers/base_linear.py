@@ -1,3 +1,5 @@
+"""What all linear layers with LoRA share: each part's delta is added to its columns of the output."""
+
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -1,4 +1,6 @@
-"""Layers that are split by output columns. A packed one has a module for each part, or one over several.
+"""LoRA on layers that are split by output columns, single or packed (gate and up; q, k and v).
+
+A packed one has a module for each part, or one over several.
 
 Every class has a twin for fully sharded adapters, where A is cut along the rank too.
 """

@@ -1,4 +1,4 @@
-"""Fully sharded adapters of experts: the products with A are gathered, or summed, over the ranks."""
+"""LoRA on experts, fully sharded: the products with A are gathered, or summed, over the ranks."""
 
 from dataclasses import replace
 

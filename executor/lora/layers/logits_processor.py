@@ -1,3 +1,5 @@
+"""LoRA on lm_head: the delta is added to the logits, not to the head's weight."""
+
 from collections.abc import Sequence
 
 from torch import Tensor

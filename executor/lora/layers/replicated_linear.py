@@ -1,3 +1,5 @@
+"""LoRA on a linear layer that every rank holds whole."""
+
 from executor.layers import ReplicatedLinear
 from executor.lora.layers.base_linear import BaseLinearLayerWithLoRA
 

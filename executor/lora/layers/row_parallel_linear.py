@@ -1,4 +1,4 @@
-"""Layers that are split by input columns: one sum over the ranks, for base and adapter together."""
+"""LoRA on layers that are split by input columns: one sum over the ranks, for base and delta."""
 
 from dataclasses import replace
 from typing import cast

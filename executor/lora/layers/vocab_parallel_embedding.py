@@ -1,3 +1,5 @@
+"""LoRA on embed_tokens, cut by token over the ranks; a tied head sees none of it."""
+
 from collections.abc import Sequence
 
 import torch.nn.functional as F
