@@ -1,4 +1,4 @@
-"""A tier between a store and its reader: the weights used last, in a folder of this machine.
+"""A disk cache between a store and its reader: the weights used last, in a folder of this machine.
 
     entries/<hex>/   packed.safetensors and manifest.json, as in a store; its time is that of its last use
     locks/<xx>       held while a digest that begins so is looked for or fetched: one fetch for all who wait

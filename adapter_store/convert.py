@@ -1,4 +1,4 @@
-"""python -m adapter_store.convert FOLDER NEW_FOLDER: from adapter_model.bin to a folder that can be pushed.
+"""`python -m adapter_store.convert`: turns an adapter_model.bin into a folder that can be pushed.
 
 Nothing else here ever reads a pickle, and this runs nothing of what one says.
 """

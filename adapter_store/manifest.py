@@ -1,4 +1,7 @@
-"""What a store says about its adapters. All of it is immutable; a manifest belongs to its digest for ever."""
+"""The values that a store gives out: manifests, versions and aliases, all of them immutable.
+
+A manifest belongs to its digest for ever.
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A checkpoint's experts against the config's arithmetic, in every layout that checkpoints have for them."""
+"""Checks a checkpoint's experts against its config, in every layout that checkpoints have for them."""
 
 from collections.abc import Mapping
 

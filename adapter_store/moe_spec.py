@@ -1,4 +1,4 @@
-"""The part of a base model's shapes that its experts are."""
+"""The shapes of a base model's experts: the part of model_spec.py that is about them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

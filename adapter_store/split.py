@@ -1,4 +1,4 @@
-"""Which version of a split alias a caller gets: weighted rendezvous hashing. Pure, and the same everywhere.
+"""Which version a split alias gives a caller: weighted rendezvous hashing. Pure, everywhere the same.
 
 Every target draws a number from (alias, target, key) and the best one wins: -ln(u) / weight is the time of
 an event with that rate, and the first of several such events is target i's with probability

@@ -1,4 +1,4 @@
-"""The protocol that scheduler, executors and operators' tools share, whatever medium is behind it."""
+"""The protocol of a store, which scheduler, executors and tools share, whatever the medium is."""
 
 import builtins
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Telling callers that something changed, by polling a counter: other processes change the store too."""
+"""Tells callers that something changed, by polling a counter: other processes change the store too."""
 
 import logging
 import threading

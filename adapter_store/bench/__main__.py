@@ -1,4 +1,4 @@
-"""python -m adapter_store.bench --json FILE: how fast adapters move, beside what the medium itself can do.
+"""`python -m adapter_store.bench`: how fast adapters move, beside what the medium itself can do.
 
 Ours and the medium's own speed are measured in turns, so that whatever else the machine does meets both; the
 ratio is the median over the pairs.

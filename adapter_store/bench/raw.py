@@ -1,4 +1,4 @@
-"""What the server itself can do: plain commands on a plain socket, many under way, nothing looked at."""
+"""A bare client, to show what the server itself can do: plain commands, many under way, unchecked."""
 
 import socket
 from types import TracebackType

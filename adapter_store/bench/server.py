@@ -1,4 +1,4 @@
-"""A server of one's own for measurements, on loopback, with its data in a folder."""
+"""Starts a Redis or Valkey server for measurements, on loopback, with its data in a folder."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""The store in a folder, shared by any number of processes on one machine.
+"""DiskStore: the store in a folder, shared by any number of processes on one machine.
 
     lock                            held for every change, for moments only
     changes                         how many there were, and of what (changes_file.py)

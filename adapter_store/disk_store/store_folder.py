@@ -1,4 +1,4 @@
-"""Is this folder a store, and of which format? A file without content says so by its name: `format-3`."""
+"""Whether a folder is a store, and of which format: an empty file says so by its name, `format-3`."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Work on all cores: for functions that spend their time where the interpreter is let go (numpy, hashes)."""
+"""Runs work on all cores, for functions that mostly let go of the interpreter (numpy, hashes)."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Files that survive a crash whole: write aside, sync, rename, sync the folder. Locks between processes."""
+"""Files that survive a crash whole (write aside, sync, rename, sync the folder), and file locks."""
 
 import contextlib
 import fcntl

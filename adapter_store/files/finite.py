@@ -1,4 +1,4 @@
-"""Weights that are no numbers: found at a push, where its author still looks."""
+"""Refuses weights with NaN or infinity at a push, while their author still looks."""
 
 from collections.abc import Iterable
 

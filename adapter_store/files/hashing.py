@@ -1,4 +1,4 @@
-"""The hash of bulk data: BLAKE3, as hard to collide as sha256 and 2.6 times as fast as a CPU's own sha256.
+"""The hash of bulk data: BLAKE3, as hard to collide as a CPU's own sha256 and 2.6 times as fast.
 
 It lets go of the interpreter, so threads use other cores. What is small keeps sha256, and so does the digest
 of a version, which is taken over the hashes of its data.

@@ -1,4 +1,4 @@
-"""Fresh memory for whole files."""
+"""Fresh memory for whole files, and a read of a file into it on all cores."""
 
 import contextlib
 import mmap

@@ -1,4 +1,4 @@
-"""Seals: a value that is not the one written under its key, byte for byte, is never taken for it."""
+"""Seals: a value is refused unless it is, byte for byte, the one that was written under its key."""
 
 import hashlib
 

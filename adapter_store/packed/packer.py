@@ -1,4 +1,4 @@
-"""The way into the packed form (form.py says what that is)."""
+"""Packs a PEFT adapter: writes its tensors in the packed form (form.py says what that is)."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

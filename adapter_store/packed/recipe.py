@@ -1,4 +1,6 @@
-"""A pushed weights file told as what the packed file does not have: half the bytes, and all of the file.
+"""A recipe that makes the pushed weights file again from the packed one: it holds what that lacks.
+
+Packed file and recipe are half the bytes of keeping both files, and all of the pushed one.
 
 A PEFT file is a header, then tensors; each is one of the packed tensors as it is (an A, a full head), or
 transposed (a B), or something that was checked and left out (a copy of the base's own weight), which the

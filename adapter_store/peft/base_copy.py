@@ -1,4 +1,4 @@
-"""Copies of base weights inside an adapter."""
+"""Checks that a copy of base weights inside an adapter equals the base's, so that it can be left out."""
 
 from typing import Any
 

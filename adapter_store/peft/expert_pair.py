@@ -1,4 +1,4 @@
-"""A lora_A and lora_B that belong together, of one expert or over a parameter of all, as a file has them."""
+"""The lora_A and lora_B of one expert, or over a parameter of all experts, as a file has them."""
 
 from dataclasses import dataclass, field
 from typing import Literal

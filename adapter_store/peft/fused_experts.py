@@ -1,4 +1,4 @@
-"""LoRA on a parameter of all experts (`target_parameters`): which parameter, and in which of PEFT's layouts.
+"""LoRA on a parameter of all experts (`target_parameters`): which one, in which of PEFT's layouts.
 
 A pair is A [experts * r, in], expert by expert, and B [out, r * experts], whose columns have the expert
 running fastest. PEFT before 0.19 took a parameter [experts, out, in] for [experts, in, out], so that A had

@@ -1,4 +1,4 @@
-"""rank_pattern and alpha_pattern: PEFT's regexes over module paths, from files that nobody vouches for.
+"""rank_pattern and alpha_pattern: PEFT's regexes over module paths, from files nobody vouches for.
 
 Python's `re` backtracks, so a pattern of a few characters can run for years. Instead of a second regex
 engine we admit only patterns whose worst case is small: no repeated group, no look-around, no

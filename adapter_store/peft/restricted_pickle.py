@@ -1,4 +1,4 @@
-"""Tensors out of a file of torch.save, without torch and without running anything that the file names.
+"""Reads tensors from a file of torch.save, without torch and without running what the file names.
 
 Since torch 1.6 such a file is a zip archive: `<name>/data.pkl` is a pickle of the objects, in which each
 tensor is a call of a rebuilding function with a storage, and `<name>/data/<key>` are the storages' bytes. Of

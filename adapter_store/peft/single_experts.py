@@ -1,4 +1,4 @@
-"""LoRA on the experts of a layer one by one: a pair for each expert's matrix, perhaps not for all of them."""
+"""LoRA on a layer's experts one by one: a pair for each expert's matrix, perhaps not for all."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""From a pushed folder only known files are taken, as a private copy: what is checked is what is stored."""
+"""Takes only known files from a pushed folder, as a private copy: what is checked is what is stored."""
 
 import errno
 import shutil

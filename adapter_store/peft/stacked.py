@@ -1,4 +1,4 @@
-"""One half of an expert module's pairs: the orders that files have for it, and the packed form's."""
+"""The As or the Bs of a module's experts, stacked: the orders of files, and that of the packed form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

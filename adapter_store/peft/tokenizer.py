@@ -1,4 +1,4 @@
-"""What else a pushed folder may say about text: a chat template is kept, changed token ids are refused."""
+"""What a pushed folder says about text: its chat template is kept, changed token ids are refused."""
 
 from collections.abc import Mapping
 from pathlib import Path

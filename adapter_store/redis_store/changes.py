@@ -1,4 +1,4 @@
-"""Changes of one name's record, with whatever goes on at the same time: read, change, commit, or again."""
+"""Changes one name's record while others may do so, too: read, change, commit, or try again."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""A connection to the primary for bulk data: straight from where it is, straight to where it goes."""
+"""A connection to the primary for bulk data, which is sent and received without a copy in between."""
 
 import itertools
 import socket

@@ -1,4 +1,4 @@
-"""What is stored for a version: the packed file, the recipe of the pushed weights, and other pushed files."""
+"""What is stored for a version: the packed file, the recipe of the pushed one, other pushed files."""
 
 import contextlib
 from collections.abc import Iterator

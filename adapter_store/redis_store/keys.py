@@ -1,4 +1,4 @@
-"""Names of keys."""
+"""The names of all keys that a store has in Redis."""
 
 from dataclasses import dataclass
 

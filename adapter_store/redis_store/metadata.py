@@ -1,4 +1,4 @@
-"""Records, manifests and indexes: what is small, and changes in one script."""
+"""Records, manifests and indexes: all that is small, and changes in one script."""
 
 import logging
 import uuid

@@ -1,4 +1,4 @@
-"""Is this namespace a store, and of which format? One key says so."""
+"""Whether a namespace of keys is a store, and of which format: one key says so."""
 
 from adapter_store.formats import FORMAT, no_store, other_format
 from adapter_store.redis_store.keys import Keys

@@ -1,4 +1,4 @@
-"""Hearing of changes at once. Watchers poll the counter anyway, so a notice may get lost without harm."""
+"""Hears of changes at once. Watchers poll the counter anyway, so a notice may get lost without harm."""
 
 import logging
 import threading

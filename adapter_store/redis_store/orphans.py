@@ -1,4 +1,4 @@
-"""Chunks that no published upload has and that will not go by themselves: what a bug or a hand left."""
+"""Finds chunks that no published upload has and that will not expire: what a bug or a hand left."""
 
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.keys import Keys

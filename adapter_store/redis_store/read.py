@@ -1,4 +1,4 @@
-"""From chunks to files in memory. What the version's digest does not cover, its chunks' hashes do."""
+"""Reads chunks into files in memory; what the version's digest does not cover, their hashes do."""
 
 from collections.abc import Callable
 from typing import TypeVar

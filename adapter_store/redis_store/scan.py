@@ -1,4 +1,4 @@
-"""Keys by a pattern: for operators' tools, as it walks all keys that there are."""
+"""Finds keys by a pattern, for operators' tools: it walks all keys that there are."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The changes of metadata. Each script runs whole or not at all, and only on keys of the tag {meta}.
+"""The Lua scripts that change metadata: each runs whole or not at all, on keys of the tag {meta}.
 
 They are small, so a server that is full runs them, too: a delete is what it needs. It refuses chunks.
 """

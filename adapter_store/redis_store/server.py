@@ -1,4 +1,4 @@
-"""Is this server fit to keep what it acknowledges?"""
+"""Whether a server is fit to keep what it acknowledges, by its version and settings."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Chunks to and from the primary, many under way at a time: it never waits for us, nor we for it."""
+"""Sends and reads chunks, many under way at a time: the primary never waits for us, nor we for it."""
 
 import threading
 from collections import deque

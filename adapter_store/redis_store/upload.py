@@ -1,4 +1,4 @@
-"""From pieces to chunks that expire. Making them stay and publishing them is the metadata's part."""
+"""Uploads files as chunks that expire. metadata.py then makes them stay and publishes them."""
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""`redis://[user:password@]host[:port][,host[:port]...][/db][?option=value&...]`, rediss for TLS."""
+"""A store's url: `redis://[user:password@]host[:port][,...][/db][?option=value&...]`; rediss is TLS."""
 
 import urllib.parse
 from dataclasses import dataclass, field
