@@ -1,6 +1,7 @@
-"""Draw a token from each row of logits, in one pass over them. The truth is kernels/reference/gumbel_draw.py.
+"""Draws a token from each row of logits, in one pass over them, on the GPU.
 
-In plain torch the noise alone takes about a hundred passes over [rows, vocab] of int64.
+The truth is kernels/reference/gumbel_draw.py. In plain torch the noise alone takes about a hundred passes
+over [rows, vocab] of int64.
 """
 
 import torch

@@ -1,4 +1,7 @@
-"""Expand on the GPU: rank space back into output columns. The truth is kernels/reference/lora_expand.py."""
+"""Expand on the GPU: from rank space back into output columns.
+
+The truth is kernels/reference/lora_expand.py.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

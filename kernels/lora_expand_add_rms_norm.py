@@ -1,6 +1,7 @@
-"""The o and down layers' expand inside residual-add and RMSNorm: y is read once, its sum never written apart.
+"""The o and down layers' expand inside residual-add and RMSNorm, on the GPU.
 
-The truth is kernels/reference/lora_expand_add_rms_norm.py.
+The truth is kernels/reference/lora_expand_add_rms_norm.py. y is read once, and its sum with the delta is
+never written apart.
 """
 
 import triton

@@ -1,6 +1,7 @@
-"""The gate_up layer's expand inside SiLU-and-multiply: y is read once, its sum with the delta never written.
+"""The gate_up layer's expand inside SiLU-and-multiply, on the GPU.
 
-The truth is kernels/reference/lora_expand_silu_mul.py.
+The truth is kernels/reference/lora_expand_silu_mul.py. y is read once, and its sum with the delta is never
+written.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Shrink on the GPU: rows into their adapter's rank space. The truth is kernels/reference/lora_shrink.py."""
+"""Shrink on the GPU: rows into their adapter's rank space.
+
+The truth is kernels/reference/lora_shrink.py.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

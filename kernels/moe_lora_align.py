@@ -1,4 +1,4 @@
-"""Alignment on the GPU. The truth is kernels/reference/moe_lora_align.py."""
+"""Alignment of expert choices on the GPU. The truth is kernels/reference/moe_lora_align.py."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Attention of one new token a sequence over a paged cache, on the GPU. The truth is
-kernels/reference/paged_decode.py.
+"""Attention of one new token a sequence over a paged cache, on the GPU.
 
-Nothing is planned on the host: a captured step reads its lengths from the device.
+The truth is kernels/reference/paged_decode.py. Nothing is planned on the host: a captured step reads its
+lengths from the device.
 """
 
 import math

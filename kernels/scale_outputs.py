@@ -1,4 +1,4 @@
-"""Scale outputs on the GPU. The truth is kernels/reference/scale_outputs.py."""
+"""DoRA's factors on a layer's outputs, on the GPU. The truth is kernels/reference/scale_outputs.py."""
 
 import triton
 import triton.language as tl

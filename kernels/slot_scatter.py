@@ -1,4 +1,7 @@
-"""An adapter's block into its slot, in one launch. The truth is kernels/reference/slot_scatter.py."""
+"""Copies an adapter's block into its slot on the GPU, in one launch.
+
+The truth is kernels/reference/slot_scatter.py.
+"""
 
 import torch
 import triton

@@ -1,4 +1,7 @@
-"""python -m kernels.bench OP --json FILE [--peer DIR] [--peer-tuned DIR], or: plot FILE --png FILE."""
+"""`python -m kernels.bench OP --json FILE`: times of one operation on a GPU, or a plot of such a file.
+
+The plot is `python -m kernels.bench plot --json FILE --png FILE`.
+"""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""An expert layer's LoRA (w13, w2 and their alignment), against the byte floor and another implementation."""
+"""An expert layer's LoRA against the byte floor and another implementation: w13, w2 and alignment."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

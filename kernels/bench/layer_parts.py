@@ -1,4 +1,4 @@
-"""The projections of a decoder layer with what follows each of them, with LoRA in several forms or none."""
+"""A decoder layer's projections with what follows each, with LoRA in several forms or without."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

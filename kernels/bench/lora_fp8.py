@@ -1,4 +1,4 @@
-"""FP8 adapters of Llama-3.1-8B's gate_up layer against bfloat16 ones, and another implementation's expand."""
+"""FP8 adapters of Llama-3.1-8B's gate_up layer against bfloat16 ones and another implementation."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What LoRA adds to a decoder layer: projections with what follows each, with LoRA less without."""
+"""What LoRA adds to a decoder layer: projections and what follows each, with LoRA and without."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Expert layers of Mixtral-8x7B and Qwen3-30B-A3B in bfloat16, with per-expert LoRA and random routing."""
+"""Inputs: expert layers of Mixtral-8x7B and Qwen3-30B-A3B, with per-expert LoRA and random routing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

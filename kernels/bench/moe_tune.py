@@ -1,4 +1,4 @@
-"""Forms and block sizes of the expert kernels: every candidate at every point, products apart."""
+"""Times of every form and block size of the expert kernels at every point, each product by itself."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""top_p, top_k and min_p over a large vocabulary, beside the sort that they do without."""
+"""Times of top_p, top_k and min_p over a large vocabulary, beside the sort that they do without."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Compile in parallel: Triton's cache is a folder, so what one process compiles all others find."""
+"""Compiles kernels in parallel processes, which all others then find in Triton's cache folder."""
 
 import multiprocessing
 import os

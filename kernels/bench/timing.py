@@ -1,4 +1,4 @@
-"""CUDA-graph replay timing: many calls a graph, over rotating inputs, so that none finds its data in L2."""
+"""Times of CUDA-graph replays: many calls a graph, over rotating inputs, so none finds its data in L2."""
 
 from collections.abc import Callable, Sequence
 from statistics import median

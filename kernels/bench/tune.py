@@ -1,4 +1,4 @@
-"""Other block sizes than the chosen ones: of expand, of shrink, and of the fused followers."""
+"""Times of other block sizes than the chosen ones, for expand, shrink and the fused followers."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,4 @@
-"""Starting a Triton kernel without paying for Triton's argument binding at every call."""
+"""Starts a Triton kernel without paying for Triton's argument binding at every call."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any

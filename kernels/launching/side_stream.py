@@ -1,4 +1,4 @@
-"""A second stream, for what a layer can do beside its base product; eagerly or under capture."""
+"""A second stream, for what a layer can do beside its base product, eagerly or under capture."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Block sizes of the kernels, by the form of the step and the layer's sizes.
+"""Block sizes of shrink and expand, by the form of the step and the layer's sizes.
 
 Measured on one H100 80GB HBM3, or an H200 where it says so (triton 3.6, bfloat16, CUDA graphs), with the
 layers of Llama-3.1-8B; every figure is us of one layer's shrink and expand. (tokens, adapters) names a point.

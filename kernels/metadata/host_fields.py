@@ -1,4 +1,4 @@
-"""One meta's fields in one host buffer."""
+"""The fields of one step's description, as views of one host buffer."""
 
 from itertools import accumulate, pairwise
 

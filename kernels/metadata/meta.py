@@ -1,4 +1,4 @@
-"""One step's description for the LoRA kernels: which rows belong to which slot, and how the work is cut.
+"""One step's description for the LoRA kernels: which rows belong to which slot, and how work is cut.
 
 Built from runs, `(slot, rows)` per sequence in row order, never by sorting tokens. Slot -1 means no adapter.
 """

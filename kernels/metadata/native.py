@@ -1,4 +1,4 @@
-"""A step's description in C, for metadata on a GPU: the C compiler that Triton needs is there anyway."""
+"""Describes a step in C, for metadata on a GPU: the C compiler that Triton needs is there anyway."""
 
 import logging
 import subprocess

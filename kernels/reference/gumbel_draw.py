@@ -1,4 +1,4 @@
-"""Draw a token from each row of logits: the Gumbel-max trick, with noise from a counter."""
+"""Draws a token from each row of logits: the Gumbel-max trick, with noise from a counter."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Expand: rank space back into the output columns of each slice."""
+"""Expand: from rank space back into the output columns of each slice."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Expand with FP8 weights: rank space back into the output columns of each slice."""
+"""Expand with FP8 weights: from rank space back into the output columns of each slice."""
 
 from collections.abc import Sequence
 

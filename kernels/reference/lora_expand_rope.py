@@ -1,4 +1,4 @@
-"""The qkv layer's expand followed by the rotation of q and k and the write of k and v into a paged cache."""
+"""The qkv layer's expand, then the rotation of q and k, and the write of k and v into a paged cache."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The base model's expert product."""
+"""The base model's expert product: each choice of a row times the weight of its expert."""
 
 from torch import Tensor
 

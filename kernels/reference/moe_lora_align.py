@@ -1,4 +1,4 @@
-"""Alignment: expert choices into blocks of one expert and one adapter."""
+"""Alignment: sorts expert choices into blocks of one expert and one adapter."""
 
 import torch
 from torch import Tensor

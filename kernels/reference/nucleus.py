@@ -1,4 +1,4 @@
-"""Which tokens top_k, min_p and top_p leave: a prefix of the order by logit, equals by id."""
+"""Which tokens top_k, min_p and top_p leave: a prefix of the order by logit, then by id."""
 
 import math
 

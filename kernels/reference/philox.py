@@ -1,7 +1,8 @@
-"""Philox4x32-10 on int64 tensors (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+"""Philox4x32-10, a counter-based random number generator, on int64 tensors.
 
-A counter-based generator: a word is a function of (key, counter) and of nothing else, so a token's noise
-depends neither on what ran before nor on who shares the batch, and every device computes the same integers.
+Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. A word is a function of (key, counter)
+and of nothing else, so a token's noise depends neither on what ran before nor on who shares the batch, and
+every device computes the same integers.
 """
 
 import torch

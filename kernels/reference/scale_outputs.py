@@ -1,4 +1,4 @@
-"""Scale outputs: what DoRA multiplies a layer's base product and delta with, before the bias."""
+"""DoRA's factors on a layer's outputs: base product and delta times a factor, before the bias."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""An adapter's block into its slot, piece by piece."""
+"""Copies an adapter's block into its slot, piece by piece."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Expand over blocks: rank space back into columns; bfloat16, float16, float32 or FP8 weights."""
+"""Expand over blocks, from rank space back into columns: bfloat16, float16, float32 or FP8 weights."""
 
 import triton
 import triton.language as tl

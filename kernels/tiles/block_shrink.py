@@ -1,4 +1,4 @@
-"""Shrink over blocks: rows of one slot and expert into its rank space; bfloat16, float16, float32 or FP8."""
+"""Shrink over blocks, from rows into rank space: bfloat16, float16, float32 or FP8 weights."""
 
 import triton
 import triton.language as tl

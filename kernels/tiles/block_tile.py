@@ -1,4 +1,4 @@
-"""Pieces of the kernels that walk blocks: rows of one slot and, for experts, of one expert. Needs triton."""
+"""Pieces of kernels that walk blocks of rows of one slot and, perhaps, one expert. Needs triton."""
 
 import triton
 import triton.language as tl

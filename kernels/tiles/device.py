@@ -1,4 +1,4 @@
-"""Pieces shared by the Triton kernels. Imported by GPU code only: needs triton."""
+"""Pieces that all Triton kernels share: work entries, rows, overlapping launches. Needs triton."""
 
 from functools import lru_cache
 

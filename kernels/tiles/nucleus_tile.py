@@ -1,4 +1,4 @@
-"""Pieces of the nucleus kernels: the order of tokens, their weights, a step of narrowing. Needs triton."""
+"""Pieces of the nucleus kernels: the order of tokens, weights, a step of narrowing. Needs triton."""
 
 import triton
 import triton.language as tl
