@@ -9,7 +9,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python3 -m venv /opt/lorafleet
-COPY pyproject.toml README.md constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt ./
 # torch by itself, so that a change of our code does not fetch it again.
 RUN /opt/lorafleet/bin/pip install --no-cache-dir --constraint constraints.txt torch
 COPY lorafleet lorafleet

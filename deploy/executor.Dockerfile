@@ -3,7 +3,7 @@
 FROM python:3.12-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/lorafleet
-COPY pyproject.toml README.md constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt ./
 # torch by itself, so that a change of our code does not fetch it again.
 RUN /opt/lorafleet/bin/pip install --no-cache-dir --constraint constraints.txt torch
 COPY lorafleet lorafleet

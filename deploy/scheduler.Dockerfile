@@ -3,7 +3,7 @@
 FROM python:3.12-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/lorafleet
-COPY pyproject.toml README.md constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY lorafleet lorafleet
 COPY scheduler scheduler
 COPY adapter_store adapter_store
