@@ -1,4 +1,4 @@
-"""Tells callers that something changed, by polling a counter: other processes change the store too."""
+"""The news of a store since a number (schedulers ask for them), and a thread that polls for them."""
 
 import logging
 import threading

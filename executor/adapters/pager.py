@@ -1,4 +1,4 @@
-"""The pager: brings adapters from the store into host memory and slots, and decides which may stay.
+"""The pager: loads adapters into host memory, says which stay there, and fills the slots as planned.
 
 Everything here runs on the engine's thread, but for `load`, which runs on the loader's. A failed load is an
 outcome for the sequences that wait for it. A retryable one is remembered for a short while that doubles with
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Adapters(Protocol[ImageT]):
-    """Where images come from and go to. `nbytes_per_slot` is the most that one takes; host memory has room
-    for `max_images` of that size, which may turn out to be fewer.
+    """Where images come from and go to: `PooledAdapters` on one rank, `SpreadAdapters` over several.
+
+    `nbytes_per_slot` is the most that one takes; host memory has room for `max_images` of that size, which
+    may turn out to be fewer.
 
     slot_nbytes what an adapter with so many full heads takes in a slot
     load_image  reads and lays out an adapter, on a loader thread

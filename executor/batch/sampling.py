@@ -53,7 +53,7 @@ class SampleRequest:
 
     params: SamplingParams
     position: int  # of the token that is drawn: len(prompt) + len(output), with a pending one
-    prompt_token_ids: Sequence[int]  # this and the next one only matter to penalties
+    prompt_token_ids: Sequence[int]  # this and the next one are empty unless params.penalizes
     output_token_ids: Sequence[int]
     forbidden_token_ids: Sequence[int] = ()  # EOS and stop ids while min_new_tokens is not reached
     pending: int = -1  # row of the last tokens with one more output token; -1: there is none

@@ -1,4 +1,4 @@
-"""Which adapter is in which slot. Pure: the memory behind the numbers is the pager's to fill.
+"""Which adapter is in which slot, and which one leaves for another. Pure: the pager fills the slots.
 
 Some adapters need full heads (fully trained lm_head, embed_tokens), too, which are few. They hold them for as
 long as they hold their slot: an adapter without users gives up both.

@@ -1,4 +1,4 @@
-"""The ranges that proto comments promise. Pure: messages in, completed copies or InvalidRequest out."""
+"""Checks the ranges that proto comments promise, and completes stopping rules. Pure."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A cache of the versions behind refs: it answers for as long as it is known to be current.
+"""The versions behind refs, from memory: where pushes and alias moves become visible, and when.
 
 One thread asks the store several times a second what changed. An alias is answered from memory only while
 the last answer is younger than `max_staleness_s`; so within that time every scheduler sees a move, or says
