@@ -19,7 +19,7 @@ from lorafleet import Client
 from lorafleet.ports import free_port
 from tests.support.services.fleet import scrape
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READINESS = {"scheduler": "lorafleet.v1.Inference", "executor": "lorafleet.v1.Executor"}
 PATIENCE_S = 60.0  # Until a test that waits for something gives up; never what it measures.
 

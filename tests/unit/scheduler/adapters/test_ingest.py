@@ -146,7 +146,7 @@ if __name__ == "__main__":
 def test_the_process_ends_with_a_scheduler_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
     command = [sys.executable, str(script), str(tmp_path / "store")]
     killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL
