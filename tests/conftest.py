@@ -1,6 +1,7 @@
 """Before torch or triton is imported, here and in the processes that tests start."""
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -14,3 +15,6 @@ if not Path("/dev/nvidiactl").exists():
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+# A shell that starts the tests in the background ignores interrupts for them and for what they start in turn.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
