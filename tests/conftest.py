@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -18,3 +19,8 @@ settings.load_profile("any machine")
 # A shell that starts the tests in the background ignores interrupts for them and for what they start in turn.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    from tests.support.interpreter import patch_once_a_launch
+
+    patch_once_a_launch()
