@@ -1,6 +1,6 @@
 """Streams by an engine in the test's own process, against what transformers + PEFT answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.engines.driver import Driver, greedy, make_driver
 
 
 def assert_engine_equals(
-    expected: Expected, model: Path, streams: Sequence[Stream], folder: Path, **settings: Any
+    expect: Callable[..., Expected], model: Path, streams: Sequence[Stream], folder: Path, **settings: Any
 ) -> Driver:
     """All streams at once, adapters from a store in `folder`; `settings` are the executor's. Returns the
     driver, whose engine has ended, for more questions."""
@@ -32,6 +32,7 @@ def assert_engine_equals(
             )
         )
     assert not compiled, "once it is ready"
+    expected = expect(model, streams, answers)
     for stream, tokens in zip(streams, answers, strict=True):
         assert tokens == expected[stream.name].tokens, stream.name
         got = [token.token.logprob for token in driver.tokens[0, stream.name]]
