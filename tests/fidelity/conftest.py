@@ -1,6 +1,6 @@
 """Fidelity: what the services answer equals what transformers + PEFT answer alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,6 +11,7 @@ import torch
 
 from lorafleet import Client, Generation
 from tests.support.adapters.oracle import Oracle, OracleRun
+from tests.support.engines.ranks import copy_ranks
 
 NUM_TOKENS = 32
 # Where the executor runs: flags for the float32 that is compared, on the CPU and on a GPU.
@@ -50,6 +51,13 @@ class Stream:
 
 
 Expected = dict[str, OracleRun]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ranks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        copy_ranks(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,23 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from executor.distributed import SINGLE, ParallelGroup, connect, disconnect
+from executor.ranks import leader
 
 PATIENCE_S = 120.0
+# One process of a test run imports torch, which takes seconds, and all ranks are its copies. An executor that
+# a test starts as a process starts its ranks as ever, and so does everything that uses a GPU.
+_COPIES = get_context("spawn" if torch.cuda.is_available() else "forkserver")
+_COPIES.set_forkserver_preload(["executor.ranks.worker"])
+
+
+def copy_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines in this process start their ranks as copies, too."""
+    monkeypatch.setattr(leader, "get_context", lambda method: _COPIES)
 
 
 class RankPool:
@@ -45,11 +56,10 @@ def rank_pool(*sizes: int, device: str = "cpu", collective_s: float = 20.0) -> I
     """With device "cuda" each rank is on the GPU of its number, which is its current one. `collective_s`:
     after that a rank gives up on one that has failed before it."""
     world = max(sizes)
-    context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [context.Pipe() for _ in range(world)]
+        pairs = [_COPIES.Pipe() for _ in range(world)]
         processes = [
-            context.Process(
+            _COPIES.Process(
                 target=_serve,
                 args=(rank, sizes, Path(folder) / "meeting", pair[1], device, collective_s),
                 daemon=True,

@@ -7,6 +7,14 @@ import pytest
 from adapter_store import DiskStore, ModelSpec
 from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
 from tests.support.engines.driver import Driver, make_driver
+from tests.support.engines.ranks import copy_ranks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ranks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        copy_ranks(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")
