@@ -21,6 +21,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
-    from tests.support.interpreter import patch_once_a_launch
+    from tests.support.interpreter import quicken
 
-    patch_once_a_launch()
+    quicken()
