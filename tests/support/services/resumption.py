@@ -1,6 +1,7 @@
 """Streams of every kind, and whether a disturbance changed one of them."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,18 @@ class Expected:
 
 
 def prepare(client: Client, adapter: Path) -> dict[str, Expected]:
-    """Pushes the adapter and asks for the answers of an undisturbed fleet."""
+    """Pushes the adapter and asks for the answers of an undisturbed fleet, all at once."""
     client.adapters.push(adapter, "held")
-    answers = {
-        kind: client.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, **options)
-        if "seed" in options
-        else undisturbed(client, PROMPT, NUM_TOKENS, **options)
-        for kind, options in KINDS.items()
-    }
-    found = {kind: Expected(a.token_ids, a.text, a.adapter_digest) for kind, a in answers.items()}
+
+    def ask(options: Mapping[str, Any]) -> Expected:
+        if "seed" in options:
+            a = client.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, **options)
+        else:
+            a = undisturbed(client, PROMPT, NUM_TOKENS, **options)
+        return Expected(a.token_ids, a.text, a.adapter_digest)
+
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        found = dict(zip(KINDS, pool.map(ask, KINDS.values()), strict=True))
     assert len({answer.tokens for answer in found.values()}) == len(found)
     return found
 
