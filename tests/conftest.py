@@ -16,6 +16,7 @@ if not Path("/dev/nvidiactl").exists():
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
 # A shell that starts the tests in the background ignores interrupts for them and for what they start in turn.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,3 +25,5 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     from tests.support.interpreter import quicken
 
     quicken()
+
+pytest_plugins = ["tests.support.second_try"]
