@@ -14,8 +14,22 @@ help:  ## show this list
 demo: $(STAMP)  ## serve a real model with real adapters on this machine and stream from all of them at once
 	@$(BIN)/python -m lorafleet demo $(DEMO_ARGS)
 
+# One worker more than cores, since some tests wait; most have services beside them.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+PYTEST := $(BIN)/python -m pytest -m "not gpu" --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)  ## run the test suite
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile $(TEST_ARGS)
+	$(PYTEST) --numprocesses $(WORKERS) $(TEST_ARGS)
+
+FAST := tests/contracts $(addprefix tests/unit/,adapter_store lorafleet scheduler) \
+	$(addprefix tests/unit/executor/,batch models step)
+# Running services, a whole model, and what kills or races processes.
+NOT_FAST := tests/contracts/test_readme.py::test_the_python_example_runs tests/unit/lorafleet/test_demo_model.py \
+	$(addprefix tests/unit/adapter_store/,disk_store/test_crash.py redis_store test_migration.py test_races.py) \
+	tests/unit/scheduler/dispatch/test_two_schedulers.py
+
+test-fast: $(STAMP)  ## run contracts and units that need no service, model or GPU kernel: under two minutes
+	$(PYTEST) --numprocesses $(WORKERS) $(FAST) $(addprefix --deselect ,$(NOT_FAST)) $(TEST_ARGS)
 
 crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a store, in a folder and in Redis
 	$(BIN)/python -m tests.support.stores.store_crashes --json tests/faults/results/store_crashes.json $(CRASH_ARGS)

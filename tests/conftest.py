@@ -26,4 +26,4 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
 
     quicken()
 
-pytest_plugins = ["tests.support.second_try"]
+pytest_plugins = ["tests.support.sharing", "tests.support.second_try"]
