@@ -1,5 +1,8 @@
-"""A fixture of a module or a session that failed once, on a machine that was busy, is made again for the next
-test that wants it. pytest alone would hand its error to all of them."""
+"""A shared fixture that failed once is made again for the next test that wants it.
+
+On a busy machine a fleet may not start in time. pytest alone would hand its error to all tests after the
+first, of the whole module or session.
+"""
 
 from collections import Counter
 from collections.abc import Generator

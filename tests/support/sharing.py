@@ -1,4 +1,4 @@
-"""How workers share the tests: by file, the longest first; all tests of shared fleets go to one worker."""
+"""How workers share the tests: by file, the longest first, and shared fleets on one worker alone."""
 
 import pytest
 from xdist.remote import Producer
