@@ -11,6 +11,9 @@ PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 
+map:  ## show every folder and file, and what each says of itself
+	@$(PYTHON) -m tests.contracts.house
+
 demo: $(STAMP)  ## serve a real model with real adapters on this machine and stream from all of them at once
 	@$(BIN)/python -m lorafleet demo $(DEMO_ARGS)
 

@@ -1,0 +1,48 @@
+"""The house stays one that readers find the way in: few files a folder, and a line that says what each is."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.house import GENERATED, PACKAGES, ROOT, files, folders, line, name
+
+MOST_FILES = 25
+LONGEST_LINE = 100
+WRITTEN = [folder for folder in folders() if folder != GENERATED]
+
+
+@pytest.mark.parametrize("folder", WRITTEN, ids=name)
+def test_a_folder_holds_one_layer(folder: Path) -> None:
+    assert len(files(folder)) <= MOST_FILES, "which layers are in there?"
+
+
+@pytest.mark.parametrize("folder", list(folders()), ids=name)
+def test_a_folder_says_in_one_line_what_it_is(folder: Path) -> None:
+    """Without an `__init__.py` all who walk packages pass over it, installers and tests among them."""
+    assert 0 < len(line(folder)) <= LONGEST_LINE
+    assert line(folder).endswith(".")
+
+
+@pytest.mark.parametrize("folder", WRITTEN, ids=name)
+def test_every_file_says_in_one_line_what_it_is(folder: Path) -> None:
+    lines = {name(file): line(file) for file in files(folder)}
+    assert not [file for file, text in lines.items() if not 0 < len(text) <= LONGEST_LINE]
+
+
+def test_the_contract_against_circles_covers_every_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = [each for each in settings["contracts"] if each["type"] == "acyclic_siblings"]
+    assert contract["ancestors"] == settings["root_packages"] == list(PACKAGES)
+    # Nothing is let through: no import is ignored, no depth left out, and a late one counts.
+    assert contract.keys() == {"name", "type", "ancestors"}
+
+
+def test_unit_tests_lie_as_what_they_test() -> None:
+    """Two of their folders are of no folder of source: what holds of every store, and a whole scheduler."""
+    units = ROOT / "tests" / "unit"
+    tested = {file.parent.relative_to(units) for file in units.rglob("test_*.py")}
+    assert tested - {folder.relative_to(ROOT) for folder in folders()} == {
+        Path("adapter_store/every_store"),
+        Path("scheduler/service"),
+    }
