@@ -10,18 +10,16 @@ from executor.config import load_config as load_executor
 from lorafleet import Client
 from lorafleet.cli import parser
 from scheduler.config import load as load_scheduler
-from tests.contracts.house import ROOT, folders, line, name
+from tests.contracts.house import PACKAGES, ROOT, folders, line, name
 from tests.support.adapters.peft import make_adapter, make_base
 from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 from tests.support.services.fleet import running_fleet
 
 README = (ROOT / "README.md").read_text()
-READMES = sorted(
-    path
-    for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-    and "demo" not in path.parts  # adapters' own, as users bring them
-)
+READMES = [
+    ROOT / "README.md",
+    *(path for package in (*PACKAGES, "deploy") for path in sorted((ROOT / package).rglob("*.md"))),
+]
 
 
 def test_the_readme_is_one_page() -> None:

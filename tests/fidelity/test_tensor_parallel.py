@@ -1,9 +1,10 @@
 """Several ranks answer as transformers + PEFT do: tiny models of every family, and SmolLM2 on three."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def streams(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Str
     ]
 
 
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """For processes started now. Ranks that exchange sums all the time are as fast on one core as on two, and
+    take a fourth less of the machine."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.usefixtures("one_core")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sharded", ["false", "true"])
 def test_smollm2_on_three_ranks_equals_peft(
@@ -86,7 +98,8 @@ def test_smollm2_on_three_ranks_equals_peft(
     sharded: str,
     tmp_path: Path,
 ) -> None:
-    flags = ("--tensor-parallel-size", "3", "--fully-sharded-loras", sharded, "--max-loras", "2")
+    # Five adapters in two turns: each step exchanges 60 sums between the ranks, and every turn is 32 steps.
+    flags = ("--tensor-parallel-size", "3", "--fully-sharded-loras", sharded, "--max-loras", "3")
     modules = ("--lora-modules", ",".join((*DENSE, "lm_head")), "--max-lora-rank", "16")
     with running_fleet(smollm2, tmp_path / "store", *flags, *modules, "--num-kv-blocks", "60") as fleet:
         with Client(fleet.target) as client:

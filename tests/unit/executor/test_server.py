@@ -61,8 +61,11 @@ async def test_tokens_of_a_step_come_in_one_message_and_ends_follow(
         assert len(logprobs.prompt_positions) == 17 and not logprobs.prompt_positions[0].HasField("chosen")
         assert len(logprobs.positions) == 1 and len(logprobs.positions[0].top) == 2
         assert logprobs.positions[0].top[0].token_id == scheduler.tokens["base"][0]
-        loads = scheduler.of("load")
-        assert {load.free_seats for load in loads if load.received_dispatches == 3} >= {13, 16}
+
+        def told() -> set[int]:
+            return {load.free_seats for load in scheduler.of("load") if load.received_dispatches == 3}
+
+        await scheduler.until(lambda: told() >= {13, 16})
         deltas = scheduler.of("residency")
         start = scheduler.events[0].hello.residency_number
         assert [delta.number for delta in deltas] == list(range(start + 1, start + 1 + len(deltas)))
