@@ -80,6 +80,13 @@ class ChatTemplates:
             return text
 
 
+_PROGRAM = """
+import json, runpy, sys
+sys.path[:] = json.loads(sys.argv.pop())
+runpy.run_module("scheduler.text.template", run_name="__main__")
+"""
+
+
 class _Worker:
     """A process of scheduler/text/template.py. One job at a time; of no use any more after a failed one."""
 
@@ -88,14 +95,14 @@ class _Worker:
 
     @classmethod
     async def start(cls, cpu_limit_s: float) -> "_Worker":
-        # It finds modules where this process does, and nowhere else (-s, -P). Nothing else of our environment
-        # is handed on.
+        # Nothing of our environment is handed on but where modules are found, and that once it is up (-I).
+        path = json.dumps([os.path.abspath(entry) for entry in sys.path])
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-s", "-P", "-m", "scheduler.text.template", str(cpu_limit_s)),
+            *(sys.executable, "-I", "-c", _PROGRAM, str(cpu_limit_s), path),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={},
         )
         worker = cls(process)
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
 from scheduler.errors import InvalidRequest
+from scheduler.text import template as program
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
@@ -81,6 +83,24 @@ async def test_hostile_templates_end_and_the_next_one_works(templates: ChatTempl
         await templates.render(MESSAGES, template)
     assert caught.value.violations[0][0] == "chat"
     assert await templates.render(MESSAGES, "fine") == "fine"
+
+
+async def test_modules_are_found_where_this_process_finds_them_and_nothing_else_runs(
+    templates: ChatTemplates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the current folder, with a name that no list of paths holds; only once the program is up."""
+    folder = tmp_path / "two:parts"
+    copy = folder / "scheduler" / "text"
+    copy.mkdir(parents=True)
+    for package in (copy, copy.parent):
+        (package / "__init__.py").touch()
+    text = Path(program.__file__).read_text()
+    (copy / "template.py").write_text(text.replace('{"text": render(', '{"text": "copied: " + render('))
+    (folder / "sitecustomize.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert await templates.render(MESSAGES, "own") == "copied: own"
+    assert not (folder / "ran").exists()
 
 
 async def test_the_loop_runs_on_while_a_template_does(templates: ChatTemplates) -> None:
