@@ -34,8 +34,8 @@ _MOST_PROCESSES = 8
 _LIMIT_S = 600.0
 # Of host memory for a file that nvcc compiles: its compilers took up to 3.7 GB each, 28 GB together.
 _NVCC_BYTES = 4 << 30
-# Folders of kernels/ that no executor launches anything of.
-_NOT_LAUNCHED = frozenset({"bench", "reference", "vllm"})
+# Folders of kernels/ that no executor launches anything of, nor takes a constant from.
+_NOT_LAUNCHED = frozenset({"bench", "vllm"})
 # Settings that choose what is compiled.
 _SETTINGS = (
     "dtype", "lora_dtype", "lora_modules", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
@@ -103,9 +103,10 @@ def _key(config: ExecutorConfig) -> str:
 
 
 def _kernel_files() -> list[Path]:
-    """All that decides what is compiled: ops, what they share, and how launches are chosen."""
+    """All that decides what is compiled: ops, what they share, how launches are chosen, and the references,
+    whose constants some kernels have."""
     root = Path(kernels.__file__).parent
-    files = (file for pattern in ("*.py", "*.c") for file in root.rglob(pattern))
+    files = (file for pattern in ("[!.]*.py", "[!.]*.c") for file in root.rglob(pattern))
     return sorted(file for file in files if file.relative_to(root).parts[0] not in _NOT_LAUNCHED)
 
 
