@@ -25,7 +25,8 @@ from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.errors import AdapterNotFound, QueueFull, Unauthenticated
 
-logger = logging.getLogger(__name__)
+# Operators know it by this name: it tells who changed what.
+logger = logging.getLogger("scheduler.adapters_calls")
 
 MAX_PUSH_BYTES = 8 * 1024**3
 MAX_HEAVY_CALLS = 4

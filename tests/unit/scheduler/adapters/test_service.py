@@ -151,7 +151,7 @@ async def test_aliases_are_set_listed_and_removed(service: Running) -> None:
 
 
 async def test_the_log_has_who_changed_what(service: Running, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "scheduler.adapters.calls")
+    caplog.set_level("INFO", "scheduler.adapters_calls")
     digest = (await push(service, "told", service.content(80))).version.digest
     await push(service, "told", service.content(81), dry_run=True)  # changes nothing
     ref = f"told@{digest}"
@@ -163,7 +163,7 @@ async def test_the_log_has_who_changed_what(service: Running, caplog: pytest.Log
     await service.stub.Activate(pb.ActivateRequest(adapter=ref), **as_("acme"))
     await service.stub.Delete(pb.DeleteAdapterRequest(adapter="told"), **as_("acme"))
     await refused(service.stub.Delete(pb.DeleteAdapterRequest(adapter="told"), **as_("acme")))
-    told = [record for record in caplog.records if record.name == "scheduler.adapters.calls"]
+    told = [record for record in caplog.records if record.name == "scheduler.adapters_calls"]
     assert [(record.getMessage(), record.adapter) for record in told] == [
         ("pushed", "acme/told"),
         ("alias set", "acme/told@prod"),
