@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class DiskStore(Catalogue):
-    """An AdapterStore (store.py has the contract of each method)."""
+    """An AdapterStore (../store.py has the contract of each method)."""
 
     def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         """`create`, for who changes it: a folder that is missing or empty becomes a store; all records are

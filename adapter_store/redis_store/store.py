@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class RedisStore(Catalogue):
-    """An AdapterStore (store.py has the contract of each method)."""
+    """An AdapterStore (../store.py has the contract of each method)."""
 
     def __init__(self, url: RedisUrl, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         """`create`: an empty namespace becomes a store. Raises NoStore, OtherFormat, StoreUnavailable;

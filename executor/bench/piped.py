@@ -25,7 +25,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from adapter_store import AdapterStoreError, WeightsSource
-from executor import wire as convert
+from executor import wire
 from executor.adapters.source import open_source
 from executor.batch.sequence import Dispatch
 from executor.build import build_engine
@@ -144,7 +144,7 @@ def _dispatch(asked: Mapping[str, Any]) -> Dispatch:
         prompt_token_ids=asked["prompt"],
         stopping=common_pb2.Stopping(max_new_tokens=asked["output"], ignore_eos=True),
     )
-    return convert.dispatch_from(message, stream=0, now=time.monotonic())
+    return wire.dispatch_from(message, stream=0, now=time.monotonic())
 
 
 if __name__ == "__main__":

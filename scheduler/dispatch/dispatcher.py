@@ -195,7 +195,7 @@ class Dispatcher:
         else:
             self._fail(live, DeadlineExceeded("the deadline passed"))
 
-    # What executors cause (executor_link.Listener).
+    # What executors cause (scheduler.fleet.link.Listener).
 
     def on_tokens(self, address: str, tokens: Tokens) -> None:
         live = self._accepted.running(tokens.dispatch_id)

@@ -11,9 +11,10 @@ GENERATED = ROOT / "lorafleet" / "v1"
 
 
 def folders() -> Iterator[Path]:
-    """Every folder with Python files, each package before the folders in it."""
+    """Every folder with Python files in it or below it, each package before the folders in it."""
     for package in PACKAGES:
-        yield from sorted({file.parent for file in (ROOT / package).rglob("*.py")})
+        found = {folder for file in (ROOT / package).rglob("*.py") for folder in file.parents}
+        yield from sorted(folder for folder in found if folder.is_relative_to(ROOT / package))
 
 
 def files(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ def test_a_folder_holds_one_layer(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", list(folders()), ids=name)
 def test_a_folder_says_in_one_line_what_it_is(folder: Path) -> None:
-    """Without an `__init__.py` all who walk packages pass over it, installers and tests among them."""
+    """Without an `__init__.py` all who walk packages pass over it, and import contracts, too."""
     assert 0 < len(line(folder)) <= LONGEST_LINE
     assert line(folder).endswith(".")
 
@@ -34,8 +34,9 @@ def test_the_contract_against_circles_covers_every_package() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (contract,) = [each for each in settings["contracts"] if each["type"] == "acyclic_siblings"]
     assert contract["ancestors"] == settings["root_packages"] == list(PACKAGES)
-    # Nothing is let through: no import is ignored, no depth left out, and a late one counts.
+    # Nothing is let through: no import is ignored, no depth left out; late ones and those for types count.
     assert contract.keys() == {"name", "type", "ancestors"}
+    assert settings.keys() == {"root_packages", "include_external_packages", "contracts"}
 
 
 def test_unit_tests_lie_as_what_they_test() -> None:

@@ -1,4 +1,4 @@
-"""What every store does, whatever medium is behind it (test_disk.py, redis_store/: what only one does)."""
+"""What every store does, whatever medium is behind it (disk_store/, redis_store/: what only one does)."""
 
 from pathlib import Path
 
