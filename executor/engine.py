@@ -53,8 +53,9 @@ class Engine:
         vocab_size: int,
         metrics: Metrics,
         clock: Callable[[], float],
+        *,
+        short_step_tokens: int,
         steps_ahead: int = 0,
-        short_step_tokens: int = 512,
     ) -> None:
         """short_step_tokens: of a step while a burst comes in; some milliseconds of work."""
         self.info = info

@@ -18,6 +18,7 @@ from executor.batch.sequence import Dispatch, StopLimits, StopRules
 from executor.batch.slots import SlotTable
 from executor.engine import Engine
 from executor.events import EngineInfo
+from executor.gpu.graph_plans import MOST_MIXED_ROWS
 from executor.lora.arena import Copy
 from executor.lora.image import SlotImage
 from executor.metrics import Metrics
@@ -136,4 +137,5 @@ def _engine(count: int) -> Engine:
         metrics,
         time.monotonic,
         steps_ahead=1,
+        short_step_tokens=MOST_MIXED_ROWS,
     )
