@@ -15,7 +15,8 @@ from lorafleet.requests import MAX_MESSAGE_BYTES
 T = TypeVar("T")
 
 # Pings find a dead peer during a silent call (a long prefill sends nothing); the servers allow one every
-# 10 s. A restarted server is found again within max_reconnect_backoff.
+# 10 s. A restarted server is found again within max_reconnect_backoff. gRPC's min_reconnect_backoff is left
+# alone: it is the time that a connection may take, and a server may be busy, or far away.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -23,7 +24,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 

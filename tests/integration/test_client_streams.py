@@ -24,6 +24,7 @@ from lorafleet import (
 from lorafleet.ports import free_port
 from lorafleet.v1 import inference_pb2_grpc
 from tests.support.services.cluster import wait_until
+from tests.support.services.proxy import Proxy
 from tests.support.services.scripted_server import (
     DIGEST,
     SEED,
@@ -256,3 +257,10 @@ def test_a_server_that_dies_with_what_it_has_not_begun_yet_loses_nothing(kind: s
 def test_nobody_at_the_port_is_one_clear_error() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
         client.models()
+
+
+def test_a_server_that_is_slow_to_answer_a_new_connection_is_waited_for(target: str) -> None:
+    """One that is busy, or far away: most calls are not repeated."""
+    port = int(target.rpartition(":")[2])
+    with Proxy(port, delay=lambda size: 0.5) as proxy, Client(f"127.0.0.1:{proxy.port}") as client:
+        assert client.models().adapters == ()

@@ -37,6 +37,11 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
         self.hanging: set[str] = set()
         self.cancelled: set[str] = set()
 
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ListModelsResponse:
+        return inference_pb2.ListModelsResponse()
+
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
