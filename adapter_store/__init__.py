@@ -20,7 +20,7 @@ from adapter_store.errors import (
     UploadLost,
 )
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, ModuleInfo, Version, VersionState
+from adapter_store.manifest import Alias, Manifest, ModuleInfo, PushFacts, PushWarning, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed.form import LoRAModule, Weights
@@ -53,6 +53,8 @@ __all__ = [
     "News",
     "NoStore",
     "OtherFormat",
+    "PushFacts",
+    "PushWarning",
     "Ref",
     "StoreUnavailable",
     "Summary",

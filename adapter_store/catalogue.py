@@ -5,10 +5,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from adapter_store.errors import AdapterNotFound, DataLoss, InUse
-from adapter_store.manifest import Alias, Manifest, Version, VersionState
+from adapter_store.manifest import Alias, Manifest, PushFacts, Version, VersionState
+from adapter_store.packed.form import Weights
+from adapter_store.pushed import PushedFiles
 from adapter_store.record import AliasEntry, NameRecord
 from adapter_store.ref import Ref, check_identifier
 from adapter_store.summary import Summary, lines_of, parse_lines
@@ -64,6 +67,11 @@ class Catalogue(ABC):
         """(tenant, name, record) of all that have the version, perhaps of some more. None: it is damaged."""
 
     @abstractmethod
+    def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
+        """The version behind `ref` with all that is stored for it, checked. Raises AdapterNotFound,
+        DataLoss."""
+
+    @abstractmethod
     def _buried(self, before: float) -> Iterator[Summary]:
         """The versions of all tenants that are DELETED since `before`."""
 
@@ -80,6 +88,17 @@ class Catalogue(ABC):
 
     def find(self, ref: Ref) -> Version:
         return self._certain(lambda: self._find(ref))
+
+    def verify(self, ref: Ref) -> Version:
+        version, weights, pushed = self._certain(lambda: self._whole(ref))
+        with weights:
+            pushed.check(weights)
+        return version
+
+    def export(self, ref: Ref, target: Path) -> None:
+        _, weights, pushed = self._certain(lambda: self._whole(ref))
+        with weights:
+            pushed.write(weights, target)
 
     def list(
         self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
@@ -234,6 +253,7 @@ def version_of(ref: Ref, record: NameRecord, digest: str, manifest: Manifest) ->
         ref.name,
         digest,
         manifest,
+        entry.push,
         entry.created_at,
         entry.protected,
         entry.state,
@@ -242,10 +262,15 @@ def version_of(ref: Ref, record: NameRecord, digest: str, manifest: Manifest) ->
 
 
 def with_push(
-    record: NameRecord, ref: Ref, manifest: Manifest, alias: str | None, expected_generation: int | None
+    record: NameRecord,
+    ref: Ref,
+    manifest: Manifest,
+    push: PushFacts,
+    alias: str | None,
+    expected_generation: int | None,
 ) -> NameRecord:
     """With the version in `ref` (its digest is the manifest's), and `alias` on it."""
-    new = record.with_version(manifest, time.time())
+    new = record.with_version(manifest, push, time.time())
     if alias is None:
         return new
     return new.with_alias(Ref(ref.tenant, ref.name, alias=alias), {manifest.digest: 1}, expected_generation)

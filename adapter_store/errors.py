@@ -63,7 +63,14 @@ class NoStore(AdapterStoreError):
 
 
 class OtherFormat(AdapterStoreError):
-    pass
+    """`found`: the number of the format."""
+
+    def __init__(self, message: str, found: int) -> None:
+        super().__init__(message, found)
+        self.found = found
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StoreUnavailable(AdapterStoreError):

@@ -1,6 +1,7 @@
-"""The values that a store gives out: manifests, versions and aliases, all of them immutable.
+"""The values that a store gives out: manifests, pushes, versions and aliases, all of them immutable.
 
-A manifest belongs to its digest for ever.
+A manifest belongs to its digest for ever, and to all who pushed that content. What else a push says, its
+files, its base's name and what was found about it, is a PushFacts: it belongs to one name of one tenant.
 """
 
 import json
@@ -65,10 +66,7 @@ class Manifest:
     modules: tuple[ModuleInfo, ...]  # by layer, then in the order of the forward pass
     dtypes: tuple[str, ...]  # safetensors names, sorted: ("BF16", "F32")
     num_bytes: int  # of the packed file
-    base_model: str  # as the adapter's config names it; "" when it names none
-    peft_version: str | None
     chat_template: str | None
-    warnings: tuple[str, ...]
     full_heads: tuple[FullHead, ...] = ()  # an executor needs a place for each, besides the slot
 
     @property
@@ -89,10 +87,26 @@ class Manifest:
             content: dict[str, Any] = json.loads(text)
             content["modules"] = tuple(ModuleInfo(**module) for module in content["modules"])
             content["full_heads"] = tuple(FullHead(**head) for head in content.get("full_heads", ()))
-            content["dtypes"], content["warnings"] = tuple(content["dtypes"]), tuple(content["warnings"])
+            content["dtypes"] = tuple(content["dtypes"])
             return cls(**content)
         except (ValueError, TypeError, KeyError) as error:
             raise DataLoss(f"a stored manifest is damaged: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PushWarning:
+    reason: str  # for programs: it stays what it is; README.md lists them
+    message: str  # for people
+
+
+@dataclass(frozen=True, slots=True)
+class PushFacts:
+    """What the last push of a version under this name said beside its content."""
+
+    base_model: str = ""  # as the adapter's config names it; "" when it names none
+    peft_version: str | None = None
+    warnings: tuple[PushWarning, ...] = ()
+    files: str = ""  # which of the store's sets of pushed files is its own; "" when they are lost
 
 
 class VersionState(StrEnum):
@@ -107,6 +121,7 @@ class Version:
     name: str
     digest: str
     manifest: Manifest
+    push: PushFacts
     created_at: float  # unix seconds of the first push under this name
     protected: bool  # may not be deleted
     state: VersionState = VersionState.ACTIVE

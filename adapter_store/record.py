@@ -6,14 +6,15 @@ A store keeps each record as one unit, so a change is seen whole or not at all.
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from adapter_store.errors import AdapterNotFound, DataLoss, GenerationMismatch, InUse, InvalidRef
-from adapter_store.manifest import Manifest, VersionState
+from adapter_store.manifest import Manifest, PushFacts, PushWarning, VersionState
 from adapter_store.ref import Ref
 from adapter_store.split import choose
 
+_NO_FACTS = PushFacts()
 MAX_WEIGHT = 1_000_000
 MAX_TARGETS = 16
 
@@ -21,8 +22,8 @@ MAX_TARGETS = 16
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
     """`left_at` is when it left ACTIVE (unix seconds; 0: it has not), `ends_requests` whether requests that
-    were accepted before end with it, `quarantined` whether its bytes were found damaged. The last three are
-    from its manifest, so that listings need none."""
+    were accepted before end with it, `quarantined` whether its bytes were found damaged. `max_rank` and
+    `num_bytes` are from its manifest, so that listings need none."""
 
     created_at: float
     protected: bool = False
@@ -32,7 +33,7 @@ class VersionEntry:
     quarantined: bool = False
     max_rank: int = 0
     num_bytes: int = 0
-    base_model: str = ""
+    push: PushFacts = _NO_FACTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,14 @@ class NameRecord:
     def takes_requests(self, digest: str) -> bool:
         return digest in self.versions and self.versions[digest].state is VersionState.ACTIVE
 
+    def push_files(self) -> set[str]:
+        """Which sets of pushed files are named here."""
+        return {entry.push.files for entry in self.versions.values() if entry.push.files}
+
     def aliases_of(self, digest: str) -> list[str]:
         return sorted(alias for alias, entry in self.aliases.items() if digest in entry.targets)
 
-    def with_version(self, manifest: Manifest, now: float) -> "NameRecord":
+    def with_version(self, manifest: Manifest, push: PushFacts, now: float) -> "NameRecord":
         """A version that is there already is ACTIVE again, and healthy: its content was just checked."""
         old = self.versions.get(manifest.digest, VersionEntry(now))
         entry = VersionEntry(
@@ -98,7 +103,7 @@ class NameRecord:
             old.protected,
             max_rank=manifest.max_rank,
             num_bytes=manifest.num_bytes,
-            base_model=manifest.base_model,
+            push=push,
         )
         return self if old == entry else self._with_entry(manifest.digest, entry)
 
@@ -138,7 +143,7 @@ class NameRecord:
 
     def taking_over(self, other: "NameRecord") -> "NameRecord":
         """With what `other` says of the versions that are here, too, and with its aliases of these. A version
-        that an alias points to stays as it is here where `other` has DELETED it."""
+        that an alias points to stays as it is here where `other` has DELETED it. Pushes are this store's."""
         aliases = {
             alias: entry
             for alias, entry in other.aliases.items()
@@ -146,7 +151,7 @@ class NameRecord:
         }
         new = replace(self, aliases={**self.aliases, **aliases})
         told = {
-            digest: entry
+            digest: replace(entry, push=self.versions[digest].push)
             for digest, entry in other.versions.items()
             if digest in self.versions
             and not (entry.state is VersionState.DELETED and new.aliases_of(digest))
@@ -205,7 +210,6 @@ class NameRecord:
                     left_at=now,
                     max_rank=manifest.max_rank if manifest else 0,
                     num_bytes=manifest.num_bytes if manifest else 0,
-                    base_model=manifest.base_model if manifest else "",
                 )
                 for digest, manifest in contents.items()
             }
@@ -252,7 +256,7 @@ class NameRecord:
         return record
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(_told(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "NameRecord":
@@ -286,10 +290,26 @@ def _entry(targets: Mapping[str, int], generation: int) -> AliasEntry:
     return AliasEntry(main, generation, dict(sorted(targets.items())) if len(targets) > 1 else {})
 
 
-def _version_entry(fields: dict[str, Any]) -> VersionEntry:
-    if "state" in fields:
-        fields["state"] = VersionState(fields["state"])
-    return VersionEntry(**fields)
+def _told(value: Any) -> Any:
+    """As JSON has it: records are read often, so what is as it mostly is takes no place in them."""
+    if isinstance(value, Mapping):
+        return {key: _told(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_told(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    known = ((each.name, getattr(value, each.name), each.default) for each in fields(value))
+    return {name: _told(found) for name, found, usual in known if found != usual}
+
+
+def _version_entry(told: dict[str, Any]) -> VersionEntry:
+    if "state" in told:
+        told["state"] = VersionState(told["state"])
+    if "push" in told:
+        push = told["push"]
+        warnings = tuple(PushWarning(**warning) for warning in push.get("warnings", ()))
+        told["push"] = PushFacts(**{**push, "warnings": warnings})
+    return VersionEntry(**told)
 
 
 def _check_targets(targets: Mapping[str, int]) -> None:

@@ -42,7 +42,9 @@ class AdapterStore(WeightsSource, Protocol):
     ) -> Version:
         """Checks a PEFT folder against the base and stores it, then moves `alias` to it (None: no alias).
 
-        Pushing the same content again yields the same version and changes nothing. `expected_generation` is
+        Content is shared by all who push it; the files beside it, what they call the base, and warnings are
+        the name's own. Pushing the same folder again yields the same version and changes nothing; the same
+        content with other files replaces those. `expected_generation` is
         the alias's generation as the caller last saw it, 0 for "does not exist". A module of a higher rank
         than `max_rank` is IncompatibleAdapter. A dry run only checks.
         Raises InvalidAdapter, IncompatibleAdapter, InvalidRef, GenerationMismatch; then nothing was stored.
@@ -215,8 +217,9 @@ class AdapterStore(WeightsSource, Protocol):
         """Raises AdapterNotFound."""
         ...
 
-    def upload(self, digest: str) -> str:
-        """Names what is stored as that content now: a push that repairs it makes another. "": nothing."""
+    def upload(self, ref: Ref) -> str:
+        """Names what is stored for the version in a digest ref now: a push that repairs it makes another.
+        "": nothing that can be read."""
         ...
 
     def set_quarantined(
@@ -230,7 +233,8 @@ class AdapterStore(WeightsSource, Protocol):
         ...
 
     def export(self, ref: Ref, target: Path) -> None:
-        """Writes the files of the first push of that content into the folder `target`, made if need be.
+        """Writes the files of the last push of that version under this name into `target`, a folder that is
+        made if need be.
 
         Raises AdapterNotFound, DataLoss, or FileExistsError when `target` is not empty.
         """
@@ -261,14 +265,20 @@ def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -
     """
     from adapter_store.disk_store.store import DiskStore
 
+    folder = folder_of(url)
+    return _open_redis(url, create, allow_volatile) if folder is None else DiskStore(folder, create=create)
+
+
+def folder_of(url: str) -> Path | None:
+    """Of a store's url; None for a Redis. Raises InvalidRef for another scheme."""
     scheme, colon, rest = url.partition(":")
     if colon and scheme in ("redis", "rediss"):
-        return _open_redis(url, create, allow_volatile)
+        return None
     if not colon or "/" in scheme:
         scheme, rest = "disk", url
     if scheme != "disk" or not rest:
         raise InvalidRef(f"store url {scheme}:... is not disk:/folder, a path, redis://... or rediss://...")
-    return DiskStore(Path(rest), create=create)
+    return Path(rest)
 
 
 def _open_redis(url: str, create: bool, allow_volatile: bool) -> AdapterStore:

@@ -12,7 +12,7 @@ _DELETED = f" {VersionState.DELETED.value} "
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`max_rank`, `num_bytes` and `base_model` are the manifest's."""
+    """`max_rank` and `num_bytes` are the manifest's, `base_model` is what the name's own push said."""
 
     tenant: str
     name: str
@@ -39,7 +39,7 @@ class Summary:
             version.manifest.max_rank,
             version.manifest.num_bytes,
             tuple(aliases),
-            version.manifest.base_model,
+            version.push.base_model,
         )
 
     @property
@@ -58,7 +58,7 @@ def lines_of(name: str, record: NameRecord) -> Iterator[str]:
         flags = f"{entry.state.value} {entry.protected:d}{entry.quarantined:d}"
         sizes = f"{entry.created_at!r} {entry.max_rank} {entry.num_bytes}"
         aliases = ",".join(pointing.get(digest, ()))
-        yield f"{name}@{digest} {flags} {sizes} {aliases} {entry.base_model}"
+        yield f"{name}@{digest} {flags} {sizes} {aliases} {entry.push.base_model}"
 
 
 def parse_lines(tenant: str, lines: Iterable[str]) -> list[Summary]:

@@ -1,19 +1,16 @@
 """One version's content as a folder: immutable, shared by every name that pushed it."""
 
-import json
 import os
-import shutil
 from pathlib import Path
 
 from adapter_store.errors import DataLoss
-from adapter_store.files.hashing import file_hash
 from adapter_store.files.seal import seal, unseal
 from adapter_store.manifest import Manifest
 from adapter_store.packed.form import Weights
 from adapter_store.packed.packer import Packing
 from adapter_store.peft.folder import PeftAdapter
 
-_MANIFEST, _PACKED, _SOURCE, _SOURCE_HASHES = "manifest.json", "packed.safetensors", "source", "source.json"
+_MANIFEST, _PACKED = "manifest.json", "packed.safetensors"
 
 
 class Blob:
@@ -21,24 +18,18 @@ class Blob:
         self.folder = folder
 
     @property
-    def source(self) -> Path:
-        return self.folder / _SOURCE
-
-    @property
     def packed(self) -> Path:
         return self.folder / _PACKED
 
     def write(self, adapter: PeftAdapter) -> Manifest:
-        """Packs `adapter` beside its source files. The caller syncs the folder."""
+        """Packs `adapter` into the folder, made here. The caller syncs it."""
+        self.folder.mkdir()
         with self.packed.open("wb") as packed:
             manifest = Packing(adapter).write(packed)
-        hashes = {file.name: file_hash(file) for file in sorted(self.source.iterdir())}
-        self._write_sealed(_SOURCE_HASHES, json.dumps(hashes))
         self._write_sealed(_MANIFEST, manifest.to_json())
         return manifest
 
     def write_copy(self, weights: Weights) -> None:
-        """What a reader needs, without the source files."""
         with self.packed.open("wb") as packed:
             weights.write_to(packed)
         self._write_sealed(_MANIFEST, weights.manifest.to_json())
@@ -67,33 +58,12 @@ class Blob:
             return ""
         return f"{status.st_ino}-{status.st_ctime_ns}"
 
-    def verify(self, digest: str) -> None:
+    def verified(self, digest: str) -> Weights:
         """Hashes everything. Raises DataLoss, naming what is damaged."""
-        with self.weights() as weights:
-            if weights.manifest.digest != digest:
-                raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
-        for name, expected in self._source_hashes().items():
-            try:
-                found = file_hash(self.source / name)
-            except FileNotFoundError as error:
-                raise DataLoss(f"{name} of {digest} is gone: push the adapter again") from error
-            if found != expected:
-                raise DataLoss(f"{name} of {digest} no longer matches its hash: push the adapter again")
-
-    def export(self, digest: str, target: Path) -> None:
-        """Raises DataLoss before anything is written, FileExistsError when `target` is not empty."""
-        self.verify(digest)
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
-            raise FileExistsError(f"{target} is not empty")
-        for name in self._source_hashes():
-            shutil.copyfile(self.source / name, target / name)
-
-    def _source_hashes(self) -> dict[str, str]:
-        try:
-            return {str(name): str(value) for name, value in json.loads(self._sealed(_SOURCE_HASHES)).items()}
-        except (ValueError, AttributeError) as error:
-            raise DataLoss(f"{_SOURCE_HASHES} in {self.folder.name} is damaged: {error!r}") from error
+        weights = self.weights()
+        if weights.manifest.digest != digest:
+            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        return weights
 
     def _write_sealed(self, name: str, text: str) -> None:
         (self.folder / name).write_bytes(seal(name, text))

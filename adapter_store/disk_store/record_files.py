@@ -64,24 +64,30 @@ class RecordFiles:
 
     def lines(self, tenant: str, name: str) -> tuple[str, ...]:
         """For listings (../summary.py), sorted; none when the name is unknown or its record unreadable."""
+        return tuple(sorted(lines_of(name, self._listed(tenant, name))))
+
+    def all_lines(self, files: set[str]) -> dict[str, dict[str, tuple[str, ...]]]:
+        """By tenant and name, of all names; no lines: it is damaged, which is logged. Which sets of pushed
+        files the records name is added to `files`."""
+        found: dict[str, dict[str, tuple[str, ...]]] = {}
+        for tenant in os.listdir(self._folder):
+            named = found[tenant] = {}
+            for file in os.listdir(f"{self._folder}/{tenant}"):
+                name = file.removesuffix(".json")
+                record = self._listed(tenant, name)
+                named[name] = tuple(sorted(lines_of(name, record)))
+                files |= record.push_files()
+        return found
+
+    def _listed(self, tenant: str, name: str) -> NameRecord:
+        """Empty when it is unknown, or unreadable, which is logged."""
         try:
-            value = _read(f"{self._folder}/{tenant}/{name}.json")
-            return tuple(sorted(lines_of(name, _decode(f"{tenant}/{name}", value))))
+            return _decode(f"{tenant}/{name}", _read(f"{self._folder}/{tenant}/{name}.json"))
         except FileNotFoundError:
-            return ()
+            return NameRecord()
         except DataLoss as error:  # the others are listed all the same
             _log.error("adapter store: %s/%s is not listed: %s", tenant, name, error)
-            return ()
-
-    def all_lines(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """By tenant and name, of all names; no lines: it is damaged, which is logged."""
-        return {
-            tenant: {
-                name: self.lines(tenant, name)
-                for name in (file.removesuffix(".json") for file in os.listdir(f"{self._folder}/{tenant}"))
-            }
-            for tenant in os.listdir(self._folder)
-        }
+            return NameRecord()
 
     def mentions(self) -> Iterator[tuple[tuple[str, str], str]]:
         """(tenant, name), and a digest that its record mentions, damaged or not, for all of them."""

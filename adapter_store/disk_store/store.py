@@ -2,27 +2,30 @@
 
     lock                            held for every change, for moments only
     changes                         how many there were, and of what (changes_file.py)
-    blobs/<hex>/                    content, immutable once here (blob.py)
+    blobs/<hex>/                    content, immutable once here, whoever pushed it (blob.py)
+    pushes/<tenant>+<name>+<id>/    the files of one push, immutable, of that name alone (push_folder.py)
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
     users/<hex>                     which names have that content (user_files.py)
     leases/<holder>                 what schedulers still use (lease_files.py)
-    format-3                        what it is, and how it is kept (store_folder.py)
+    format-4                        what it is, and how it is kept (store_folder.py)
     tmp/                            work in progress, and what crashes left
 
-A push works in tmp/ without the lock; then, under it, one rename publishes the content and one more the
-record. A crash in between leaves content that no record names; the next store opened here removes it, but for
-those that only read.
+A push works in tmp/ without the lock; then, under it, one rename publishes the content, one the pushed files
+and one more the record. A crash in between leaves what no record names; the next store opened here removes
+it, but for those that only read.
 """
 
 import builtins
 import contextlib
 import functools
 import logging
+import os
 import shutil
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +35,7 @@ from adapter_store.disk_store.blob import Blob
 from adapter_store.disk_store.changes_file import ChangesFile
 from adapter_store.disk_store.lease_files import LeaseFiles
 from adapter_store.disk_store.listing import Listings
+from adapter_store.disk_store.push_folder import PushFolder
 from adapter_store.disk_store.record_files import RecordFiles
 from adapter_store.disk_store.store_folder import claim_folder
 from adapter_store.disk_store.user_files import UserFiles
@@ -50,12 +54,14 @@ from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
+from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.summary import Summary, hex_of, is_deleted, is_shown, parse_lines
 from adapter_store.watch import News, Watchers
 
 _CACHED_MANIFESTS = 1024
+_OWNER = "+"  # between tenant, name and number of a push; no name has it
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -67,7 +73,7 @@ class DiskStore(Catalogue):
         """`create`, for who changes it: a folder that is missing or empty becomes a store; all records are
         read, for listings, and what crashes left goes. Raises NoStore, OtherFormat, StoreUnavailable."""
         self._root, self._max_file_bytes = root, max_file_bytes
-        self._blobs, self._tmp = root / "blobs", root / "tmp"
+        self._blobs, self._pushes, self._tmp = root / "blobs", root / "pushes", root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
         self._users = UserFiles(root / "users", self._tmp, self._records)
         self._changes = ChangesFile(root / "changes", aside=self._tmp)
@@ -79,7 +85,7 @@ class DiskStore(Catalogue):
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
             claim_folder(root, create=create)
-            for folder in (self._blobs, root / "names", root / "leases", self._tmp):
+            for folder in (self._blobs, self._pushes, root / "names", root / "leases", self._tmp):
                 folder.mkdir(parents=True, exist_ok=True)
             if create:
                 with self._locked():
@@ -103,18 +109,24 @@ class DiskStore(Catalogue):
         check_identifier("name", name)
         if alias is not None:
             check_identifier("alias", alias)
-        with self._workspace() as blob:
+        with self._workspace() as work:
+            blob, pushed = Blob(work / "blob"), PushFolder(work / "push")
+            pushed.folder.mkdir()
             adapter = take_adapter(
-                source, blob.source, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
+                source, pushed.files, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
             )
-            manifest = blob.write(adapter)
+            manifest, push = blob.write(adapter), adapter.push
             if dry_run:
-                return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
-            sync_tree(blob.folder)
+                return Version(tenant, name, manifest.digest, manifest, push, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)
-            return self._publish(
-                blob, ref, lambda record: with_push(record, ref, manifest, alias, expected_generation)
-            )
+            pushed.write(ref, adapter)
+            sync_tree(work)
+
+            def change(record: NameRecord, files: str) -> NameRecord:
+                told = replace(push, files=files)
+                return with_push(record, ref, manifest, told, alias, expected_generation)
+
+            return self._publish(blob, pushed, ref, change)
 
     def record(self, tenant: str, name: str) -> NameRecord:
         with medium_errors():
@@ -162,16 +174,13 @@ class DiskStore(Catalogue):
                 for alias in aliases_in(tenant, each, record)
             ]
 
-    def export(self, ref: Ref, target: Path) -> None:
-        version = self.find(ref)
-        self._blob(version.digest).export(version.digest, target)
-
-    def verify(self, ref: Ref) -> Version:
-        return self._certain(lambda: self._verify(ref))
-
-    def upload(self, digest: str) -> str:
+    def upload(self, ref: Ref) -> str:
         with medium_errors():
-            return self._blob(check_digest(digest)).upload()
+            record = self._records.read_if_whole(ref.tenant, ref.name)
+            entry = record.versions.get(ref.digest or "") if record is not None else None
+            if entry is None:
+                return ""
+            return f"{self._blob(str(ref.digest)).upload()} {entry.push.files}"
 
     def now(self) -> float:
         with medium_errors():
@@ -191,8 +200,10 @@ class DiskStore(Catalogue):
 
     def orphans(self) -> builtins.list[str]:
         with medium_errors(), self._locked():
-            found = (f"sha256:{folder.name}" for folder in self._blobs.iterdir())
-            return sorted(digest for digest in found if not self._is_used(digest))
+            blobs = (f"sha256:{name}" for name in os.listdir(self._blobs))
+            unused = [digest for digest in blobs if not self._is_used(digest)]
+            unused += [f"push {name}" for name in os.listdir(self._pushes) if not self._is_named(name)]
+            return sorted(unused)
 
     def damaged(self, tenant: str) -> builtins.list[str]:
         with medium_errors():
@@ -238,13 +249,17 @@ class DiskStore(Catalogue):
                 self._verified[digest] = identity
         return weights
 
-    def _verify(self, ref: Ref) -> Version:
+    def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
         version = self._find(ref)
-        self._blob(version.digest).verify(version.digest)
-        return version
+        weights = self._blob(version.digest).verified(version.digest)
+        own = Ref(version.tenant, version.name, digest=version.digest)
+        return version, weights, self._push_folder(own, version.push.files).read(own)
 
     def _blob(self, digest: str) -> Blob:
         return Blob(self._blobs / digest.removeprefix("sha256:"))
+
+    def _push_folder(self, ref: Ref, files: str) -> PushFolder:
+        return PushFolder(self._pushes / _OWNER.join((ref.tenant, ref.name, files)))
 
     def _stored(self, digest: str) -> Blob:
         blob = self._blob(digest)
@@ -273,7 +288,7 @@ class DiskStore(Catalogue):
             yield
 
     @contextlib.contextmanager
-    def _workspace(self) -> Iterator[Blob]:
+    def _workspace(self) -> Iterator[Path]:
         with medium_errors():
             folder = self._tmp / uuid.uuid4().hex
             with contextlib.ExitStack() as stack:
@@ -281,26 +296,53 @@ class DiskStore(Catalogue):
                     folder.mkdir()
                     stack.enter_context(claimed(folder))
                 try:
-                    yield Blob(folder)
+                    yield folder
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, blob: Blob, ref: Ref, change: Change) -> Version:
+    def _publish(
+        self, blob: Blob, pushed: PushFolder, ref: Ref, change: Callable[[NameRecord, str], NameRecord]
+    ) -> Version:
+        """`change` is told which set of files is the push's own."""
         digest = ref.digest or ""
-        healthy = self._is_healthy(digest)  # hashes, so not under the lock
+        healthy, same = self._is_healthy(digest), self._same_files(pushed, ref)  # hash, so not under the lock
         with self._locked():
-            change(self._records.read(ref.tenant, ref.name))  # refused before content moves
+            record = self._records.read(ref.tenant, ref.name)
+            files = same if same in record.push_files() else uuid.uuid4().hex
+            change(record, files)  # refused before content moves
             target = self._blob(digest).folder
             if target.exists() and not healthy and not self._is_healthy(digest):
                 self._discard(target)  # damaged: this push repairs it
             if not target.exists():
                 blob.folder.rename(target)
                 sync_folder(self._blobs)
-            return self._version(ref, self._replace(ref, change), digest)
+            own = self._push_folder(ref, files).folder
+            if not own.exists():
+                pushed.folder.rename(own)
+                sync_folder(self._pushes)
+            return self._version(ref, self._replace(ref, lambda record: change(record, files)), digest)
+
+    def _same_files(self, pushed: PushFolder, ref: Ref) -> str:
+        """Which files this name has of the version, when they are the pushed ones, and whole; else ""."""
+        entry = self._records.read(ref.tenant, ref.name).versions.get(ref.digest or "")
+        if entry is None or not entry.push.files:
+            return ""
+        stored = self._push_folder(ref, entry.push.files)
+        try:
+            stored.read(ref)
+            return entry.push.files if stored.hashes(ref) == pushed.hashes(ref) else ""
+        except DataLoss:
+            return ""
 
     def _is_used(self, digest: str) -> bool:
         """By any record, as far as they can be read."""
         return any(record is None or digest in record.versions for *_, record in self._users_of(digest))
+
+    def _is_named(self, folder: str) -> bool:
+        """A folder of pushed files, by the record of its owner, as far as that can be read."""
+        tenant, name, files = folder.split(_OWNER)
+        record = self._records.read_if_whole(tenant, name)
+        return record is None or files in record.push_files()
 
     def _is_healthy(self, digest: str) -> bool:
         """Hashes all of it, whatever was found before: a push is how damage is repaired."""
@@ -308,7 +350,7 @@ class DiskStore(Catalogue):
         if not blob.folder.exists():
             return False
         try:
-            blob.verify(digest)
+            blob.verified(digest).close()
         except DataLoss:
             return False
         return True
@@ -319,7 +361,7 @@ class DiskStore(Catalogue):
 
     def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
         with medium_errors(), self._locked():
-            found = self.upload(ref.digest or "") == upload
+            found = self.upload(ref) == upload
             if found:
                 self._replace(ref, change)
             return found
@@ -340,6 +382,8 @@ class DiskStore(Catalogue):
             record = make(self._users.digests((ref.tenant, ref.name)))
             if not dry_run:
                 self._write_record(ref, NameRecord(), record)
+                for folder in self._pushes.glob(_OWNER.join((ref.tenant, ref.name, "*"))):
+                    self._discard(folder)  # which of them was whose is lost
             return record
 
     def _remove(self, ref: Ref, change: Change) -> None:
@@ -361,6 +405,8 @@ class DiskStore(Catalogue):
         self._records.write(*name, new)
         for digest in old.versions.keys() - new.versions.keys():
             self._users.remove(digest, name)
+        for files in old.push_files() - new.push_files():
+            self._discard(self._push_folder(ref, files).folder)
         self._changes.settle()
         self._watchers.wake()
 
@@ -374,7 +420,8 @@ class DiskStore(Catalogue):
     def _read_all(self) -> None:
         """Removes garbage, and prepares listings with what was read for that."""
         remove_unclaimed(self._tmp)
-        number, found = self._changes.number(), self._records.all_lines()
+        number, files = self._changes.number(), set[str]()
+        found = self._records.all_lines(files)
         for tenant, named in found.items():
             self._listings.prepare(tenant, number, named)
         names = [lines for named in found.values() for lines in named.values()]
@@ -382,9 +429,12 @@ class DiskStore(Catalogue):
             _log.warning("adapter store %s: garbage stays, a record cannot be read", self._root)
             return
         kept = {hex_of(line) for lines in names for line in lines}
-        for folder in self._blobs.iterdir():
-            if folder.name not in kept:
-                self._discard(folder)
+        for name in os.listdir(self._blobs):
+            if name not in kept:
+                self._discard(self._blobs / name)
+        for name in os.listdir(self._pushes):
+            if name.rpartition(_OWNER)[2] not in files:
+                self._discard(self._pushes / name)
 
     def _change_number(self) -> int:
         with medium_errors():

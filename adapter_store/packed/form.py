@@ -136,6 +136,13 @@ class Weights(Mapping[str, LoRAModule]):
             raise ValueError(f"the weights of {self.manifest.digest} are closed")
         return {head.name: self._file.array(f"{head.name}.weight") for head in self.manifest.full_heads}
 
+    def raw_tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
+        """All tensors with their bytes, in the order of the file."""
+        if self._file is None:
+            raise ValueError(f"the weights of {self.manifest.digest} are closed")
+        for tensor in in_file_order(self._file):
+            yield tensor, self._file.raw(tensor.name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
 

@@ -119,10 +119,7 @@ class Packing:
             modules=adapter.modules,
             dtypes=tuple(sorted({part.dtype for part in parts})),
             num_bytes=self.num_bytes,
-            base_model=adapter.base_model,
-            peft_version=adapter.peft_version,
             chat_template=adapter.chat_template,
-            warnings=adapter.warnings,
             full_heads=adapter.full_heads,
         )
 

@@ -24,7 +24,7 @@ from adapter_store.files.hashing import bulk_hash
 from adapter_store.packed.form import LoRAModule, Weights
 from adapter_store.peft.folder import WEIGHTS_FILE, PeftAdapter
 
-_HASH_BYTES = 32
+HASH_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def rebuild(recipe: memoryview, weights: Weights, target: BinaryIO | None = None
 
     `weights` are verified.
     """
-    body = recipe[_HASH_BYTES:]
+    body = recipe[HASH_BYTES:]
     try:
-        if bulk_hash(body) != recipe[:_HASH_BYTES].hex():
+        if bulk_hash(body) != recipe[:HASH_BYTES].hex():
             raise ValueError("it does not match its hash")
         start = 8 + int.from_bytes(body[:8], "little")
         head = _Head(**json.loads(bytes(body[8:start])))

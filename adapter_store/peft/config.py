@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adapter_store.errors import InvalidAdapter
+from adapter_store.manifest import PushWarning
 from adapter_store.peft.patterns import BadPattern, Patterns
 
 CONFIG_FILE = "adapter_config.json"
@@ -20,7 +21,7 @@ MAX_CONFIG_BYTES = 4 << 20
 EXPERT_ORDER = "lorafleet_expert_order_in_lora_b"
 
 # Honoured below, or by whoever reads the tensors: those, not the text, say which modules are meant.
-_HONOURED = frozenset({
+HONOURED = frozenset({
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
     *("init_lora_weights", "layers_to_transform", "ensure_weight_tying", "use_dora"),
     *("target_parameters", "modules_to_save", EXPERT_ORDER),
@@ -51,7 +52,7 @@ class LoraSettings:
     ensure_weight_tying: bool
     base_model: str
     peft_version: str | None
-    warnings: tuple[str, ...]
+    warnings: tuple[PushWarning, ...]
     target_parameters: tuple[str, ...] = ()
     expert_blocks_in_b: bool = False
     full_heads: frozenset[str] = frozenset()  # of lm_head and embed_tokens: those in modules_to_save
@@ -99,7 +100,10 @@ def read_config(folder: Path) -> LoraSettings:
         target_parameters=_names(config, "target_parameters"),
         full_heads=_full_heads(config),
         expert_blocks_in_b=_choice(config, EXPERT_ORDER, ("interleaved", "blocks")) == "blocks",
-        warnings=tuple(f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used" for key in missing),
+        warnings=tuple(
+            PushWarning("DEFAULT_USED", f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used")
+            for key in missing
+        ),
     )
 
 
@@ -129,7 +133,7 @@ def _refuse_unserved(config: Mapping[str, Any]) -> None:
     if config.get("bias") not in (None, False, "none", "all", "lora_only"):
         raise _refusal("bias", f"is {str(config['bias'])[:40]!r}, not none, all or lora_only")
     switched_on = [
-        key for key in config if key not in _HONOURED | _HARMLESS | {"bias"} and _is_on(config[key])
+        key for key in config if key not in HONOURED | _HARMLESS | {"bias"} and _is_on(config[key])
     ]
     if switched_on:
         key = switched_on[0]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.files.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
-from adapter_store.manifest import FullHead, ModuleInfo
+from adapter_store.manifest import FullHead, ModuleInfo, PushFacts, PushWarning
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft.base_copy import check_base_copy
@@ -38,10 +38,8 @@ class PeftAdapter:
     modules: tuple[ModuleInfo, ...]
     halves: Mapping[str, Halves]  # by module name
     file: TensorFile
-    base_model: str
-    peft_version: str | None
+    push: PushFacts
     chat_template: str | None
-    warnings: tuple[str, ...]
     experts: Mapping[str, StackedPair] = field(default_factory=dict)  # as halves, of the experts' modules
     full_heads: tuple[FullHead, ...] = ()
     head_tensors: Mapping[str, TensorInfo] = field(default_factory=dict)  # by the full heads' names
@@ -63,6 +61,7 @@ def read_adapter(
     """
     settings = read_config(folder)
     warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
+    push = PushFacts(settings.base_model, settings.peft_version, warnings)
     file = file or open_weights(folder)
     if settings.target_parameters and spec.moe is None:
         raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
@@ -81,8 +80,7 @@ def read_adapter(
     check_token_ids(folder, spec)
     template = read_chat_template(folder)
     adapter = PeftAdapter(
-        modules, halves, file, settings.base_model, settings.peft_version, template, tuple(warnings),
-        experts.pairs, full_heads, heads,
+        modules, halves, file, push, template, experts.pairs, full_heads, heads
     )  # fmt: skip
     if settings.ensure_weight_tying and spec.tied_head:
         _check_tied_pair(adapter)
@@ -105,14 +103,14 @@ def open_weights(folder: Path) -> TensorFile:
         raise InvalidAdapter(str(error)) from error
 
 
-def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[str]:
+def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[PushWarning]:
     """Shapes decide the base; its name is a hint, since the same model lives under many paths."""
     if settings.base_model.rstrip("/").rpartition("/")[2] in ("", spec.name):
         return []
     text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model!r}, this base is {spec.name!r}"
     if strict:
         raise IncompatibleAdapter(text)
-    return [text]
+    return [PushWarning("OTHER_BASE_MODEL", text)]
 
 
 def _check_tensors(file: TensorFile) -> None:

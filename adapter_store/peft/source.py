@@ -18,7 +18,8 @@ from adapter_store.peft.tokenizer import (
     TOKENIZER_FILE,
 )
 
-_KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
+README_FILE = "README.md"
+_KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, README_FILE)
 # Only looked at: their ids equal the base's, and they would take megabytes per adapter.
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (*_KEPT, *_CHECKED)

@@ -3,6 +3,8 @@
     <ns>:{meta}:record:<tenant>/<name>   versions and aliases of one name (../record.py), sealed
     <ns>:{meta}:names:<tenant>           sorted set "<name>@", all of score 0: in the order of the bytes
     <ns>:{meta}:blob:<digest>            hash: manifest and index, sealed; claim (which upload it is)
+    <ns>:{meta}:push:<tenant>/<name>:<upload>
+                                         hash: index of the files of a push, sealed; claim
     <ns>:{meta}:users:<digest>           set "<tenant>/<name>": the records that hold the version
     <ns>:{meta}:changes                  a counter, for watchers
     <ns>:{meta}:pending                  sorted set of claims, by the time at which an upload counts as dead

@@ -2,22 +2,22 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from adapter_store.catalogue import Change
 from adapter_store.errors import AdapterNotFound, AdapterStoreError, StoreUnavailable, UploadLost
 from adapter_store.files.durable import medium_errors
-from adapter_store.manifest import Manifest
 from adapter_store.record import NameRecord
-from adapter_store.redis_store.content import Content
-from adapter_store.redis_store.index import Claim
+from adapter_store.redis_store.content import Content, Prepared
+from adapter_store.redis_store.index import Index
 from adapter_store.redis_store.metadata import Metadata, Publication
-from adapter_store.redis_store.upload import Sendable, Uploader
+from adapter_store.redis_store.upload import Uploader
 from adapter_store.ref import Ref
 
 _RACES = 100  # changes of one name by others that a change stands
 _LINES = 1_000_000  # in listings, of one name: all
+PushChange = Callable[[NameRecord, str], NameRecord]  # told which set of pushed files is its own
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -52,17 +52,22 @@ class Changes:
                 raise AdapterNotFound(f"{tenant}/{name} has no damaged record")
             new = make(self._metadata.digests(tenant, name))
             lines = self._metadata.lines(tenant, name, "", _LINES, deleted=True)
-            done = dry_run or self._metadata.commit(ref, old, new, listed=lines) == "done"
+            pushes = self._metadata.push_keys(tenant, name)  # which of them was whose is lost
+            done = dry_run or (self._metadata.commit(ref, old, new, listed=lines, dropped=pushes) == "done")
             return (new,) if done else None
 
         return _race(attempt)[0]
 
-    def change_content(self, ref: Ref, change: Change, upload: str) -> bool:
-        """As `change`, while what is stored of the version in `ref` is that upload; else False."""
+    def change_content(self, ref: Ref, change: Change, content: str, files: str) -> bool:
+        """As `change`, while what is stored of the version in `ref` is that content and those pushed files;
+        else False."""
 
         def attempt() -> tuple[bool] | None:
             old = self._metadata.record(ref.tenant, ref.name)
-            outcome = self._metadata.commit(ref, old, change(old.record), upload=upload)
+            new = change(old.record)
+            if old.record.versions[ref.digest or ""].push.files != files:
+                return (False,)
+            outcome = self._metadata.commit(ref, old, new, upload=content)
             return None if outcome == "stale" else (outcome == "done",)
 
         return _race(attempt)[0]
@@ -82,47 +87,63 @@ class Changes:
     def publish(
         self,
         ref: Ref,  # with the digest
-        change: Change,
-        manifest: Manifest,
-        files: Mapping[str, Sendable],
+        change: PushChange,
+        prepared: Prepared,
     ) -> NameRecord:
-        """A change that adds the version in `ref`, and its content."""
-        change(self._metadata.record(ref.tenant, ref.name).record)  # refused before gigabytes travel
-        record = self._commit(ref, change, None) if self._content.is_whole(manifest.digest) else None
-        if record is None:
-            record = self._upload(ref, change, manifest, files)
-            self.sweep()  # of the content that this one replaces, if it was damaged
-        return record
+        """A change that adds the version in `ref`, its content and the files of the push."""
+        seen = self._metadata.record(ref.tenant, ref.name).record
+        change(seen, "")  # refused before gigabytes travel
+        entry = seen.versions.get(prepared.manifest.digest)
+        files = entry.push.files if entry is not None else ""
+        same = files if files and self._content.has_pushed(ref, files, prepared.pushed) else ""
+        whole = self._content.is_whole(prepared.manifest.digest)
+        for need_content, files in ((not whole, same), (True, "")):  # what is there may go meanwhile
+            record = self._bring(ref, change, prepared, content=need_content, files=files)
+            if record is not None:
+                self.sweep()  # of what this one replaces
+                return record
+        raise StoreUnavailable("the push took too long and was given up: push the adapter again")
 
     def sweep(self) -> None:
         with _whatever_happens_to_garbage():
             self._metadata.sweep()
 
-    def _upload(
-        self, ref: Ref, change: Change, manifest: Manifest, files: Mapping[str, Sendable]
-    ) -> NameRecord:
-        with medium_errors():
-            index = self._uploader.upload(manifest.digest, files)
+    def _bring(
+        self, ref: Ref, change: PushChange, prepared: Prepared, *, content: bool, files: str
+    ) -> NameRecord | None:
+        """The record with the push added; None when something is gone. `content`: it is uploaded, too;
+        `files`: the set of pushed files that is there, "" when that is uploaded."""
+        digest, uploads = prepared.manifest.digest, dict[str, Index]()
         try:
-            record = self._commit(ref, change, Publication(manifest, index))
-        except UploadLost:
-            self._abandon(index.claim)
-            raise
-        except StoreUnavailable:
+            with medium_errors():
+                if content:
+                    uploads["content"] = self._uploader.upload(digest, prepared.content)
+                if not files:
+                    uploads["pushed"] = self._uploader.upload(digest, prepared.pushed)
+                    files = uploads["pushed"].upload
+            publication = Publication(prepared.manifest, uploads.get("content"), uploads.get("pushed"))
+            record = self._commit(ref, change, files, publication if uploads else None)
+        except StoreUnavailable as error:
+            if isinstance(error, UploadLost):
+                self._abandon(uploads.values())
             raise  # it may be published: if it is not, it falls due by itself
         except AdapterStoreError:
-            self._abandon(index.claim)
+            self._abandon(uploads.values())
             raise
         if record is None:
-            raise StoreUnavailable("the push took too long and was given up: push the adapter again")
+            self._abandon(uploads.values())
         return record
 
-    def _commit(self, ref: Ref, change: Change, publication: Publication | None) -> NameRecord | None:
-        """The record with a version added; None when the version's content, or the upload, is gone."""
+    def _commit(
+        self, ref: Ref, change: PushChange, files: str, publication: Publication | None
+    ) -> NameRecord | None:
+        """The record with a version added; None when its content, its files, or an upload are gone."""
 
         def attempt() -> tuple[NameRecord | None] | None:
             old = self._metadata.record(ref.tenant, ref.name)
-            new = change(old.record)
+            new = change(old.record, files)
+            if (publication is None or publication.pushed is None) and files not in old.record.push_files():
+                return (None,)
             if new == old.record and publication is None:
                 return (new,)
             outcome = self._metadata.commit(ref, old, new, "add", publication)
@@ -130,9 +151,10 @@ class Changes:
 
         return _race(attempt)[0]
 
-    def _abandon(self, claim: Claim) -> None:
+    def _abandon(self, uploads: Iterable[Index]) -> None:
         with _whatever_happens_to_garbage():
-            self._metadata.abandon(claim)
+            for index in uploads:
+                self._metadata.abandon(index.claim)
             self._metadata.sweep()
 
 

@@ -22,11 +22,20 @@ class Keys:
     def blob(self, digest: str) -> str:
         return self._meta(f"blob:{digest}")
 
+    def push(self, tenant: str, name: str, files: str) -> str:
+        """Of the files of one push of that name."""
+        return f"{self.pushes}{tenant}/{name}:{files}"
+
     def users(self, digest: str) -> str:
         return self._meta(f"users:{digest}")
 
     def operation(self, identifier: str) -> str:
         return self._meta(f"operation:{identifier}")
+
+    @property
+    def pushes(self) -> str:
+        """What the keys of all pushed files begin with."""
+        return self._meta("push:")
 
     @property
     def format(self) -> str:

@@ -39,10 +39,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Content to appear with a change of the record."""
+    """Uploads that are to appear with a change of the record. None: that is stored already. The record names
+    the pushed files by `pushed.upload`."""
 
     manifest: Manifest
-    index: Index
+    content: Index | None
+    pushed: Index | None
 
 
 Name = tuple[str, str]  # tenant, name
@@ -124,6 +126,16 @@ class Metadata:
         found = Index.from_json(unseal(f"{key} index", index))
         return self._manifest(digest, manifest), found
 
+    def push(self, ref: Ref, files: str) -> Index | None:
+        """Raises DataLoss."""
+        key = self._keys.push(ref.tenant, ref.name, files)
+        [raw] = self._primary.run(("HGET", key, "index"))
+        return None if raw is None else Index.from_json(unseal(key, raw))
+
+    def push_keys(self, tenant: str, name: str) -> list[str]:
+        """Of all sets of files that a name has. Walks all keys of the database."""
+        return sorted(set(scan(self._primary, f"{self._keys.push(tenant, name, '')}*")))
+
     def upload(self, digest: str) -> str:
         """What is stored as its content, "" for nothing."""
         [claim] = self._primary.run(("HGET", self._keys.blob(digest), "claim"))
@@ -182,6 +194,7 @@ class Metadata:
         publication: Publication | None = None,
         upload: str = "",  # what must be stored as its content, if named
         listed: Sequence[str] = (),  # lines of the old record, which do not follow from `old`
+        dropped: Sequence[str] = (),  # keys of pushed files, which do not follow from `old`, either
     ) -> Outcome:
         """One step for every reader. "stale": somebody was faster; "lost": its content is gone."""
         record, blob = self._keys.record(ref.tenant, ref.name), self._keys.blob(ref.digest or "")
@@ -189,15 +202,24 @@ class Metadata:
         operation = self._keys.operation(uuid.uuid4().hex)
         keys += [operation, blob, self._keys.users(ref.digest or "")]
         claim, manifest, index = upload.encode(), b"", b""
-        if publication is not None:
-            claim = str(publication.index.claim).encode()
+        push, push_claim, push_index = record, b"", b""
+        uploads = list[tuple[Claim, str]]()
+        if publication is not None and (content := publication.content) is not None:
+            claim = str(content.claim).encode()
             manifest = seal(f"{blob} manifest", publication.manifest.to_json())
-            index = seal(f"{blob} index", publication.index.to_json())
+            index = seal(f"{blob} index", content.to_json())
+            uploads.append((content.claim, blob))
+        if publication is not None and (pushed := publication.pushed) is not None:
+            push = self._keys.push(ref.tenant, ref.name, pushed.upload)
+            push_claim, push_index = str(pushed.claim).encode(), seal(push, pushed.to_json())
+            uploads.append((pushed.claim, push))
         arguments = [old.raw, seal(record, new.to_json()) if new.versions else b""]
         arguments += [f"{ref.name}@".encode(), f"{ref.tenant}/{ref.name}".encode(), kind.encode()]
         arguments += [claim, manifest, index, self._keys.channel.encode()]
         keys += [self._keys.pending, self._keys.lines(ref.tenant), self._keys.graves]
-        keys += [self._keys.changed, self._keys.first_change, self._keys.format]
+        keys += [self._keys.changed, self._keys.first_change, self._keys.format, push]
+        lost = old.record.push_files() - new.push_files()
+        keys += [*dropped, *(self._keys.push(ref.tenant, ref.name, files) for files in sorted(lost))]
         before = {*lines_of(ref.name, old.record), *listed}
         changes = _listing_changes(ref, old.record, new, before)
         command: Command = (
@@ -209,39 +231,48 @@ class Metadata:
             OPERATION_SECONDS,
             _REMEMBERED_CHANGES,
             FORMAT,
+            push_claim,
+            push_index,
             *changes,
         )
-        provided = None if publication is None else self._chunks_stay(publication.index.claim, operation)
+        provided = self._chunks_stay(uploads, operation) if uploads else None
         [outcome] = self._primary.run(
             command, durable=True, changed=lambda replies: replies == [b"done"], provided=provided
         )
         result: Outcome = outcome.decode()
         return result
 
-    def _chunks_stay(self, claim: Claim, operation: str) -> Provided:
-        """The chunks of an upload do not expire any more, and all of them are there. Raises UploadLost.
+    def _chunks_stay(self, uploads: Sequence[tuple[Claim, str]], operation: str) -> Provided:
+        """The chunks of uploads do not expire any more, and all of them are there. Raises UploadLost.
 
         On the connection of the change that publishes them: a server that was restarted in between, and may
         have lost them, ends that. And the file has them before it has the change, so one wait is for both.
-        The claim is made again, as a restart may have lost it, and chunks that stay need one. A primary may
+        Claims are made again, as a restart may have lost them, and chunks that stay need one. A primary may
         even become a replica and a primary again without closing the connection, and have another's data
         then: what is left under the operation behind the chunks tells the change that these are the same.
         """
-        keys = [self._keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)]
+        keys = [
+            [self._keys.chunk(claim.digest, claim.upload, number) for number in range(claim.num_chunks)]
+            for claim, _ in uploads
+        ]
 
         def check(replies: Sequence[Any]) -> None:
-            if replies[-2] != len(keys):
+            if [*replies[-1 - len(keys) : -1]] != [*map(len, keys)]:
                 raise UploadLost("the store's Redis lost a part of the upload: push the adapter again")
 
-        persist = [("PERSIST", key) for key in keys]
+        persist = [("PERSIST", key) for chunks in keys for key in chunks]
         seen = ("SET", operation, "0", "NX", "EX", OPERATION_SECONDS)
-        return Provided((self._claiming(claim), *persist, ("EXISTS", *keys), seen), check)
+        claims = [self._claiming(claim, home) for claim, home in uploads]
+        there = [("EXISTS", *chunks) for chunks in keys]
+        return Provided((*claims, *persist, *there, seen), check)
 
     def claim(self, claim: Claim) -> None:
-        self._primary.run(self._claiming(claim))
+        """Of an upload that is not published."""
+        self._primary.run(self._claiming(claim, self._keys.blob(claim.digest)))
 
-    def _claiming(self, claim: Claim) -> Command:
-        keys = (self._keys.pending, self._keys.blob(claim.digest), self._keys.doomed)
+    def _claiming(self, claim: Claim, home: str) -> Command:
+        """`home`: the key that has the claim once it is published."""
+        keys = (self._keys.pending, home, self._keys.doomed)
         return ("EVAL", scripts.CLAIM, len(keys), *keys, str(claim), CLAIM_SECONDS)
 
     def abandon(self, claim: Claim) -> None:
@@ -278,7 +309,7 @@ def _read_if_whole(key: str, raw: bytes | None) -> NameRecord | None:
 
 
 def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord, before: set[str]) -> list[str | int]:
-    """COMMIT's arguments from the 13th on. `before`: the old record's lines."""
+    """COMMIT's arguments from the 15th on. `before`: the old record's lines."""
     after = set(lines_of(ref.name, new))
     buried, burying = _graves(ref, old), _graves(ref, new)
     gone = [member for member in buried if member not in burying]

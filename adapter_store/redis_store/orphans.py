@@ -24,6 +24,7 @@ def find_orphans(primary: Primary, keys: Keys) -> list[str]:
 def _expected(primary: Primary, keys: Keys, digests: set[str]) -> set[tuple[str, str]]:
     """Uploads that are published, and those that are under way or about to be removed."""
     asked = [("HGET", keys.blob(digest), "claim") for digest in sorted(digests)]
+    asked += [("HGET", key, "claim") for key in scan(primary, f"{keys.pushes}*")]
     *claims, pending, doomed = primary.run(*asked, ("ZRANGE", keys.pending, 0, -1), ("SMEMBERS", keys.doomed))
     parsed = (Claim.parse(claim.decode()) for claim in [*claims, *pending, *doomed] if claim)
     return {(claim.digest, claim.upload) for claim in parsed}

@@ -12,6 +12,7 @@ from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
 from adapter_store.redis_store.transfer import read_chunks
 from adapter_store.redis_store.upload import UNHASHED
+from adapter_store.ref import Ref
 
 _T = TypeVar("_T")
 
@@ -39,6 +40,13 @@ class Reader:
                 if index.upload == tried:
                     raise
                 tried = index.upload
+
+    def push(self, ref: Ref, files: str) -> Index:
+        """Of the pushed files of the version in `ref`. Raises DataLoss."""
+        index = self._metadata.push(ref, files)
+        if index is None or index.digest != ref.digest:
+            raise DataLoss(f"the pushed files of {ref} are gone: push the adapter again")
+        return index
 
     def read(
         self,

@@ -5,17 +5,18 @@ They are small, so a server that is full runs them, too: a delete is what it nee
 
 # Replaces one record, and what follows from it, once for each operation.
 #   KEYS  1 record  2 names  3 changes  4 operation  5 blob  6 users  7 pending  8 lines  9 graves
-#         10 changed  11 first_change  12 format
+#         10 changed  11 first_change  12 format  13 the pushed files to publish, if any
+#         14 and more: pushed files that go
 #   ARGV  1 the record as the caller read it ("": none)   2 the new one ("": remove)
 #         3 member of names   4 member of users   5 "add" | "remove" | "keep": the version of blob and users
 #         6 claim of the upload to publish ("": the content is stored), or that must be stored to keep it
 #         7 manifest   8 index
 #         9 channel   10 seconds for which the operation is remembered   11 most members of changed
-#         12 the format
-#         13 to 16 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
+#         12 the format   13 claim of the upload of pushed files ("": none)   14 their index
+#         15 to 18 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
 #         in this order, a grave to add as its score and its member
 #   Returns "done" | "stale": the record is another one by now, or these are not the data any more where the
-#   upload was seen whole, which left '0' under the operation | "lost": upload or content is gone.
+#   uploads were seen whole, which left '0' under the operation | "lost": an upload or content is gone.
 COMMIT = """#!lua flags=allow-oom
 local operation = redis.call('GET', KEYS[4])
 -- Repeated on another connection: a write, since what a connection waits for is what it wrote.
@@ -23,9 +24,10 @@ if operation == '1' then
   redis.call('EXPIRE', KEYS[4], ARGV[10])
   return 'done'
 end
-if ARGV[7] ~= '' and not operation then return 'stale' end
+if (ARGV[7] ~= '' or ARGV[13] ~= '') and not operation then return 'stale' end
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'stale' end
 if ARGV[5] == 'add' then
+  if ARGV[13] ~= '' and not redis.call('ZSCORE', KEYS[7], ARGV[13]) then return 'lost' end
   if ARGV[6] == '' then
     if redis.call('EXISTS', KEYS[5]) == 0 then return 'lost' end
   else
@@ -33,6 +35,10 @@ if ARGV[5] == 'add' then
     local old = redis.call('HGET', KEYS[5], 'claim')
     if old then redis.call('ZADD', KEYS[7], 0, old) end
     redis.call('HSET', KEYS[5], 'claim', ARGV[6], 'manifest', ARGV[7], 'index', ARGV[8])
+  end
+  if ARGV[13] ~= '' then
+    redis.call('ZREM', KEYS[7], ARGV[13])
+    redis.call('HSET', KEYS[13], 'claim', ARGV[13], 'index', ARGV[14])
   end
   redis.call('SADD', KEYS[6], ARGV[4])
 elseif ARGV[5] == 'keep' and ARGV[6] ~= '' then
@@ -45,6 +51,11 @@ elseif ARGV[5] == 'remove' then
     redis.call('DEL', KEYS[5])
   end
 end
+for number = 14, #KEYS do
+  local old = redis.call('HGET', KEYS[number], 'claim')
+  if old then redis.call('ZADD', KEYS[7], 0, old) end
+  redis.call('DEL', KEYS[number])
+end
 if ARGV[2] == '' then
   redis.call('DEL', KEYS[1])
   redis.call('ZREM', KEYS[2], ARGV[3])
@@ -52,11 +63,11 @@ else
   redis.call('SET', KEYS[1], ARGV[2])
   redis.call('ZADD', KEYS[2], 0, ARGV[3])
 end
-local at = 17
-for _ = 1, ARGV[13] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[14] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[15] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[16] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
+local at = 19
+for _ = 1, ARGV[15] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[16] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[17] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[18] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
 -- A counter that was flushed goes on from the clock: nobody takes it for one that he has seen. And the store
 -- says again of which format it is.
 if redis.call('EXISTS', KEYS[3]) == 0 then
@@ -94,8 +105,8 @@ return members
 
 # Says that an upload is under way. One that is published stays so, and one whose chunks are being removed
 # does: a repetition may arrive late.
-#   KEYS  1 pending  2 blob  3 doomed      ARGV  1 claim   2 seconds until it counts as dead
-#   Returns nothing.
+#   KEYS  1 pending  2 what has it once it is published  3 doomed
+#   ARGV  1 claim   2 seconds until it counts as dead      Returns nothing.
 CLAIM = """#!lua flags=allow-oom
 if redis.call('HGET', KEYS[2], 'claim') ~= ARGV[1] and redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 0 then
   redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[2], ARGV[1])

@@ -3,11 +3,11 @@
 import builtins
 import functools
 import logging
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
@@ -18,6 +18,7 @@ from adapter_store.manifest import Alias, Manifest, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
+from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord
 from adapter_store.redis_store.changes import Changes
 from adapter_store.redis_store.content import Content, prepare
@@ -80,26 +81,27 @@ class RedisStore(Catalogue):
         if alias is not None:
             check_identifier("alias", alias)
         with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
-            pushed = Path(temporary) / "source"
+            folder = Path(temporary) / "source"
             adapter = take_adapter(
                 source,
-                pushed,
+                folder,
                 spec,
                 self._max_file_bytes,
                 strict_base=strict_base,
                 max_rank=max_rank,
                 max_memory_bytes=_MEMORY_BYTES,
             )
-            manifest, files = prepare(adapter, pushed, _MEMORY_BYTES, check=dry_run)
+            prepared = prepare(adapter, folder, _MEMORY_BYTES, check=dry_run)
+            manifest, push = prepared.manifest, adapter.push
             if dry_run:
-                return Version(tenant, name, manifest.digest, manifest, time.time(), protected=False)
+                return Version(tenant, name, manifest.digest, manifest, push, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)
-            record = self._changes.publish(
-                ref,
-                lambda record: with_push(record, ref, manifest, alias, expected_generation),
-                manifest,
-                files,
-            )
+
+            def change(record: NameRecord, files: str) -> NameRecord:
+                told = replace(push, files=files)
+                return with_push(record, ref, manifest, told, alias, expected_generation)
+
+            record = self._changes.publish(ref, change, prepared)
         self._cached_manifest.cache_clear()
         self._wake()
         return self._version(ref, record, manifest.digest)
@@ -145,21 +147,6 @@ class RedisStore(Catalogue):
             for alias in aliases_in(*each, record)
         ]
 
-    def export(self, ref: Ref, target: Path) -> None:
-        version = self.find(ref)
-        with tempfile.TemporaryDirectory(prefix="lorafleet-export-") as temporary:
-            self._content.restore(version.digest, Path(temporary))
-            target.mkdir(parents=True, exist_ok=True)
-            if any(target.iterdir()):
-                raise FileExistsError(f"{target} is not empty")
-            for file in Path(temporary).iterdir():
-                shutil.copyfile(file, target / file.name)
-
-    def verify(self, ref: Ref) -> Version:
-        version = self.find(ref)
-        self._content.check(version.digest)
-        return version
-
     def damaged(self, tenant: str) -> builtins.list[str]:
         check_identifier("tenant", tenant)
         return [
@@ -173,8 +160,10 @@ class RedisStore(Catalogue):
         users = self._metadata.whole(self._metadata.users(check_digest(digest)))
         return [(*name, record) for name, record in users]
 
-    def upload(self, digest: str) -> str:
-        return self._metadata.upload(check_digest(digest))
+    def upload(self, ref: Ref) -> str:
+        [(_, record)] = self._metadata.whole([(ref.tenant, ref.name)])
+        entry = record.versions.get(ref.digest or "") if record is not None else None
+        return f"{self._metadata.upload(str(ref.digest))} {entry.push.files}" if entry is not None else ""
 
     def now(self) -> float:
         return self._leases.now()
@@ -210,6 +199,19 @@ class RedisStore(Catalogue):
 
     def news(self, since: int) -> News:
         return self._metadata.news(since)
+
+    def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
+        """What is missing may have gone for another push."""
+        tried: str | None = None
+        while True:
+            version = self._find(ref)
+            own, files = Ref(version.tenant, version.name, digest=version.digest), version.push.files
+            try:
+                return version, self._content.weights(version.digest), self._content.pushed(own, files)
+            except DataLoss:
+                if files == tried:
+                    raise
+                tried = files
 
     def _manifests(self, digests: builtins.list[str]) -> Mapping[str, Manifest]:
         return self._metadata.manifests(digests)
@@ -247,7 +249,8 @@ class RedisStore(Catalogue):
         return record
 
     def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
-        done = self._changes.change_content(ref, change, upload)
+        content, _, files = upload.rpartition(" ")
+        done = self._changes.change_content(ref, change, content, files)
         self._wake()
         return done
 

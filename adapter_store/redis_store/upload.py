@@ -28,6 +28,15 @@ class Sendable:
         return cls(lambda: _read(path))
 
 
+def describe(name: str, file: Sendable) -> StoredFile:
+    """As `upload` would store it."""
+    hashes, num_bytes = list[str](), 0
+    for chunk in _chunks(file.pieces()):
+        hashes.append(bulk_hash(*chunk))
+        num_bytes += sum(map(len, chunk))
+    return StoredFile(name, num_bytes, tuple(hashes))
+
+
 class Uploader:
     def __init__(self, primary: Primary, keys: Keys, metadata: Metadata) -> None:
         self._primary, self._keys, self._metadata = primary, keys, metadata

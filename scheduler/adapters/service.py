@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from adapter_store import AdapterNotFound, DataLoss, Manifest, Summary
+from adapter_store import AdapterNotFound, DataLoss, Manifest, NameRecord, Summary
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters.calls import Context, digest_ref, full_name
 from scheduler.adapters.transfer import disk_errors, read_files, receive_files, receive_header, send_piece
 from scheduler.adapters.upkeep import Upkeep
 from scheduler.adapters.wire import (
-    add_manifest,
+    add_details,
     alias_message,
     alias_ref,
     alias_targets,
@@ -105,11 +105,12 @@ class AdaptersService(Upkeep):
             if request.summary:
                 response.versions.extend(map(summary_message, seen))
                 return response
-            num_bytes = 0
+            num_bytes, records = 0, {each.name: self._record(tenant, each.name) for each in seen}
             for last, each in zip(["", *(each.key for each in seen)], seen, strict=False):
                 message = summary_message(each)
-                if (manifest := self._manifest(each.digest)) is not None:
-                    add_manifest(message, manifest)
+                manifest, entry = self._manifest(each.digest), records[each.name].versions.get(each.digest)
+                if manifest is not None and entry is not None:
+                    add_details(message, manifest, entry.push)
                 num_bytes += message.ByteSize()
                 if num_bytes > MAX_PAGE_BYTES and response.versions:
                     response.next_page_token = last
@@ -194,6 +195,13 @@ class AdaptersService(Upkeep):
             return self._store.manifest(digest)
         except (AdapterNotFound, DataLoss):
             return None
+
+    def _record(self, tenant: str, name: str) -> NameRecord:
+        """Empty when it cannot be read."""
+        try:
+            return self._store.record(tenant, name)
+        except DataLoss:
+            return NameRecord()
 
     def _make_folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="lorafleet-", dir=self._limits.spool))

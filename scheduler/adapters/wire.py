@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from adapter_store import Alias, InvalidRef, Manifest, Ref, Summary, Version, VersionState
+from adapter_store import Alias, InvalidRef, Manifest, PushFacts, Ref, Summary, Version, VersionState
 from adapter_store.record import MAX_TARGETS, MAX_WEIGHT
 from lorafleet.v1 import adapters_pb2
 from scheduler.adapters.ingest import Push
@@ -39,7 +39,7 @@ def version_message(version: Version, aliases: Iterable[Alias]) -> adapters_pb2.
         if (alias.tenant, alias.name) == names and version.digest in (alias.weights or (alias.digest,))
     )
     message = summary_message(Summary.of(version, pointing))
-    add_manifest(message, version.manifest)
+    add_details(message, version.manifest, version.push)
     return message
 
 
@@ -59,14 +59,14 @@ def summary_message(summary: Summary) -> adapters_pb2.AdapterVersion:
     )
 
 
-def add_manifest(message: adapters_pb2.AdapterVersion, manifest: Manifest) -> None:
+def add_details(message: adapters_pb2.AdapterVersion, manifest: Manifest, push: PushFacts) -> None:
     """What a summary leaves out."""
     for module in manifest.modules:
         message.modules.add(name=module.name, rank=module.rank, scale=module.scale)
     message.full_heads.extend(head.name for head in manifest.full_heads)
     message.dtypes.extend(manifest.dtypes)
     message.has_chat_template = manifest.chat_template is not None
-    message.warnings.extend(manifest.warnings)
+    message.warnings.extend(warning.message for warning in push.warnings)
 
 
 def alias_targets(request: adapters_pb2.SetAliasRequest) -> list[tuple[str, str, int]]:

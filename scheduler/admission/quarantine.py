@@ -28,7 +28,7 @@ class Quarantine:
         of it when they are whole. What is wrong, "" for nothing. Blocking. Raises StoreUnavailable."""
         problem = ""
         for _ in range(LOOKS):
-            upload, was_damaged = self._store.upload(str(ref.digest)), self._is_quarantined(ref)
+            upload, was_damaged = self._store.upload(ref), self._is_quarantined(ref)
             problem = self._problem(ref)
             if not (problem or was_damaged) or self._told(ref, bool(problem), upload):
                 break  # Else a push has repaired it meanwhile.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from adapter_store.files.seal import seal
+from adapter_store.manifest import PushFacts
 from adapter_store.record import AliasEntry, NameRecord, VersionEntry
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.primary import Command, Primary
@@ -20,7 +21,8 @@ def names(count: int, digests: tuple[str, ...] = ()) -> Iterator[tuple[str, Name
     for number in range(count):
         name = f"adapter-{number:06d}"
         versions = digests or (f"sha256:{hashlib.sha256(name.encode()).hexdigest()}",)
-        entry = VersionEntry(1.7e9 + number, max_rank=16, num_bytes=84_000_000, base_model="acme/base-8b")
+        facts = PushFacts(base_model="acme/base-8b")
+        entry = VersionEntry(1.7e9 + number, max_rank=16, num_bytes=84_000_000, push=facts)
         alias = AliasEntry(versions[0], 1)
         yield name, NameRecord(dict.fromkeys(versions, entry), {"latest": alias})
 

@@ -1,6 +1,7 @@
 """Kinds of changes to be killed in: each makes a store, changes it, and knows what a crash may have left."""
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,43 @@ class Push:
         if latest != (new or acknowledged[-1:]):
             problems.append(f"latest is at {latest}, not at {new or acknowledged[-1:]}")
         return Found(problems, under_way, bool(new))
+
+
+class PushFacts:
+    """The same content again and again, with other files beside it."""
+
+    name, span_s = "push of other files", 0.12
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "facts"
+
+    def prepare(self, medium: Medium) -> None:
+        medium.open().put(self._source(0), TENANT, NAME, SPEC)
+
+    def act(self, store: AdapterStore, tell: Tell) -> None:
+        for number in range(1, 1000):
+            source = self._source(number)
+            tell(Told(number, done=False))
+            tell(Told(number, done=True, digest=store.put(source, TENANT, NAME, SPEC).digest))
+
+    def check(self, medium: Medium, told: Sequence[Told]) -> Found:
+        store = medium.open()
+        [digest] = whole_versions(store)
+        found = int(store.find(Ref(TENANT, NAME, digest=digest)).push.base_model)
+        done = max((each.number for each in told if each.done), default=0)
+        under_way = bool(told) and not told[-1].done
+        problems = []
+        if found not in {done, done + under_way}:
+            problems.append(f"the facts are those of push {found}, not of {done}")
+        with tempfile.TemporaryDirectory() as folder:
+            store.export(Ref(TENANT, NAME, digest=digest), Path(folder))
+            config = json.loads((Path(folder) / "adapter_config.json").read_text())
+        if config["base_model_name_or_path"] != str(found):
+            problems.append(f"the files are of push {config['base_model_name_or_path']}, not {found}")
+        return Found(problems, under_way, found > done)
+
+    def _source(self, number: int) -> Path:
+        return write_adapter(self._folder, 1, rank=1, base=str(number))
 
 
 class MoveAlias:
@@ -227,13 +265,13 @@ def whole_versions(store: AdapterStore) -> set[str]:
     return found
 
 
-def write_adapter(folder: Path, alpha: int, rank: int = RANK) -> Path:
-    """The same tensors every time; `alpha` makes it another version."""
+def write_adapter(folder: Path, alpha: int, rank: int = RANK, base: str = "") -> Path:
+    """The same tensors every time; `alpha` makes it another version, `base` does not."""
     folder.mkdir(exist_ok=True)
     weights = folder / "adapter_model.safetensors"
     if not weights.exists():
         save_file(_tensors(rank), weights)
-    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha}
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "base_model_name_or_path": base}
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return folder
 
@@ -244,4 +282,4 @@ def _tensors(rank: int) -> Mapping[str, np.ndarray]:
     return {f"{_Q_PROJ}.lora_A.weight": a, f"{_Q_PROJ}.lora_B.weight": b}
 
 
-SCENARIOS: Sequence[Callable[[Path], Scenario]] = (Push, MoveAlias, Collect, Migrate)
+SCENARIOS: Sequence[Callable[[Path], Scenario]] = (Push, PushFacts, MoveAlias, Collect, Migrate)

@@ -16,7 +16,16 @@ def garbage(medium: Medium) -> list[str]:
 def _in_folder(medium: DiskMedium) -> list[str]:
     left = [f"{path.name} is left in tmp" for path in (medium.root / "tmp").iterdir()]
     named = {digest for digest in medium.digests() if any(digest in name for name in _records(medium))}
-    return left + [f"no record names {digest}" for digest in medium.digests() - named]
+    pushes = (path.name for path in (medium.root / "pushes").iterdir())
+    unnamed = [*(medium.digests() - named), *(each for each in pushes if not _is_named(medium, each))]
+    return left + [f"no record names {each}" for each in unnamed]
+
+
+def _is_named(medium: DiskMedium, push: str) -> bool:
+    """By the record of whom it belongs to."""
+    tenant, name, files = push.split("+")
+    record = medium.root / "names" / tenant / f"{name}.json"
+    return record.exists() and files in record.read_text()
 
 
 def _records(medium: DiskMedium) -> list[str]:
@@ -26,9 +35,9 @@ def _records(medium: DiskMedium) -> list[str]:
 def _in_redis(medium: RedisMedium) -> list[str]:
     """Each chunk is a published one's, expires by itself, or belongs to a claim that will fall due."""
     problems = []
-    published = {
-        chunk for digest in medium.digests() for chunk in chunks_of(medium, medium.index(digest).claim)
-    }
+    indexes = [*map(medium.index, medium.digests()), *map(medium.pushed_index, medium.push_keys())]
+    published = {chunk for index in indexes for chunk in chunks_of(medium, index.claim)}
+    problems += [f"no record names {key}" for key in medium.push_keys() if not _names(medium, key)]
     stored = chunk_keys(medium)
     problems += [f"chunk {key} is gone" for key in published - stored]
     with medium.server.client() as client:
@@ -43,6 +52,14 @@ def _in_redis(medium: RedisMedium) -> list[str]:
             if client.ttl(key) <= 0 and key not in claimed:
                 problems.append(f"chunk {key} belongs to nobody")
     return problems
+
+
+def _names(medium: RedisMedium, push: str) -> bool:
+    owner, _, files = push.removeprefix(medium.keys.pushes).partition(":")
+    tenant, _, name = owner.partition("/")
+    with medium.server.client() as client:
+        record = client.get(medium.keys.record(tenant, name))
+    return record is not None and files in record.decode()
 
 
 def chunk_keys(medium: RedisMedium) -> set[str]:

@@ -32,7 +32,13 @@ class Medium(Protocol):
 
     def change_packed(self, digest: str, change: Change) -> None: ...
 
-    def change_source(self, digest: str, name: str, change: Change) -> None: ...
+    def change_pushed(self, version: Version, name: str, change: Change) -> None:
+        """A pushed file; of the weights, what they are made from again."""
+        ...
+
+    def swap_pushed(self, one: Version, other: Version) -> None:
+        """The pushed files of two versions, each in the place of the other."""
+        ...
 
     def change_manifest(self, digest: str, change: Change) -> None: ...
 
@@ -61,8 +67,16 @@ class DiskMedium:
     def change_packed(self, digest: str, change: Change) -> None:
         _change_file(self._blob(digest) / "packed.safetensors", change)
 
-    def change_source(self, digest: str, name: str, change: Change) -> None:
-        _change_file(self._blob(digest) / "source" / name, change)
+    def change_pushed(self, version: Version, name: str, change: Change) -> None:
+        folder = self._push(version)
+        recipe = name == "adapter_model.safetensors"
+        _change_file(folder / "recipe" if recipe else folder / "files" / name, change)
+
+    def swap_pushed(self, one: Version, other: Version) -> None:
+        first, second = self._push(one), self._push(other)
+        first.rename(self.root / "between")
+        second.rename(first)
+        (self.root / "between").rename(second)
 
     def change_manifest(self, digest: str, change: Change) -> None:
         _change_file(self._blob(digest) / "manifest.json", change)
@@ -71,7 +85,8 @@ class DiskMedium:
         _change_file(self.root / "names" / tenant / f"{name}.json", change)
 
     def values(self, version: Version) -> list[Callable[[Change], None]]:
-        files = sorted(path for path in self._blob(version.digest).rglob("*") if path.is_file())
+        folders = (self._blob(version.digest), self._push(version))
+        files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
         record = partial(self.change_record, version.tenant, version.name)
         return [*(partial(_change_file, path) for path in files), record]
 
@@ -80,7 +95,11 @@ class DiskMedium:
 
     def leftovers(self) -> list[str]:
         files = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
-        return sorted(set(files) - {"lock", "changes", "format-3"})
+        return sorted(set(files) - {"lock", "changes", "format-4"})
+
+    def _push(self, version: Version) -> Path:
+        [folder] = (self.root / "pushes").glob(f"{version.tenant}+{version.name}+{version.push.files}")
+        return folder
 
     def _blob(self, digest: str) -> Path:
         return self.root / "blobs" / digest.removeprefix("sha256:")
@@ -101,22 +120,38 @@ class RedisMedium:
         return RedisStore(RedisUrl.parse(f"{self.server.url}?namespace={self.namespace}"))
 
     def change_packed(self, digest: str, change: Change) -> None:
-        self._change_file(digest, "packed.safetensors", change)
+        self._change_file(self.index(digest), "packed.safetensors", change)
 
-    def change_source(self, digest: str, name: str, change: Change) -> None:
+    def change_pushed(self, version: Version, name: str, change: Change) -> None:
+        index = self.pushed_index(self._push(version))
         stored = "recipe" if name == "adapter_model.safetensors" else f"source/{name}"
-        self._change_file(digest, stored, change)
+        self._change_file(index, stored, change)
+
+    def swap_pushed(self, one: Version, other: Version) -> None:
+        first, second = self._push(one), self._push(other)
+        with self.server.client() as client:
+            client.rename(first, self.keys.operation("between"))
+            client.rename(second, first)
+            client.rename(self.keys.operation("between"), second)
 
     def change_manifest(self, digest: str, change: Change) -> None:
-        self._change_field(digest, "manifest", change)
+        self._change_field(self.keys.blob(digest), "manifest", change)
 
     def change_record(self, tenant: str, name: str, change: Change) -> None:
         self._change_key(self.keys.record(tenant, name), change)
 
     def values(self, version: Version) -> list[Callable[[Change], None]]:
-        claim = self.index(version.digest).claim
-        chunks = [self.keys.chunk(claim.digest, claim.upload, n) for n in range(claim.num_chunks)]
-        fields = [partial(self._change_field, version.digest, field) for field in ("manifest", "index")]
+        claims = [self.index(version.digest).claim, self.pushed_index(self._push(version)).claim]
+        chunks = [
+            self.keys.chunk(claim.digest, claim.upload, n)
+            for claim in claims
+            for n in range(claim.num_chunks)
+        ]
+        blob, push = self.keys.blob(version.digest), self._push(version)
+        fields = [
+            partial(self._change_field, *field)
+            for field in ((blob, "manifest"), (blob, "index"), (push, "index"))
+        ]
         record = partial(self.change_record, version.tenant, version.name)
         return [*(partial(self._change_key, key) for key in chunks), *fields, record]
 
@@ -124,6 +159,16 @@ class RedisMedium:
         key = self.keys.blob(digest)
         with self.server.client() as client:
             return Index.from_json(unseal(f"{key} index", client.hget(key, "index")))
+
+    def pushed_index(self, key: str) -> Index:
+        with self.server.client() as client:
+            return Index.from_json(unseal(key, client.hget(key, "index")))
+
+    def push_keys(self) -> list[str]:
+        return [key for key in self.all_keys() if key.startswith(self.keys.pushes)]
+
+    def _push(self, version: Version) -> str:
+        return self.keys.push(version.tenant, version.name, version.push.files)
 
     def digests(self) -> set[str]:
         prefix = self.keys.blob("")
@@ -139,14 +184,12 @@ class RedisMedium:
         with self.server.client() as client:
             return sorted(key.decode() for key in client.scan_iter(f"{self.namespace}:*", count=1000))
 
-    def _change_file(self, digest: str, name: str, change: Change) -> None:
+    def _change_file(self, index: Index, name: str, change: Change) -> None:
         """Its first chunk: the files of the tests have only one."""
-        index = self.index(digest)
         number = next(index.numbers(index.file(name)))
-        self._change_key(self.keys.chunk(digest, index.upload, number), change)
+        self._change_key(self.keys.chunk(index.digest, index.upload, number), change)
 
-    def _change_field(self, digest: str, field: str, change: Change) -> None:
-        key = self.keys.blob(digest)
+    def _change_field(self, key: str, field: str, change: Change) -> None:
         with self.server.client() as client:
             changed = change(client.hget(key, field))
             client.hset(key, field, changed) if changed is not None else client.hdel(key, field)

@@ -19,8 +19,8 @@ def changer(medium: Medium, what: str, version: Version) -> Callable[[Change], N
     digest = version.digest
     return {
         "packed": partial(medium.change_packed, digest),
-        "weights recipe or copy": partial(medium.change_source, digest, "adapter_model.safetensors"),
-        "config": partial(medium.change_source, digest, "adapter_config.json"),
+        "weights recipe or copy": partial(medium.change_pushed, version, "adapter_model.safetensors"),
+        "config": partial(medium.change_pushed, version, "adapter_config.json"),
         "manifest": partial(medium.change_manifest, digest),
         "record": partial(medium.change_record, version.tenant, version.name),
     }[what]
@@ -125,7 +125,7 @@ def test_another_way_to_write_the_same_header_is_damage(medium: Medium, versions
 def test_the_hashes_of_the_pushed_files(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
     medium = DiskMedium(tmp_path / "store")
     version = medium.open().put(adapters[0], "acme", "x", spec)
-    [hashes] = medium.root.glob("blobs/*/source.json")
+    [hashes] = medium.root.glob("pushes/*/hashes.json")
     for position in range(0, hashes.stat().st_size, 16):
         whole = hashes.read_bytes()
         hashes.write_bytes(_flipped(whole, position, 1))

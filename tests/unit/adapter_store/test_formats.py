@@ -36,7 +36,7 @@ def test_the_second_format_is_refused_by_name_stated_or_not(
     for stated in (True, False):
         _say_format(medium, 2 if stated else None)
         for create in (True, False):
-            with pytest.raises(OtherFormat, match="format 2, not 3: push its adapters into a new store"):
+            with pytest.raises(OtherFormat, match="format 2, not 4: `lorafleet adapters migrate` copies it"):
                 open_store(url_of(medium), create=create)
 
 
@@ -49,7 +49,7 @@ def test_a_damaged_record_does_not_make_it_the_first(
         store.put(adapters[0], "acme", name, spec)
     medium.change_record("acme", "y", lambda record: b"{")
     _say_format(medium, None)
-    with pytest.raises(OtherFormat, match="format 2, not 3"):
+    with pytest.raises(OtherFormat, match="format 2, not 4"):
         medium.open()
 
 
@@ -69,7 +69,7 @@ def test_a_folder_of_the_first_format_is_refused_by_name(tmp_path: Path) -> None
     names.mkdir(parents=True)
     (names / "x.json").write_text('{"versions": {}, "aliases": {}}')
     for create in (True, False):
-        with pytest.raises(OtherFormat, match="format 1, not 3: push its adapters into a new store"):
+        with pytest.raises(OtherFormat, match="format 1, not 4: push its adapters into a new store"):
             DiskStore(tmp_path / "store", create=create)
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["names"]
 
@@ -79,7 +79,7 @@ def test_a_namespace_of_the_first_format_is_refused_by_name(
 ) -> None:
     with redis_server.client() as client:
         client.set(redis_medium.keys.changes, 7)
-    with pytest.raises(OtherFormat, match="format 1, not 3: push its adapters into a new store"):
+    with pytest.raises(OtherFormat, match="format 1, not 4: push its adapters into a new store"):
         redis_medium.open()
     assert redis_medium.all_keys() == [redis_medium.keys.changes]
 
@@ -89,14 +89,14 @@ def test_a_newer_format_is_refused(kind: str, tmp_path: Path, request: pytest.Fi
     medium: Medium = DiskMedium(tmp_path / "store")
     if kind == "disk":
         medium.open()
-        (tmp_path / "store" / "format-4").touch()
+        (tmp_path / "store" / "format-5").touch()
     else:
         redis: RedisMedium = request.getfixturevalue("redis_medium")
         redis.open()
         with redis.server.client() as client:
-            client.set(redis.keys.format, 4)
+            client.set(redis.keys.format, 5)
         medium = redis
-    with pytest.raises(OtherFormat, match="format 4, not 3: a newer LoraFleet"):
+    with pytest.raises(OtherFormat, match="format 5, not 4: a newer LoraFleet"):
         medium.open()
 
 

@@ -1,5 +1,6 @@
 """A process killed at any step of a change leaves the store as before or as after, and nothing that stays."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore, ModelSpec, Ref, Version
+from tests.support.adapters.peft import edit_config
 from tests.support.stores.crashes import run_until_step
+from tests.support.stores.garbage import garbage
+from tests.support.stores.media import DiskMedium
 
 # Calls into C that touch the disk; the profiler announces each before it is made. Buffered writes count too:
 # a file opened for writing in place is then seen empty.
 STEPS = frozenset({"open", "write", "fsync", "sendfile", "rename", "mkdir", "unlink", "rmdir", "flock"})
 
 
-def state(store: DiskStore) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+def state(store: DiskStore) -> tuple[frozenset[tuple[str, str]], tuple[tuple[str, str], ...]]:
     return (
-        frozenset(version.digest for version in store.list("acme")),
+        frozenset((version.digest, version.push.base_model) for version in store.list("acme")),
         tuple((alias.alias, alias.digest) for alias in store.aliases("acme")),
     )
 
@@ -29,7 +33,7 @@ def check_clean(root: Path) -> DiskStore:
         store.open(digest).close()
         store.verify(Ref("acme", "x", digest=digest))
     assert {path.name for path in (root / "blobs").iterdir()} == {d.removeprefix("sha256:") for d in digests}
-    assert list((root / "tmp").iterdir()) == []
+    assert garbage(DiskMedium(root)) == []
     return store
 
 
@@ -70,6 +74,16 @@ def test_put(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) 
         assert len(store.list("acme")) == 2
 
 
+def test_put_of_other_files(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    edited = Path(shutil.copytree(adapters[0], tmp_path / "edited"))
+    edit_config(edited, base_model_name_or_path="another/name")
+    for store in crash_everywhere(root, tmp_path, lambda store: store.put(edited, "acme", "x", spec)):
+        [version] = store.list("acme")
+        store.export(Ref("acme", "x", digest=version.digest), store._root / "out")
+        config = json.loads((store._root / "out" / "adapter_config.json").read_text())
+        assert config.get("base_model_name_or_path", "") == version.push.base_model
+
+
 def test_delete(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
     for store in crash_everywhere(root, tmp_path, lambda store: store.delete(Ref.parse("acme/x", ""))):
         store.put(adapters[0], "acme", "x", spec)
@@ -86,9 +100,9 @@ def test_a_crash_does_not_disturb_a_writer_at_work(
 ) -> None:
     """Cleaning up after one process must leave alone what another one is still writing."""
     store = DiskStore(root)
-    with store._workspace() as blob:
-        (blob.folder / "half-written").write_text("")
+    with store._workspace() as work:
+        (work / "half-written").write_text("")
         run_until_step(lambda: DiskStore(root).put(adapters[1], "acme", "x", spec), kill_at=40, steps=STEPS)
         DiskStore(root)
-        assert [path.name for path in (root / "tmp").iterdir()] == [blob.folder.name]
+        assert [path.name for path in (root / "tmp").iterdir()] == [work.name]
     assert list((root / "tmp").iterdir()) == []

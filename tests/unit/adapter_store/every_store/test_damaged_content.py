@@ -74,7 +74,7 @@ def test_the_manifest_is_covered_by_the_digest(
 def test_damaged_source_files_are_found(
     store: AdapterStore, versions: list[Version], medium: Medium, tmp_path: Path, name: str
 ) -> None:
-    medium.change_source(versions[0].digest, name, flip_last_byte)
+    medium.change_pushed(versions[0], name, flip_last_byte)
     with pytest.raises(DataLoss, match=f"{name}|recipe"):
         store.verify(at(versions[0]))
     with pytest.raises(DataLoss, match=f"{name}|recipe"):

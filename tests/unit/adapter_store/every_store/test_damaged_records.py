@@ -111,7 +111,8 @@ def test_a_record_that_is_lost_leaves_nothing_that_cannot_be_removed(
     with pytest.raises(AdapterNotFound):
         store.resolve(at(versions[0]))
     if isinstance(medium, DiskMedium):
-        assert set(store.orphans()) == medium.digests() == {version.digest for version in versions}
+        assert medium.digests() == {version.digest for version in versions}
+        assert len(store.orphans()) == 2 * len(versions) and medium.digests() < set(store.orphans())
         medium.open()  # removes them, as after a crash
     else:
         assert store.damaged("acme") == ["x"]

@@ -26,9 +26,10 @@ def test_a_push_is_idempotent_and_named_by_content(
     store: AdapterStore, adapter: Path, spec: ModelSpec
 ) -> None:
     first = store.put(adapter, "acme", "x", spec)
-    edit_config(adapter, base_model_name_or_path="elsewhere/d0", lora_dropout=0.3, lora_alpha=8.0)
     moved = shutil.move(adapter, adapter.parent / "moved")
     assert store.put(Path(moved), "acme", "x", spec) == first
+    edit_config(Path(moved), base_model_name_or_path="elsewhere/d0", lora_dropout=0.3, lora_alpha=8.0)
+    assert store.put(Path(moved), "acme", "x", spec).digest == first.digest
     other = store.put(Path(moved), "zoo", "y", spec)
     assert (other.digest, other.tenant, other.name) == (first.digest, "zoo", "y")
     edit_config(Path(moved), lora_alpha=9)
@@ -114,14 +115,13 @@ def test_weights_are_closed_for_new_views_only(store: AdapterStore, versions: li
         weights["layers.0.q_proj"]
 
 
-def test_export_gives_back_the_first_push(
+def test_export_gives_back_what_was_pushed(
     store: AdapterStore, adapter: Path, spec: ModelSpec, tmp_path: Path
 ) -> None:
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
-    (adapter / "README.md").write_text("not stored")
-    pushed = {path.name: path.read_bytes() for path in adapter.iterdir() if path.name != "README.md"}
-    store.put(adapter, "acme", "x", spec)
-    edit_config(adapter, lora_dropout=0.5)
+    (adapter / "README.md").write_text("# Mine")
+    (adapter / "optimizer.pt").write_text("not stored")
+    pushed = {path.name: path.read_bytes() for path in adapter.iterdir() if path.name != "optimizer.pt"}
     store.put(adapter, "acme", "x", spec)
     store.export(Ref.parse("acme/x", ""), tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == pushed

@@ -151,20 +151,20 @@ def test_a_repairing_push_is_not_undone_by_who_looked_before_it(
     store: AdapterStore, versions: list[Version], adapters: list[Path], spec: ModelSpec, medium: Medium
 ) -> None:
     first = versions[0]
-    seen = store.upload(first.digest)
-    assert medium.open().upload(first.digest) == seen != store.upload(versions[1].digest)
+    seen = store.upload(at(first))
+    assert medium.open().upload(at(first)) == seen != store.upload(at(versions[1]))
     medium.change_packed(first.digest, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DataLoss):
         store.verify(at(first))
     medium.open().put(adapters[0], "acme", "x", spec, alias=None)
     assert not store.set_quarantined("acme", "x", first.digest, True, upload=seen)
     assert store.resolve(at(first)) == first
-    assert store.upload(first.digest) != seen
-    assert store.set_quarantined("acme", "x", first.digest, True, upload=store.upload(first.digest))
+    assert store.upload(at(first)) != seen
+    assert store.set_quarantined("acme", "x", first.digest, True, upload=store.upload(at(first)))
     with pytest.raises(DataLoss):
         store.resolve(at(first))
     store.delete(at(first))
-    assert store.upload(first.digest) == ""
+    assert store.upload(at(first)) == ""
 
 
 def test_grace_is_counted_by_the_store_s_clock(

@@ -271,7 +271,7 @@ def test_a_missing_alpha_is_pefts_default_and_warned_about(
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     version = push(store, adapter, spec)
     assert version.manifest.modules[0].scale == 2.0
-    assert any("lora_alpha" in warning for warning in version.manifest.warnings)
+    assert any("lora_alpha" in warning.message for warning in version.push.warnings)
 
 
 def test_a_pickle_beside_the_weights_is_ignored(adapter: Path, spec: ModelSpec, store: DiskStore) -> None:
@@ -311,7 +311,7 @@ def test_another_base_name_is_a_warning_unless_strict(
     adapter: Path, spec: ModelSpec, store: DiskStore
 ) -> None:
     edit_config(adapter, base_model_name_or_path="acme/d0")
-    assert push(store, adapter, spec, strict_base=True).manifest.warnings == ()
+    assert push(store, adapter, spec, strict_base=True).push.warnings == ()
     edit_config(adapter, base_model_name_or_path="acme/other", lora_alpha=9)
-    [warning] = push(store, adapter, spec).manifest.warnings
-    assert "acme/other" in warning
+    [warning] = push(store, adapter, spec).push.warnings
+    assert warning.reason == "OTHER_BASE_MODEL" and "acme/other" in warning.message

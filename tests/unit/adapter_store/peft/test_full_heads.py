@@ -85,12 +85,6 @@ def test_other_names_for_the_same(
     assert store.put(trained, "acme", "x", spec).digest == first.digest
 
 
-def test_manifests_written_before_there_were_any_are_read() -> None:
-    text = '{"digest": "sha256:0", "modules": [], "dtypes": [], "num_bytes": 1, "base_model": "", '
-    text += '"peft_version": null, "chat_template": null, "warnings": []}'
-    assert Manifest.from_json(text).full_heads == ()
-
-
 @pytest.mark.parametrize(
     ("change", "complaint", "error"),
     [

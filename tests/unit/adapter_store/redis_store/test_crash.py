@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from adapter_store import AdapterNotFound, ModelSpec, Ref, StoreUnavailable
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.primary import Provided
 from adapter_store.redis_store.store import RedisStore
+from tests.support.adapters.peft import edit_config
 from tests.support.stores.crashes import run_until_step
 from tests.support.stores.garbage import chunk_keys, garbage
 from tests.support.stores.media import RedisMedium
@@ -34,8 +36,8 @@ def pass_time(medium: RedisMedium) -> None:
             client.zadd(medium.keys.pending, {claim: 0})
 
 
-def state(store: RedisStore) -> tuple[list[str], list[tuple[str, str, int]]]:
-    versions = [version.digest for version in store.list("acme")]
+def state(store: RedisStore) -> tuple[list[tuple[str, str]], list[tuple[str, str, int]]]:
+    versions = [(version.digest, version.push.base_model) for version in store.list("acme")]
     return versions, [(alias.alias, alias.digest, alias.generation) for alias in store.aliases("acme")]
 
 
@@ -77,6 +79,18 @@ def test_an_uploader_killed_anywhere(
         redis_server,
         lambda store: store.put(adapters[0], "acme", "x", spec),
         lambda store: store.put(adapters[1], "acme", "x", spec),
+    )
+
+
+def test_an_uploader_of_other_files_killed_anywhere(
+    redis_server: RedisServer, adapters: list[Path], spec: ModelSpec, tmp_path: Path
+) -> None:
+    edited = Path(shutil.copytree(adapters[0], tmp_path / "edited"))
+    edit_config(edited, base_model_name_or_path="another/name")
+    crash_everywhere(
+        redis_server,
+        lambda store: store.put(adapters[0], "acme", "x", spec),
+        lambda store: store.put(edited, "acme", "x", spec),
     )
 
 

@@ -188,7 +188,7 @@ def test_every_command_keeps_to_one_slot_of_a_cluster(
         assert store.active_names(versions[0].digest) == [("acme", "x"), ("zoo", "y")]
         store.hold(Lease("me", 1))
         assert store.leases() == [Lease("me", 1)]
-        upload = store.upload(versions[0].digest)
+        upload = store.upload(Ref("acme", "x", digest=versions[0].digest))
         assert store.set_quarantined("acme", "x", versions[0].digest, False, upload=upload)
         store.delete(LATEST)
         store.delete(Ref("acme", "x", digest=versions[0].digest))

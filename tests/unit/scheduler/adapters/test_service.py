@@ -1,5 +1,6 @@
 """The Adapters service through a real server, store and ingest process."""
 
+import json
 from typing import Any
 
 import grpc
@@ -36,6 +37,25 @@ async def test_pushed_found_listed_and_pulled_back_byte_for_byte(service: Runnin
         len(pulled) - 1
     )
     assert list(service.spool.iterdir()) == []
+
+
+async def test_tenants_with_the_same_content_are_told_only_their_own(service: Running) -> None:
+    content = service.content(77)
+    config = json.loads(content["adapter_config.json"])
+    for tenant in ("acme", "rival"):
+        own = {"adapter_config.json": json.dumps(config | {"base_model_name_or_path": f"{tenant}/other"})}
+        own |= {"README.md": f"by {tenant}", "tokenizer_config.json": f'{{"name_or_path": "{tenant}"}}'}
+        files = content | {name: text.encode() for name, text in own.items()}
+        pushed = (await push(service, f"{tenant}/same", files, who=tenant)).version
+        [listed] = (await service.stub.List(pb.ListAdaptersRequest(name="same"), **as_(tenant))).versions
+        found = (await service.stub.Get(pb.GetAdapterRequest(adapter="same"), **as_(tenant))).version
+        assert pushed == found == listed
+        assert found.base_model == f"{tenant}/other"
+        assert len(found.warnings) == 1 and f"{tenant}/other" in found.warnings[0]
+        back: dict[str, bytes] = {}
+        for message in await read_all(service.stub.Pull(pb.PullRequest(adapter="same"), **as_(tenant))):
+            back[message.chunk.name] = back.get(message.chunk.name, b"") + message.chunk.data
+        assert back == files
 
 
 async def test_the_same_content_again_creates_nothing(service: Running) -> None:

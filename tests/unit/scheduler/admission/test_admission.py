@@ -303,6 +303,7 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
     stored: Stored,
     state: VersionState,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The prompt takes its time; the news come meanwhile. What has not been heard of yet may be accepted."""
     encode, ref = Tokenizer.encode, Ref("acme", "support", digest=stored.older.digest)
@@ -322,7 +323,9 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
         monkeypatch.setattr(Tokenizer, "encode", slow)
         with pytest.raises(errors.AdapterNotFound):
             await admission.admit(request, ACME)
-        store.put(peft_of(stored.older, store), "acme", "support", spec, alias=None)
+        again = tmp_path / "again"
+        store.export(ref, again)
+        store.put(again, "acme", "support", spec, alias=None)
         versions.ask()
         heard[0] = False
         assert (await admission.admit(request, ACME)).digest == stored.older.digest
@@ -350,8 +353,3 @@ async def test_an_alias_that_moves_on_while_its_request_is_made_ready_is_followe
         request = Request(text="x", adapter="support@prod")
         assert (await admission.admit(request, ACME)).digest == newer
         await admission.close()
-
-
-def peft_of(version: Version, store: DiskStore) -> Path:
-    """The files that a version was pushed with."""
-    return store._blob(version.digest).source
