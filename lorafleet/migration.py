@@ -2,28 +2,44 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from adapter_store import AdapterStore, AdapterStoreError, DataLoss, ModelSpec, Ref, StoreUnavailable, Summary
+from adapter_store import (
+    AdapterStore,
+    AdapterStoreError,
+    DataLoss,
+    ModelSpec,
+    NameRecord,
+    Ref,
+    StoreUnavailable,
+    Summary,
+)
+from adapter_store.formats import FORMAT
+from adapter_store.old_stores.old_store import old_digest
+from adapter_store.old_stores.open import MigrationSource
+from adapter_store.record import AliasEntry
 
 PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """Versions by what became of them; `failed` says why, by "tenant/name@digest"."""
+    """Versions by what became of them; `failed` says why, by "tenant/name@digest". `renamed`: the digest that
+    a version has in the target, where that is another one, by "tenant/name@digest" too."""
 
     copied: int = 0
     present: int = 0
     failed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def migrate(
-    source: AdapterStore,
+    source: MigrationSource,
     target: AdapterStore,
     spec: ModelSpec,
     *,
+    source_format: int = FORMAT,
     tenants: Sequence[str] = (),
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -32,47 +48,77 @@ def migrate(
     states, protections, times, aliases with their generations.
 
     What the target has is not copied again, so it can be ended and started anew. A version that cannot be
-    copied (it is damaged, or made for another base) is told in the result; the others go on. Raises
-    StoreUnavailable.
+    copied (it is damaged, or made for another base) is told in the result; the others go on. Digests of
+    format 2 are others: its versions are stored again, and checked against both. Raises StoreUnavailable.
     """
     versions = [each for tenant in tenants or source.tenants() for each in _versions(source, tenant)]
-    copied, present, failed = 0, 0, dict[str, str]()
+    copied, present, failed, renamed = 0, 0, dict[str, str](), dict[str, str]()
     for number, version in enumerate(versions):
         on_progress(number, len(versions))
         ref = Ref(version.tenant, version.name, digest=version.digest)
-        if version.digest in target.record(ref.tenant, ref.name).versions:
+        there = target.record(ref.tenant, ref.name).versions
+        if version.digest in there:
             present += 1
-        else:
-            try:
-                if not dry_run:
-                    _copy(source, target, ref, spec)
-                copied += 1
-            except StoreUnavailable:
-                raise
-            except AdapterStoreError as error:
-                failed[str(ref)] = str(error)
+            continue
+        try:
+            digest = version.digest if dry_run else _copy(source, target, ref, spec, source_format)
+        except StoreUnavailable:
+            raise
+        except AdapterStoreError as error:
+            failed[str(ref)] = str(error)
+            continue
+        if digest != version.digest:
+            renamed[str(ref)] = digest
+        present, copied = (present + 1, copied) if digest in there else (present, copied + 1)
     on_progress(len(versions), len(versions))
     if not dry_run:
         for tenant, name in sorted({(version.tenant, version.name) for version in versions}):
-            target.take_over(tenant, name, source.record(tenant, name))
-    return Migrated(copied, present, failed)
+            target.take_over(tenant, name, _renamed(tenant, name, source.record(tenant, name), renamed))
+    return Migrated(copied, present, failed, renamed)
 
 
-def _versions(store: AdapterStore, tenant: str) -> Iterator[Summary]:
+def _versions(store: MigrationSource, tenant: str) -> Iterator[Summary]:
     after = ""
     while page := store.summaries(tenant, after=after, limit=PAGE):
         yield from page
         after = page[-1].key
 
 
-def _copy(source: AdapterStore, target: AdapterStore, ref: Ref, spec: ModelSpec) -> None:
-    """By way of the files of the first push: the same content has the same digest everywhere."""
+def _copy(
+    source: MigrationSource, target: AdapterStore, ref: Ref, spec: ModelSpec, source_format: int
+) -> str:
+    """By way of the pushed files. The digest there: in stores of one format the same content has the same."""
     with tempfile.TemporaryDirectory(prefix="lorafleet-migrate-") as folder:
         files = Path(folder) / "adapter"
         source.export(ref, files)
         before = target.record(ref.tenant, ref.name).versions
         copy = target.put(files, ref.tenant, ref.name, spec, alias=None)
-        if copy.digest != ref.digest:
+        if _digest_as_of(source_format, target, copy.digest) != ref.digest:
             if copy.digest not in before:
                 target.delete(Ref(ref.tenant, ref.name, digest=copy.digest))
             raise DataLoss(f"its files make version {copy.digest} today: push the adapter again")
+        return copy.digest
+
+
+def _digest_as_of(source_format: int, target: AdapterStore, digest: str) -> str:
+    """What the content that `target` has as `digest` is called in a store of that format."""
+    if source_format > 2:
+        return digest
+    with target.open(digest) as weights:
+        return old_digest(weights, source_format)
+
+
+def _renamed(tenant: str, name: str, record: NameRecord, renamed: Mapping[str, str]) -> NameRecord:
+    """With the digests that the versions have in the target."""
+
+    def new(digest: str) -> str:
+        return renamed.get(f"{tenant}/{name}@{digest}", digest)
+
+    def alias(entry: AliasEntry) -> AliasEntry:
+        weights = {new(digest): weight for digest, weight in entry.weights.items()}
+        return replace(entry, digest=None if entry.digest is None else new(entry.digest), weights=weights)
+
+    return NameRecord(
+        {new(digest): entry for digest, entry in record.versions.items()},
+        {name: alias(entry) for name, entry in record.aliases.items()},
+    )

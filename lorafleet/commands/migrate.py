@@ -16,7 +16,12 @@ _DESCRIPTION = """\
 Copy all versions and aliases of one store into another. It works on the stores themselves, beside the
 services, and may be ended at any time: started again, it goes on where it was. Every version is checked
 against its digest on both sides; names that are in both stores keep what only the target has. Nothing is
-taken from the source. Run it again, without pushes to the source, just before the services change over."""
+taken from the source. Run it again, without pushes to the source, just before the services change over.
+
+It reads stores of this format, and of formats 2 and 3. In one of format 2 the same content has another
+digest: the new ones are told, aliases follow, and requests that name a digest must name the new one. Stores
+of both formats kept the files of whoever pushed a content first, for all tenants that pushed it: tenants
+that share a content get its weights, what its config says about them, and its chat template."""
 
 
 def add_parser(group: Subparsers) -> None:
@@ -47,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     # The client does without numpy; whoever moves stores has it.
     try:
         from adapter_store import AdapterStoreError, ModelSpec, open_store
+        from adapter_store.old_stores.open import open_source
         from lorafleet.migration import migrate
     except ModuleNotFoundError as error:
         raise LaunchError(
@@ -55,12 +61,13 @@ def run(args: argparse.Namespace) -> int:
 
     bar = ProgressBar()
     try:
-        source = open_store(args.source, create=False, allow_volatile=args.allow_volatile)
+        source, source_format = open_source(args.source, allow_volatile=args.allow_volatile)
         target = open_store(args.target, allow_volatile=args.allow_volatile)
         done = migrate(
             source,
             target,
             ModelSpec.from_folder(args.model),
+            source_format=source_format,
             tenants=args.tenant,
             dry_run=args.dry_run,
             on_progress=lambda ended, total: bar.update(f"{total} versions", ended / total if total else 1.0),
@@ -73,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
 def _tell(args: argparse.Namespace, done: "Migrated") -> int:
     for ref, problem in done.failed.items():
         note(f"{ref} is not copied: {problem}")
+    for ref, digest in done.renamed.items() if not args.json else ():
+        say(f"{ref} is {digest}")
     if args.json:
         say_json(done)
     else:
