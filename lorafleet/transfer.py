@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from lorafleet.errors import DataLoss, InvalidRequest, invalid
+from lorafleet.foreign import foreign_file
 from lorafleet.v1 import adapters_pb2
 
 Progress = Callable[[int, int], None]
@@ -53,15 +54,32 @@ def _adapter_files(folder: Path) -> list[Path]:
         raise NotADirectoryError(f"{folder} is no folder; give the one that PEFT's save_pretrained wrote")
     for required in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / required).is_file():
-            pickled = required == WEIGHTS_FILE and (folder / "adapter_model.bin").is_file()
-            hint = (
-                "; adapter_model.bin is a pickle and is not taken, save it as safetensors" if pickled else ""
-            )
-            raise invalid(required, f"is missing in {folder}{hint}")
+            raise invalid(required, f"is missing in {folder}{_what_is_there(folder)}")
     for name in UNSERVED_FILES:
         if (folder / name).exists():
             raise unserved(name)
     return [folder / name for name in ADAPTER_FILES if (folder / name).is_file()]
+
+
+def _what_is_there(folder: Path) -> str:
+    """What the caller may have meant, in place of a whole adapter."""
+    foreign = foreign_file(path.name for path in folder.iterdir())
+    if foreign and not (folder / WEIGHTS_FILE).is_file():
+        return f"; {foreign}"
+    if below := adapters_below(folder):
+        return f"; there is an adapter in {few(below)}: push that folder"
+    return ""
+
+
+def adapters_below(folder: Path) -> list[str]:
+    """The folders in `folder`, and in those, that hold an adapter's weights: a trainer's checkpoints."""
+    found = (path for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{WEIGHTS_FILE}"))
+    return sorted(f"{path.parent.relative_to(folder)}/" for path in found)
+
+
+def few(names: Sequence[str], most: int = 6) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def unserved(name: str) -> InvalidRequest:

@@ -16,6 +16,7 @@ from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft.base_copy import check_base_copy
 from adapter_store.peft.config import CONFIG_FILE, LoraSettings, read_config
 from adapter_store.peft.experts import read_experts
+from adapter_store.peft.foreign import foreign_file
 from adapter_store.peft.full_heads import check_full_heads, named_heads
 from adapter_store.peft.keys import KeyMeaning, parse_key
 from adapter_store.peft.stacked import StackedPair
@@ -90,17 +91,19 @@ def read_adapter(
 def open_weights(folder: Path) -> TensorFile:
     path = folder / WEIGHTS_FILE
     if not path.exists():
-        pickled = (folder / "adapter_model.bin").exists()
-        hint = (
-            ": adapter_model.bin is a pickle and is never loaded, see python -m adapter_store.convert"
-            if pickled
-            else ""
-        )
-        raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{hint}")
+        raise InvalidAdapter(f"{WEIGHTS_FILE} is missing{_what_is_there(folder)}")
     try:
         return TensorFile.open(path)
     except (DamagedFile, OSError) as error:
         raise InvalidAdapter(str(error)) from error
+
+
+def _what_is_there(folder: Path) -> str:
+    """What the caller may have meant, in place of a whole adapter."""
+    if foreign := foreign_file(path.name for path in folder.iterdir()):
+        return f": {foreign}"
+    below = sorted(path.parent.name for path in folder.glob(f"*/{WEIGHTS_FILE}"))
+    return f": {below[0]}/ in it has an adapter, push that folder" if below else ""
 
 
 def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[PushWarning]:

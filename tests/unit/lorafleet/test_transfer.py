@@ -52,6 +52,36 @@ def test_a_folder_that_is_no_adapter_is_refused_before_anything_is_sent(tmp_path
         push_messages(folder, HEADER, None)
 
 
+@pytest.mark.parametrize("depth", ["checkpoint-100", "runs/checkpoint-100"])
+@pytest.mark.parametrize("rest", [(), ("adapter_config.json",), ("adapter_model.safetensors",)])
+def test_an_adapter_further_below_is_named(tmp_path: Path, depth: str, rest: tuple[str, ...]) -> None:
+    """`rest`: what lies in the pushed folder itself."""
+    (tmp_path / depth).parent.mkdir(exist_ok=True)
+    adapter_folder(tmp_path / depth)
+    for name in rest:
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(InvalidRequest, match=f"there is an adapter in {depth}/: push that folder"):
+        push_messages(tmp_path, HEADER, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("adapters.safetensors", "mlx-lm; `python -m adapter_store.convert"),
+        ("lora.safetensors", "mistral-finetune; `python -m adapter_store.convert"),
+        ("support-lora-f16.gguf", "llama.cpp"),
+        ("pytorch_lora_weights.safetensors", "diffusers"),
+        ("epoch=3.ckpt", "a checkpoint of torch, a pickle"),
+        ("adapter_0.pt", "a checkpoint of torch, a pickle"),
+    ],
+)
+def test_adapters_in_other_forms_are_told(tmp_path: Path, name: str, what: str) -> None:
+    adapter_folder(tmp_path / "a").joinpath("adapter_model.safetensors").rename(tmp_path / "a" / name)
+    with pytest.raises(InvalidRequest) as caught:
+        push_messages(tmp_path / "a", HEADER, None)
+    assert f"; {name} is " in caught.value.message and what in caught.value.message
+
+
 @pytest.mark.parametrize("name", UNSERVED_FILES)
 def test_weights_that_no_server_would_see_are_refused(tmp_path: Path, name: str) -> None:
     folder = adapter_folder(tmp_path / "a")

@@ -270,6 +270,23 @@ def test_pickles_are_never_loaded(
     assert not (tmp_path / "exploded").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("adapters.safetensors", "is an adapter of mlx-lm; `python -m adapter_store.convert"),
+        ("lora.safetensors", "is an adapter of mistral-finetune; `python -m adapter_store.convert"),
+        ("x-f16.gguf", "is llama.cpp's; push the PEFT folder"),
+        ("checkpoint-9/adapter_model.safetensors", "in it has an adapter, push that folder"),
+    ],
+)
+def test_what_lies_there_instead_is_told(
+    adapter: Path, refused: Callable[..., None], name: str, what: str
+) -> None:
+    (adapter / name).parent.mkdir(exist_ok=True)
+    (adapter / "adapter_model.safetensors").rename(adapter / name)
+    refused(adapter, f"adapter_model.safetensors is missing: {name.partition('/adapter')[0]}/? {what}")
+
+
 def test_links_that_lead_out(tmp_path: Path, adapter: Path, refused: Callable[..., None]) -> None:
     """A link would bring any file of this machine into the store."""
     weights = adapter / "adapter_model.safetensors"

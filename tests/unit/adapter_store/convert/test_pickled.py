@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from adapter_store import DiskStore, InvalidAdapter, ModelSpec
-from adapter_store.convert import convert
+from adapter_store.convert.folder import convert
 from tests.support.adapters.peft import read_tensors
 
 
@@ -125,7 +125,9 @@ def test_a_pickle_that_is_cut_short(adapter: Path) -> None:
 def test_the_command(adapter: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "adapter_store.convert", str(adapter)]
     failed = subprocess.run([*command, str(tmp_path / "new")], capture_output=True, text=True, check=False)
-    assert failed.returncode == 1 and "adapter_model.bin is missing" in failed.stderr
+    assert (
+        failed.returncode == 1 and "has adapter_model.safetensors already: push it as it is" in failed.stderr
+    )
     pickled(adapter)
     subprocess.run([*command, str(tmp_path / "new")], check=True)
     assert read_tensors(tmp_path / "new")
