@@ -4,13 +4,15 @@ A ref is "[tenant/]name[@alias | @sha256:<64 hex>]": without a tenant it is the 
 its "latest".
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing, closing
 from functools import partial
 from pathlib import Path
 
 from lorafleet import adapter_operations as operations
 from lorafleet import results
+from lorafleet.archive import adapter_folder
 from lorafleet.calls import AsyncCalls, Calls
 from lorafleet.transfer import Download, Progress, push_messages
 
@@ -34,12 +36,14 @@ class Adapters:
     ) -> results.PushResult:
         """Upload a PEFT folder to "[tenant/]name" and move `alias` to it ("" moves none).
 
-        strict_base refuses a base_model_name_or_path that differs from the served model's name, too. dry_run
-        checks everything and keeps nothing. Raises Aborted unless the alias is at `expected_generation`
-        (0: it does not exist); InvalidRequest or IncompatibleAdapter name the file, field or tensor.
+        `folder` may be a zip or tar of one, too: lorafleet/archive.py says which. strict_base refuses a
+        base_model_name_or_path that differs from the served model's name, too. dry_run checks everything and
+        keeps nothing. Raises Aborted unless the alias is at `expected_generation` (0: it does not exist);
+        InvalidRequest or IncompatibleAdapter name the file, field or tensor.
         """
         operation = operations.push(name, alias, strict_base, dry_run, expected_generation)
-        return self._calls.upload(operation, push_messages(Path(folder), operation.request, on_progress))
+        with adapter_folder(Path(folder)) as ready:
+            return self._calls.upload(operation, push_messages(ready, operation.request, on_progress))
 
     def pull(self, ref: str, folder: str | Path, *, on_progress: Progress | None = None) -> Path:
         """Download the files of the version's first push, byte for byte, into a new folder; returns it.
@@ -160,8 +164,10 @@ class AsyncAdapters:
     ) -> results.PushResult:
         """on_progress is called on another thread."""
         operation = operations.push(name, alias, strict_base, dry_run, expected_generation)
-        messages = push_messages(Path(folder), operation.request, on_progress)
-        return await self._calls.upload(operation, messages)
+        with ExitStack() as stack:
+            ready = await asyncio.to_thread(stack.enter_context, adapter_folder(Path(folder)))
+            messages = push_messages(ready, operation.request, on_progress)
+            return await self._calls.upload(operation, messages)
 
     async def pull(self, ref: str, folder: str | Path, *, on_progress: Progress | None = None) -> Path:
         messages = self._calls.stream(operations.pull(ref), self._calls.timeout)

@@ -1,24 +1,31 @@
 """`lorafleet adapters push` and `push-all`: folders and archives, one or many at once."""
 
 import argparse
-import contextlib
 import dataclasses
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lorafleet.archive import SUFFIXES, is_archive, unpacked
+from lorafleet.archive import archive_stem
 from lorafleet.client import Client
 from lorafleet.commands import connection
 from lorafleet.commands.bars import Bars
 from lorafleet.commands.failure import explain
 from lorafleet.commands.parsing import Subparsers, count
 from lorafleet.commands.report import content
-from lorafleet.errors import LoraFleetError, QueueFull
+from lorafleet.errors import LoraFleetError, QueueFull, invalid
+from lorafleet.foreign import CONVERTIBLE_FILES
 from lorafleet.results import AdapterVersion, PushResult
 from lorafleet.terminal import ProgressBar, note, say, say_json
-from lorafleet.transfer import CONFIG_FILE, Progress, left_out
+from lorafleet.transfer import CONFIG_FILE, WEIGHTS_FILE, Progress, adapters_below, few, left_out
+
+_ARCHIVES = (
+    "or a zip or tar (plain, gzip, bzip2, xz) of one, with all of the adapter's files in one folder. Other "
+    "archives, and links and passwords in them, are not taken: unpack those"
+)
+_OF_AN_ADAPTER = (CONFIG_FILE, WEIGHTS_FILE, *CONVERTIBLE_FILES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ def add_parser(group: Subparsers) -> None:
         push,
     )
     parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="as PEFT's save_pretrained wrote it; or an archive of it"
+        "folder", type=Path, metavar="FOLDER", help=f"as PEFT's save_pretrained wrote it; {_ARCHIVES}"
     )
     parser.add_argument("name", metavar="[TENANT/]NAME", help="the name to push to")
     _add_options(parser)
@@ -123,22 +130,25 @@ def push_all(args: argparse.Namespace) -> int:
 def adapters_in(folder: Path) -> list[tuple[str, Path]]:
     """(name, folder or archive) of each adapter in `folder`, sorted: at least one.
 
-    Raises NotADirectoryError or FileNotFoundError.
+    Raises NotADirectoryError, FileNotFoundError, or InvalidRequest when two would get one name.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder")
     if not (found := sorted(_named(folder.iterdir()))):
         raise FileNotFoundError(f"{folder} holds no folder with an {CONFIG_FILE} and no archive")
+    for (name, path), (other, second) in itertools.pairwise(found):
+        if name == other:
+            raise invalid("folder", f"{path.name} and {second.name} would both be {name!r}: rename one")
     return found
 
 
 def _named(paths: Iterator[Path]) -> Iterator[tuple[str, Path]]:
+    """Folders, too, that hold an adapter further below, or in another form: a push tells what to do."""
     for path in paths:
-        if (path / CONFIG_FILE).is_file():
+        if any((path / file).is_file() for file in _OF_AN_ADAPTER) or adapters_below(path):
             yield path.name.lower(), path
-        elif is_archive(path):
-            suffix = max((each for each in SUFFIXES if path.name.endswith(each)), key=len)
-            yield path.name.removesuffix(suffix).lower(), path
+        elif path.is_file() and (stem := archive_stem(path.name)) is not None:
+            yield stem.lower(), path
 
 
 def _patiently(
@@ -160,16 +170,15 @@ def _push(
     on_progress: Progress,
     expected_generation: int | None,
 ) -> PushResult:
-    with unpacked(source) if is_archive(source) else contextlib.nullcontext(source) as folder:
-        return client.adapters.push(
-            folder,
-            name,
-            alias=args.alias,
-            strict_base=args.strict_base,
-            dry_run=args.dry_run,
-            expected_generation=expected_generation,
-            on_progress=on_progress,
-        )
+    return client.adapters.push(
+        source,
+        name,
+        alias=args.alias,
+        strict_base=args.strict_base,
+        dry_run=args.dry_run,
+        expected_generation=expected_generation,
+        on_progress=on_progress,
+    )
 
 
 def _line(outcome: Outcome, args: argparse.Namespace) -> str:
@@ -177,11 +186,6 @@ def _line(outcome: Outcome, args: argparse.Namespace) -> str:
         return f"{outcome.name} refused: {outcome.error}"
     version = outcome.result.version
     return f"{_name(version)}@{version.digest[:19]} {_done(outcome.result, args)}: {content(version)}"
-
-
-def few(names: Sequence[str], most: int = 6) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _done(result: PushResult, args: argparse.Namespace) -> str:

@@ -2,13 +2,14 @@
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lorafleet import AsyncClient
+from lorafleet import AsyncClient, Client, InvalidRequest
 from lorafleet.cli import main
 from lorafleet.v1 import adapters_pb2_grpc, inference_pb2_grpc
 from tests.support.services.memory_adapters import ListingInference, MemoryAdapters
@@ -145,6 +146,21 @@ async def test_the_asyncio_client_pushes_lists_and_pulls(folder: Path, tmp_path:
         copy = await client.adapters.pull("acme/x", tmp_path / "copy")
         assert (copy / "adapter_model.safetensors").read_bytes() == b"weights"
         assert [model.adapter for model in (await client.models()).adapters] == ["acme/a@x", "acme/b@y"]
+
+
+async def test_archives_are_pushed_by_both_clients_and_the_command(
+    folder: Path, tmp_path: Path, target: str, store: MemoryAdapters, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = Path(shutil.make_archive(str(tmp_path / "x"), "xztar", tmp_path, folder.name))
+    async with AsyncClient(target) as client:
+        digest = (await client.adapters.push(archive, "acme/x")).version.digest
+    with Client(target) as client:
+        assert client.adapters.push(archive, "acme/y").version.digest == digest
+        (tmp_path / "other.7z").write_bytes(b"7z\xbc\xaf\x27\x1c")
+        with pytest.raises(InvalidRequest, match="unpack it and push the folder"):
+            client.adapters.push(tmp_path / "other.7z", "acme/y")
+    assert main(["adapters", "push", str(archive), "acme/z"]) == 0
+    assert f"acme/z@{digest} " in capsys.readouterr().out
 
 
 async def test_a_file_that_vanishes_during_a_push_is_told(folder: Path, target: str) -> None:

@@ -179,13 +179,32 @@ def test_adapters_are_found_under_their_own_names(tmp_path: Path) -> None:
     for name in ("Chat-A", "notes"):
         (tmp_path / name).mkdir()
     (tmp_path / "Chat-A" / "adapter_config.json").write_text("{}")
-    for name in ("b.tar.gz", "c.zip", "readme.md"):
+    for name in ("b.tar.gz", "c.ZIP", "readme.md"):
         (tmp_path / name).write_text("")
     assert [name for name, _ in push.adapters_in(tmp_path)] == ["b", "c", "chat-a"]
     with pytest.raises(NotADirectoryError):
         push.adapters_in(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="holds no folder"):
         push.adapters_in(tmp_path / "notes")
+
+
+def test_no_adapter_is_passed_over_because_of_its_form(tmp_path: Path) -> None:
+    """Each is refused by its push, which says what to do."""
+    (tmp_path / "deep" / "checkpoint-100").mkdir(parents=True)
+    (tmp_path / "deep" / "checkpoint-100" / "adapter_model.safetensors").write_text("")
+    (tmp_path / "mistral").mkdir()
+    (tmp_path / "mistral" / "lora.safetensors").write_text("")
+    for name in ("other.7z", "third.tar.zst"):
+        (tmp_path / name).write_text("")
+    assert [name for name, _ in push.adapters_in(tmp_path)] == ["deep", "mistral", "other", "third"]
+
+
+def test_two_adapters_do_not_get_one_name(tmp_path: Path) -> None:
+    (tmp_path / "Chat").mkdir()
+    (tmp_path / "Chat" / "adapter_config.json").write_text("{}")
+    (tmp_path / "chat.zip").write_text("")
+    with pytest.raises(InvalidRequest, match=r"Chat and chat\.zip would both be 'chat'"):
+        push.adapters_in(tmp_path)
 
 
 def test_bars_for_many_at_once() -> None:
