@@ -53,7 +53,8 @@ class Listing:
         if name is not None:
             yield from (name,) if name in self._lines else ()
             return
-        first = bisect.bisect_left(self._order, after.partition("@")[0] + "@")
+        before, sign, _ = after.partition("@")  # Of "chat@..." that name, of "chat" all that begin so, too.
+        first = bisect.bisect_left(self._order, before + sign)
         for at in range(first, len(self._order)):
             yield self._order[at][:-1]
 

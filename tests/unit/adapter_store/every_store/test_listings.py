@@ -39,6 +39,15 @@ def test_summaries_tell_what_listings_show(
     assert store.summaries("acme", name="nobody") == store.summaries("zoo") == []
 
 
+def test_a_listing_begins_at_any_text(store: AdapterStore, adapters: list[Path], spec: ModelSpec) -> None:
+    names = ["a-1", "a-b", "a.b", "a0", "a", "a_b", "ab", "b"]  # "@" follows the name in a key
+    for name in names:
+        store.put(adapters[0], "acme", name, spec)
+    for after in ("", "a", "a-", "a-1", "a.", "a0", "aa", "ab", "b", "c"):
+        found = [each.name for each in store.summaries("acme", after=after)]
+        assert found == [name for name in names if f"{name}@" > after], after
+
+
 def test_listings_follow_what_other_processes_do(
     store: AdapterStore, medium: Medium, adapters: list[Path], spec: ModelSpec
 ) -> None:
