@@ -92,13 +92,17 @@ class AdaptersService(Upkeep):
 
         def page() -> pb.ListAdaptersResponse:
             seen, after = list[Summary](), request.page_token
-            while len(seen) <= size and (
-                found := self._store.summaries(
-                    tenant, name=name, after=after, limit=size + 1, deleted=request.deleted
-                )
-            ):
-                seen += [each for each in found if identity.sees(each.tenant, each.name)]
-                after = found[-1].key
+            for prefix in identity.name_prefixes(tenant):  # Of others' names as few as may be are read.
+                after = max(after, prefix)
+                while len(seen) <= size and (
+                    found := self._store.summaries(
+                        tenant, name=name, after=after, limit=size + 1, deleted=request.deleted
+                    )
+                ):
+                    seen += [each for each in found if identity.sees(each.tenant, each.name)]
+                    after = found[-1].key
+                    if not after.startswith(prefix):
+                        break
             # A token names what the caller sees: what they do not see must not show in it.
             response = pb.ListAdaptersResponse(next_page_token=seen[size - 1].key if seen[size:] else "")
             del seen[size:]

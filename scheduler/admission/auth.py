@@ -31,6 +31,7 @@ ADMIN = "admin"
 RIGHTS = frozenset({INFER, ADMIN})
 DEFAULT_TENANT = "default"
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_WILDCARD = re.compile(r"[*?[]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = frozenset({"sha256", "tenant", "rights", "adapters"})
 
@@ -58,6 +59,13 @@ class Identity:
             if fnmatchcase(tenant, tenant_pattern) and fnmatchcase(name, name_pattern):
                 return True
         return False
+
+    def name_prefixes(self, tenant: str) -> tuple[str, ...]:
+        """What the names that they may see in this tenant begin with: sorted, none the beginning of another.
+        "" is any name; none at all when they see nothing there."""
+        patterns = (pattern.partition("/") for pattern in self.adapters)
+        found = {_WILDCARD.split(name, 1)[0] for where, _, name in patterns if fnmatchcase(tenant, where)}
+        return tuple(sorted(each for each in found if not any(each[:n] in found for n in range(len(each)))))
 
 
 EVERYONE = Identity(tenant=DEFAULT_TENANT, rights=RIGHTS, adapters=("*/*",))

@@ -246,6 +246,35 @@ async def test_tokens_of_pages_tell_nothing_of_what_is_not_seen(service: Running
     assert [token.partition("@")[0] for token in tokens] == ["open-1", ""]
 
 
+async def test_a_listing_reads_hardly_more_than_the_caller_may_see(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        await push(service, f"closed-{number}", service.content(70))
+        await push(service, f"openers-{number}", service.content(70))
+    for name in ("open-8", "open-9"):
+        await push(service, name, service.content(70))
+    read = list[str]()
+    summaries = service.store.summaries
+
+    def counted(*args: Any, **options: Any) -> Any:
+        found = summaries(*args, **options)
+        read.extend(each.name for each in found)
+        return found
+
+    monkeypatch.setattr(service.store, "summaries", counted)
+    names, token = [], ""
+    while not names or token:
+        page = await service.stub.List(pb.ListAdaptersRequest(page_size=1, page_token=token), **as_("guest"))
+        names += [version.name for version in page.versions]
+        token = page.next_page_token
+    assert {"open-8", "open-9"} <= set(names) and names == sorted(names)
+    assert not {name for name in read if name.startswith("closed-")} and len(read) <= 3 * len(names) + 3
+    read.clear()
+    await service.stub.List(pb.ListAdaptersRequest(tenant="rival"), **as_("guest"))
+    assert not read
+
+
 async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters_service, "MAX_PAGE_BYTES", 1)
     for seed in (50, 51):

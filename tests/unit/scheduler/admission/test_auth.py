@@ -63,6 +63,15 @@ def test_patterns_do_not_cross_the_slash() -> None:
     assert not Identity("a", frozenset(), ("a*/y",)).sees("acme", "x")
 
 
+def test_what_visible_names_begin_with() -> None:
+    adapters = ("acme/chat-*", "acme/chat-en", "acme/v[12]", "acm?/support", "zoo/*", "*/x?")
+    identity = Identity("acme", frozenset(), adapters)
+    assert identity.name_prefixes("acme") == ("chat-", "support", "v", "x")
+    assert identity.name_prefixes("zoo") == ("",)
+    assert identity.name_prefixes("other") == ("x",)
+    assert Identity("acme", frozenset(), ("acme/*",)).name_prefixes("zoo") == ()
+
+
 def test_a_changed_file_counts_at_once(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(entry("one", "acme"))
