@@ -60,15 +60,16 @@ def list_adapters(name: str, tenant: str, page_token: str) -> Operation[Page[res
 
 
 def list_summaries(
-    name: str, tenant: str, deleted: bool, page_token: str
+    name: str, tenant: str, deleted: bool, after: str, page_token: str
 ) -> Operation[Page[results.AdapterSummary]]:
+    """`after`: where the first page begins; the token of a page is "name@digest" of the last item."""
     return Operation(
         "/lorafleet.v1.Adapters/List",
         adapters_pb2.ListAdaptersRequest(
             name=name,
             tenant=tenant,
             page_size=PAGE_SIZE,
-            page_token=page_token,
+            page_token=page_token or after,
             summary=True,
             deleted=deleted,
         ),

@@ -66,13 +66,13 @@ class Adapters:
         return tuple(self._calls.pages(partial(operations.list_adapters, name, tenant)))
 
     def summaries(
-        self, name: str = "", *, tenant: str = "", deleted: bool = False
+        self, name: str = "", *, tenant: str = "", deleted: bool = False, after: str = ""
     ) -> Generator[results.AdapterSummary, None, None]:
         """As list, one after the other and without modules: for any number of versions, in little memory.
 
-        deleted: those whose bytes are still to be collected, too.
+        deleted: those whose bytes are still to be collected, too. after: only names behind this text.
         """
-        return self._calls.each(partial(operations.list_summaries, name, tenant, deleted))
+        return self._calls.each(partial(operations.list_summaries, name, tenant, deleted, after))
 
     def delete(self, ref: str, *, force: bool = False, now: bool = False) -> str:
         """Take a version, or an alias with the version behind it, from all new requests; returns the digest.
@@ -185,9 +185,9 @@ class AsyncAdapters:
         return tuple(await self._calls.pages(partial(operations.list_adapters, name, tenant)))
 
     def summaries(
-        self, name: str = "", *, tenant: str = "", deleted: bool = False
+        self, name: str = "", *, tenant: str = "", deleted: bool = False, after: str = ""
     ) -> AsyncGenerator[results.AdapterSummary, None]:
-        return self._calls.each(partial(operations.list_summaries, name, tenant, deleted))
+        return self._calls.each(partial(operations.list_summaries, name, tenant, deleted, after))
 
     async def delete(self, ref: str, *, force: bool = False, now: bool = False) -> str:
         return await self._calls.unary(operations.delete_adapter(ref, force, now))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lorafleet.bench.errors import BenchError
 from lorafleet.commands import adapters, bench, chat, demo, executors, generate, models, serve, top
 from lorafleet.commands.failure import explain
+from lorafleet.commands.near import near_of_command
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
 from lorafleet.terminal import note
 
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except LoraFleetError as error:
-        return _fail(explain(error, getattr(args, "target", "this machine")))
+        target = getattr(args, "target", "this machine")
+        return _fail(explain(error, target, near_of_command(error, args)))
     except ServiceEnded as error:
         _fail(str(error))
         return error.status or FAILED

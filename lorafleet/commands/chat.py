@@ -8,6 +8,7 @@ from lorafleet.client import Client
 from lorafleet.commands import connection
 from lorafleet.commands.failure import explain
 from lorafleet.commands.generate import add_sampling_arguments, sampling_options
+from lorafleet.commands.near import near
 from lorafleet.commands.parsing import Subparsers, add_command
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options
@@ -97,7 +98,7 @@ class Conversation:
                     say(chunk.text, end="")
         except LoraFleetError as error:
             self.failed = True
-            note(f"error: {explain(error, self._target)}")
+            note(f"error: {explain(error, self._target, near(error, self._client))}")
         except KeyboardInterrupt:
             note("(stopped)")
         if answer:

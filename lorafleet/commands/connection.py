@@ -44,10 +44,10 @@ def add_command(
     return parser
 
 
-def connect(args: argparse.Namespace) -> Client:
-    """A client as the arguments say. Raises OSError when the roots cannot be read."""
+def connect(args: argparse.Namespace, *, timeout: float | None = None) -> Client:
+    """A client as the arguments say; `timeout` in place of theirs. Raises OSError for unreadable roots."""
     token = os.environ.get("LORAFLEET_TOKEN")
-    return Client(args.target, token=token, tls=credentials(args), timeout=args.timeout)
+    return Client(args.target, token=token, tls=credentials(args), timeout=timeout or args.timeout)
 
 
 def credentials(args: argparse.Namespace) -> grpc.ChannelCredentials | None:

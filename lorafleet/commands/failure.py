@@ -1,5 +1,7 @@
 """A failed call as one line: what is wrong, and what to do about it."""
 
+from collections.abc import Sequence
+
 from lorafleet.errors import (
     AdapterNotFound,
     DeadlineExceeded,
@@ -11,13 +13,15 @@ from lorafleet.errors import (
 )
 
 
-def explain(error: LoraFleetError, target: str) -> str:
-    """target: whom was called."""
+def explain(error: LoraFleetError, target: str, near: Sequence[str] = ()) -> str:
+    """target: whom was called. near: refs that may have been meant, for AdapterNotFound."""
     if isinstance(error, Unavailable) and not error.reason:  # from the network: no server of ours said it
         return (
             f"cannot reach a scheduler at {target} ({_cause(error.message)});"
             " `lorafleet serve` starts one, --target or LORAFLEET_TARGET names another"
         )
+    if near:
+        return f"{error.message}; did you mean {' or '.join(near)}?"
     return error.message + _advice(error)
 
 
