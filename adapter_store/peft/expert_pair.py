@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from adapter_store.errors import InvalidAdapter
-from adapter_store.files.safetensors_file import NUMPY_DTYPES, TensorInfo
+from adapter_store.files.safetensors_file import TensorInfo
 from adapter_store.peft.config import CONFIG_FILE, LoraSettings
+from adapter_store.peft.shapes import check_matrix
 
 Half = Literal["a", "b"]
 
@@ -35,15 +36,15 @@ class ExpertPair:
         self.halves[half] = tensor
 
     def check(self) -> None:
-        """Raises InvalidAdapter unless both halves are matrices of one rank."""
+        """Raises InvalidAdapter unless both halves are there, and matrices."""
         for tensor in self.halves.values():
             if len(self.halves) == 1:
                 missing = "lora_B" if "a" in self.halves else "lora_A"
                 raise InvalidAdapter(f"tensor {tensor.name!r} has no matching {missing}")
-            if len(tensor.shape) != 2:
-                raise InvalidAdapter(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, not 2")
-            if tensor.dtype not in NUMPY_DTYPES:
-                raise InvalidAdapter(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not F32, F16 or BF16")
+            check_matrix(tensor)
+
+    def check_ranks(self) -> None:
+        """Once the widths are known to be right. Raises InvalidAdapter unless the halves have one rank."""
         if self.a.shape[0] != self.b.shape[1]:
             raise InvalidAdapter(
                 f"tensor {self.b.name!r} has rank {self.b.shape[1]}, its lora_A has {self.a.shape[0]}"

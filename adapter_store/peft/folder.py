@@ -19,8 +19,10 @@ from adapter_store.peft.experts import read_experts
 from adapter_store.peft.foreign import foreign_file
 from adapter_store.peft.full_heads import check_full_heads, named_heads
 from adapter_store.peft.keys import KeyMeaning, parse_key
+from adapter_store.peft.shapes import check_matrix, wrong_shape
 from adapter_store.peft.stacked import StackedPair
 from adapter_store.peft.tokenizer import check_token_ids, read_chat_template
+from adapter_store.peft.vocabulary import check_vocabulary
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -67,6 +69,7 @@ def read_adapter(
     if settings.target_parameters and spec.moe is None:
         raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
     _check_tensors(file)
+    check_vocabulary(file, spec)
     experts = read_experts(file, settings, spec.moe)
     pairs, copies, wholes = _sort_tensors(file, experts.tensors, spec)
     named = named_heads(settings, spec)
@@ -135,17 +138,24 @@ def _sort_tensors(
             continue
         meaning: KeyMeaning = parse_key(tensor.name, spec)
         place = places.setdefault(meaning.module, {})
-        if meaning.part in place:
+        if meaning.part not in place:
+            place[meaning.part] = tensor
+        elif meaning.part != "whole" or not _are_equal(file, place["whole"], tensor):
             raise InvalidAdapter(
                 f"tensors {place[meaning.part].name!r} and {tensor.name!r} mean the same thing"
             )
-        place[meaning.part] = tensor
     copies = [(module, place.pop("base")) for module, place in places.items() if "base" in place]
     wholes = {module: place.pop("whole") for module, place in places.items() if "whole" in place}
     pairs = {module: place for module, place in places.items() if place}
     if not pairs and not taken:
         raise InvalidAdapter(f"{WEIGHTS_FILE} holds no LoRA tensors: 0 modules would be applied")
     return pairs, copies, wholes
+
+
+def _are_equal(file: TensorFile, first: TensorInfo, second: TensorInfo) -> bool:
+    """PEFT writes a table that is in modules_to_save a second time where it saves all embeddings, too."""
+    alike = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return alike and np.array_equal(file.raw(first.name), file.raw(second.name))
 
 
 def _check_module(
@@ -159,20 +169,19 @@ def _check_module(
     a, b = pair["a"], pair["b"]
     in_features, out_features = spec.modules[place_of(name)]
     for tensor in (a, b):
-        if len(tensor.shape) != 2:
-            raise InvalidAdapter(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, not 2")
-        if tensor.dtype not in NUMPY_DTYPES:
-            raise InvalidAdapter(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not F32, F16 or BF16")
+        check_matrix(tensor)
     rank = settings.rank_at(spec.path_of(name))
+    # Widths first: of a pair that is no pair for this layer, the rank that it seems to have means nothing.
+    if (a.shape, b.shape) == ((out_features, rank), (rank, in_features)):
+        raise InvalidAdapter(f"tensors {a.name!r} and {b.name!r} have changed places")
+    if a.shape[1] != in_features:
+        raise wrong_shape(a, (rank, in_features), spec.name)
+    if b.shape[0] != out_features:
+        raise wrong_shape(b, (out_features, rank), spec.name)
     if a.shape[0] != rank:
         raise InvalidAdapter(f"tensor {a.name!r} has rank {a.shape[0]}, {CONFIG_FILE} says {rank}")
     if b.shape[1] != rank:
         raise InvalidAdapter(f"tensor {b.name!r} has rank {b.shape[1]}, its lora_A has {rank}")
-    if (a.shape[1], b.shape[0]) != (in_features, out_features):
-        culprit, wanted = (a, [rank, in_features]) if a.shape[1] != in_features else (b, [out_features, rank])
-        raise IncompatibleAdapter(
-            f"tensor {culprit.name!r} has shape {list(culprit.shape)}, the base {spec.name} needs {wanted}"
-        )
     _check_magnitude(pair, settings, out_features)
     scale = settings.scale_at(spec.path_of(name))
     return ModuleInfo(name, rank, scale, in_features, out_features, settings.use_dora)

@@ -31,7 +31,7 @@ def check_full_heads(
     spec: ModelSpec,
 ) -> tuple[FullHead, ...]:
     """`found`: the tensor of each named head; `paired`: modules with LoRA. Raises InvalidAdapter (what is
-    missing, or is there twice) and IncompatibleAdapter (another vocabulary)."""
+    missing, or is there twice) and IncompatibleAdapter (another base)."""
     for name in sorted(named_heads(settings, spec)):
         if name not in found:
             raise InvalidAdapter(f"{CONFIG_FILE}: modules_to_save needs a trained {name}, the file has none")
@@ -51,8 +51,7 @@ def _check_matrix(tensor: TensorInfo, spec: ModelSpec) -> None:
     wanted = [spec.vocab_size, spec.hidden_size]
     if list(tensor.shape) != wanted:
         raise IncompatibleAdapter(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, the base {spec.name} needs {wanted}: "
-            "another vocabulary is not served"
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, the base {spec.name} needs {wanted}"
         )
     if tensor.dtype not in NUMPY_DTYPES:
         raise InvalidAdapter(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not F32, F16 or BF16")

@@ -26,6 +26,7 @@ def from_fused(
 ) -> tuple[ModuleInfo, StackedPair]:
     """`swapped`: what `is_swapped` says of the whole file. Raises InvalidAdapter."""
     (matrix,) = (name for name, other in _readings(pair, moe) if other == swapped)
+    pair.check_ranks()
     path = f"{pair.path}.{_PARAMETERS[matrix]}"
     experts = moe.num_experts
     rank = pair.a.shape[0] // experts

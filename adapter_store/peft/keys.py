@@ -24,11 +24,17 @@ _PLACES = {
 _LINEAR_PART = re.compile(r"lora_(?P<half>[AB])(?:\.default)?\.weight")
 _EMBEDDING_PART = re.compile(r"lora_embedding_(?P<half>[AB])(?:\.default)?")
 _MAGNITUDE_PART = re.compile(r"lora_magnitude_vector(?:\.default)?(?:\.weight)?")
+_NAMED_PART = re.compile(r"lora_(?:embedding_)?[AB]\.(?P<adapter>(?!weight$)[^.]+)(?:\.weight)?")
 _BASE_COPY_PARTS = ("base_layer.weight", "original_module.weight")
 _WHOLE_PART = re.compile(r"(?:modules_to_save\.(?:default\.)?)?weight")
 
 # First match wins; looked for anywhere in a key that means nothing we serve.
+_WRAPPED = "is of a model inside a wrapper: save the model that is inside (accelerate's unwrap_model)"
+_OTHER_NAMES = "has a name that PEFT does not write: convert it to PEFT's lora_A.weight and lora_B.weight"
 _REASONS = (
+    *((mark, _WRAPPED) for mark in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")),
+    *((mark, _OTHER_NAMES) for mark in (".lora_down.", ".lora_up.", ".lora.down.", ".lora.up.")),
+    (".lora_E", "belongs to AdaLoRA, which is not served"),
     ("token_adapter", "belongs to trainable_token_indices, which is not served"),
     ("trainable_tokens", "belongs to trainable_token_indices, which is not served"),
     (".experts.", "matches no mixture-of-experts layer of the base model"),
@@ -68,7 +74,7 @@ def parse_key(key: str, spec: ModelSpec) -> KeyMeaning:
         return KeyMeaning(table, None, "whole")
     part = _part(match["part"], embedding=table == "embed_tokens")
     if part is None:
-        raise _unused(key)
+        raise _unused(key, match)
     if table is not None:
         return KeyMeaning(table, None, part)
     return KeyMeaning(f"layers.{layer}.{place}", int(layer), part)
@@ -83,6 +89,13 @@ def _part(text: str, *, embedding: bool) -> Part | None:
     return "a" if half["half"] == "A" else "b"
 
 
-def _unused(key: str) -> InvalidAdapter:
+def _unused(key: str, match: re.Match[str] | None = None) -> InvalidAdapter:
+    """`match`: where the base has the key's module, and only the part behind it means nothing."""
     reason = next((why for mark, why in _REASONS if mark in key), "is not a LoRA tensor")
+    if key.startswith("module."):
+        reason = _WRAPPED
+    elif match is not None and (named := _NAMED_PART.fullmatch(match["part"])):
+        reason = f"is of an adapter named {named['adapter']!r}: PEFT's save_pretrained leaves that name out"
+    elif match is not None and match["table"] == "embed_tokens" and _LINEAR_PART.fullmatch(match["part"]):
+        reason = "is of a linear layer, and embed_tokens is none: PEFT writes lora_embedding_A and _B"
     return InvalidAdapter(f"tensor {key[:200]!r} {reason}")

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
-from adapter_store.files.safetensors_file import TensorInfo
+from adapter_store.errors import InvalidAdapter
 from adapter_store.manifest import ModuleInfo
 from adapter_store.module_names import place_of
 from adapter_store.moe_spec import MoESpec
 from adapter_store.peft.config import LoraSettings
 from adapter_store.peft.expert_pair import ExpertPair, check_rank
+from adapter_store.peft.shapes import wrong_shape
 from adapter_store.peft.stacked import Order, StackedHalf, StackedPair
 
 
@@ -23,10 +23,14 @@ def from_single(
     first = pairs[min(pairs)]
     rank, scale = first.a.shape[0], settings.scale_at(first.path)
     for pair in pairs.values():
+        wanted = settings.rank_at(pair.path)
+        if pair.a.shape[1] != in_features:
+            raise wrong_shape(pair.a, (wanted, in_features), base="")
+        if pair.b.shape[0] != out_features:
+            raise wrong_shape(pair.b, (out_features, wanted), base="")
+        pair.check_ranks()
         own = pair.a.shape[0]
         check_rank(pair.a, own, pair.path, settings)
-        _check_shape(pair.a, (own, in_features))
-        _check_shape(pair.b, (out_features, own))
         alike = own == rank and settings.scale_at(pair.path) == scale
         if not alike or (pair.a.dtype, pair.b.dtype) != (first.a.dtype, first.b.dtype):
             raise InvalidAdapter(
@@ -37,10 +41,3 @@ def from_single(
     a = StackedHalf(Order.EACH_A, experts, rank, in_features, {e: pair.a for e, pair in pairs.items()})
     b = StackedHalf(Order.EACH_B, experts, rank, out_features, {e: pair.b for e, pair in pairs.items()})
     return ModuleInfo(name, rank, scale, in_features, out_features, num_experts=experts), StackedPair(a, b)
-
-
-def _check_shape(tensor: TensorInfo, wanted: tuple[int, int]) -> None:
-    if tensor.shape != wanted:
-        raise IncompatibleAdapter(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, the base needs {list(wanted)}"
-        )

@@ -350,3 +350,11 @@ def test_the_router_under_mixtrals_and_gpt_oss_names(
     for base, path in (("mixtral", "block_sparse_moe.gate"), ("gpt-oss", "mlp.router")):
         folder = raw_adapter(tmp_path / base, lora_pair(f"model.layers.0.{path}", 64, 4))
         assert list(opened(folder, bases(base))) == ["layers.0.router"]
+
+
+def test_transposed_experts_are_called_so(bases: Callable[..., ModelSpec], tmp_path: Path) -> None:
+    """Not an adapter of another rank, which they look like."""
+    folder = draw().one_by_one(tmp_path / "transposed")
+    rewrite(folder, lambda tensors: {name: tensor.T for name, tensor in tensors.items()})
+    with pytest.raises(InvalidAdapter, match=r"lora_A\.weight' has shape .* the transpose of what PEFT"):
+        put(folder, bases("qwen3-moe"))

@@ -174,7 +174,7 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
             "lm_head.weight' differs from the base",
             InvalidAdapter,
         ),
-        (added("base_model.model.lm_head.weight", 127, 64), "needs", IncompatibleAdapter),
+        (added("base_model.model.lm_head.weight", 127, 32), "needs", IncompatibleAdapter),
         (
             added("base_model.model.lm_head.modules_to_save.weight", 128, 64),
             "differs from the base",
@@ -217,6 +217,47 @@ def test_tensors(
 ) -> None:
     rewrite(adapter, change)
     refused(adapter, complaint, error)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause", "error"),
+    [
+        (lambda t: {n: x.T for n, x in t.items()}, r"\[96, 4\], which is the transpose of", InvalidAdapter),
+        (
+            lambda t: {n.translate(str.maketrans("AB", "BA")): x for n, x in t.items()},
+            "have changed places",
+            InvalidAdapter,
+        ),
+        (
+            lambda t: {n: torch.cat([x, x], dim=int("lora_A" in n)) for n, x in t.items()},
+            "base d0 needs",
+            IncompatibleAdapter,
+        ),
+        (lambda t: {n: x.reshape(-1) for n, x in t.items()}, "1 dimensions.*gather shards", InvalidAdapter),
+        (renamed(".weight", ".second.weight"), "adapter named 'second'", InvalidAdapter),
+        (renamed("lora_A.", "lora_down."), "name that PEFT does not write", InvalidAdapter),
+        (renamed("lora_B.", "lora.up."), "name that PEFT does not write", InvalidAdapter),
+        (renamed("base_model.", "module.base_model."), "inside a wrapper", InvalidAdapter),
+        (renamed("base_model.", "_orig_mod.base_model."), "inside a wrapper", InvalidAdapter),
+        (renamed(".0.", ".0._fsdp_wrapped_module."), "inside a wrapper", InvalidAdapter),
+        (added(QA.replace("lora_A.weight", "lora_E"), 4, 1), "AdaLoRA", InvalidAdapter),
+        (
+            added("base_model.model.model.embed_tokens.lora_A.weight", 4, 128),
+            "PEFT writes lora_embedding_A",
+            InvalidAdapter,
+        ),
+    ],
+)
+def test_the_reason_told_is_the_cause(
+    adapter: Path,
+    refused: Callable[..., None],
+    change: Callable[[Tensors], Tensors],
+    cause: str,
+    error: type[AdapterStoreError],
+) -> None:
+    """Not what follows from it: a transposed tensor looks like one of another rank."""
+    rewrite(adapter, change)
+    refused(adapter, cause, error)
 
 
 @pytest.mark.parametrize("name", ["lm_head.base_layer.weight", "model.embed_tokens.base_layer.weight"])

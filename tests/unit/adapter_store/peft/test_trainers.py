@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import torch
 
-from adapter_store import DiskStore, IncompatibleAdapter, InvalidAdapter, ModelSpec, Ref
+from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Ref
 from adapter_store.peft.source import UNSERVED_FILES
-from tests.support.adapters.peft import edit_config, make_adapter, rewrite
+from tests.support.adapters.peft import edit_config, rewrite
 
 JSON, PICKLE = b"{}\n", pickle.dumps({"never": "loaded"})
 # What the Trainer of transformers leaves in a checkpoint.
@@ -126,18 +125,3 @@ def test_weights_beside_the_adapter_are_refused_by_name(
     (adapter / name).write_bytes(PICKLE)
     with pytest.raises(InvalidAdapter, match=name):
         store.put(adapter, "acme", "x", spec)
-
-
-def test_a_resized_vocabulary_is_refused_by_name(
-    d0: Path, store: DiskStore, spec: ModelSpec, tmp_path: Path
-) -> None:
-    """LLaMA-Factory's resize_vocab and Axolotl's added tokens train both matrices with more rows."""
-    both = ["lm_head", "embed_tokens"]
-    folder = make_adapter(tmp_path / "a", d0, seed=1, targets=["q_proj"], modules_to_save=both)
-    rewrite(folder, lambda tensors: {n: more_rows(t) if "lora" not in n else t for n, t in tensors.items()})
-    with pytest.raises(IncompatibleAdapter, match=r"embed_tokens.*another vocabulary is not served"):
-        store.put(folder, "acme", "x", spec)
-
-
-def more_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.cat([tensor, tensor[:8]])
