@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class ModelSpec:
     max_model_len: int
     name: str
     moe: MoESpec | None = field(default=None, hash=False)
+    # Of modules with a bias in the checkpoint, without their layer: q_proj, k_proj and v_proj of Qwen2.
+    biased: frozenset[str] = frozenset()
     # Where it was read from: ingest compares an adapter's copies of base layers and its tokenizer with it.
     folder: Path | None = field(default=None, compare=False)
 
@@ -63,6 +65,7 @@ class ModelSpec:
             max_model_len=_positive(config, "max_position_embeddings"),
             name=path.resolve().name,
             moe=moe,
+            biased=_biased(weights),
             folder=path.resolve(),
         )
         _check_shapes(spec, weights)
@@ -187,6 +190,13 @@ def _checkpoint_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 raise InvalidModel(f"tensor {tensor.name} is in two checkpoint files")
             shapes[tensor.name] = (tensor.dtype, tensor.shape)
     return shapes
+
+
+def _biased(weights: Iterable[str]) -> frozenset[str]:
+    """Names without their layer of all modules that have a bias in any of them."""
+    places = {path: place for place, path in PATHS_IN_LAYER.items()} | {"mlp.router": "router"}
+    paths = (name.removesuffix(".bias").split(".", 3)[-1] for name in weights if name.endswith(".bias"))
+    return frozenset(places[path] for path in paths if path in places)
 
 
 def _fingerprint(path: Path, config: object, weights: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ class LoraSettings:
     target_parameters: tuple[str, ...] = ()
     expert_blocks_in_b: bool = False
     full_heads: frozenset[str] = frozenset()  # of lm_head and embed_tokens: those in modules_to_save
+    bias: str = "none"
+    targets: frozenset[str] = frozenset()  # target_modules where it is a list; empty where it is a pattern
+    narrowed: bool = False  # by exclude_modules or layers_pattern, which are not looked into
+
+    def is_target(self, path: str) -> bool:
+        """Whether PEFT gives LoRA to the module at this path of the model, as far as names alone say it."""
+        return not self.narrowed and any(tail in self.targets for tail in tails(path))
 
     def rank_at(self, path: str) -> int:
         """Of the module at this path of the model: "model.layers.0.self_attn.q_proj"."""
@@ -75,6 +82,13 @@ class LoraSettings:
         weight = f"{path}.weight"
         asked = any(f".{weight}".endswith(f".{name}") for name in self.target_parameters)
         return weight if asked else path
+
+
+def tails(path: str) -> Iterator[str]:
+    """PEFT names a module by any end of its path: "q_proj", "self_attn.q_proj", and so on."""
+    while path:
+        yield path
+        path = path.partition(".")[2]
 
 
 def read_config(folder: Path) -> LoraSettings:
@@ -99,6 +113,9 @@ def read_config(folder: Path) -> LoraSettings:
         peft_version=_text(config, "peft_version"),
         target_parameters=_names(config, "target_parameters"),
         full_heads=_full_heads(config),
+        bias=str(config.get("bias") or "none"),
+        targets=_target_names(config.get("target_modules")),
+        narrowed=_is_on(config.get("exclude_modules")) or _is_on(config.get("layers_pattern")),
         expert_blocks_in_b=_choice(config, EXPERT_ORDER, ("interleaved", "blocks")) == "blocks",
         warnings=tuple(
             PushWarning("DEFAULT_USED", f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used")
@@ -180,6 +197,12 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise _refusal(key, f"is {str(values)[:80]!r}, not a list of names")
     return tuple(values)
+
+
+def _target_names(value: object) -> frozenset[str]:
+    """What is no list of names promises nothing."""
+    names = value if isinstance(value, list) else []
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def _full_heads(config: Mapping[str, Any]) -> frozenset[str]:

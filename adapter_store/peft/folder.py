@@ -19,6 +19,7 @@ from adapter_store.peft.experts import read_experts
 from adapter_store.peft.foreign import foreign_file
 from adapter_store.peft.full_heads import check_full_heads, named_heads
 from adapter_store.peft.keys import KeyMeaning, parse_key
+from adapter_store.peft.promises import check_promises, without_effect
 from adapter_store.peft.shapes import check_matrix, wrong_shape
 from adapter_store.peft.stacked import StackedPair
 from adapter_store.peft.tokenizer import check_token_ids, read_chat_template
@@ -58,13 +59,12 @@ class PeftAdapter:
 def read_adapter(
     folder: Path, spec: ModelSpec, *, strict_base: bool = False, file: TensorFile | None = None
 ) -> PeftAdapter:
-    """`file`: the weights, where they are not in the folder. Their values are looked at when they are packed.
+    """`file`: the weights, where they are not in the folder. Most values are looked at when they are packed.
 
     Raises InvalidAdapter (file, field or tensor named) or IncompatibleAdapter (made for another base).
     """
     settings = read_config(folder)
     warnings = (*settings.warnings, *_check_base_name(settings, spec, strict_base))
-    push = PushFacts(settings.base_model, settings.peft_version, warnings)
     file = file or open_weights(folder)
     if settings.target_parameters and spec.moe is None:
         raise InvalidAdapter(f"{CONFIG_FILE}: target_parameters, but the base {spec.name} has no experts")
@@ -81,8 +81,12 @@ def read_adapter(
     halves = {name: Halves(pair["a"], pair["b"], pair.get("magnitude")) for name, pair in pairs.items()}
     for module, copy in copies:
         check_base_copy(file, copy, module, spec)
+    warnings += tuple(check_promises(file, modules, experts.pairs, settings, spec))
+    if not (full_heads or settings.use_dora):
+        warnings += tuple(without_effect(file, pairs.values(), experts.pairs.values()))
     check_token_ids(folder, spec)
     template = read_chat_template(folder)
+    push = PushFacts(settings.base_model, settings.peft_version, warnings)
     adapter = PeftAdapter(
         modules, halves, file, push, template, experts.pairs, full_heads, heads
     )  # fmt: skip
