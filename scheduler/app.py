@@ -102,7 +102,12 @@ class Scheduler:
             self._versions, self._tokenizer, self._spec, self._max_model_len, self._pool
         )
         push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)
-        self._ingest = Ingest(config.store, allow_volatile=config.allow_volatile, limits=push_limits)
+        self._ingest = Ingest(
+            config.store,
+            self._admission.templates,
+            allow_volatile=config.allow_volatile,
+            limits=push_limits,
+        )
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._add_services()

@@ -85,11 +85,10 @@ def read_adapter(
     if not (full_heads or settings.use_dora):
         warnings += tuple(without_effect(file, pairs.values(), experts.pairs.values()))
     check_token_ids(folder, spec)
-    template = read_chat_template(folder)
-    push = PushFacts(settings.base_model, settings.peft_version, warnings)
-    adapter = PeftAdapter(
-        modules, halves, file, push, template, experts.pairs, full_heads, heads
-    )  # fmt: skip
+    template, template_warnings = read_chat_template(folder)
+    push = PushFacts(settings.base_model, settings.peft_version, (*warnings, *template_warnings))
+    text = None if template is None else template.text
+    adapter = PeftAdapter(modules, halves, file, push, text, experts.pairs, full_heads, heads)
     if settings.ensure_weight_tying and spec.tied_head:
         _check_tied_pair(adapter)
     return adapter

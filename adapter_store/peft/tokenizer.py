@@ -1,10 +1,12 @@
 """What a pushed folder says about text: its chat template is kept, changed token ids are refused."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapter_store.errors import InvalidAdapter
+from adapter_store.manifest import PushWarning
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft.config import read_json_object
 
@@ -12,47 +14,64 @@ TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
+_CONFIG_PLACE = f"{TOKENIZER_CONFIG_FILE}: chat_template"
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 128 << 20
 
 
-def read_chat_template(folder: Path) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's chat_template, as transformers reads them."""
+@dataclass(frozen=True, slots=True)
+class PushedTemplate:
+    place: str  # the file that has it, and the field
+    text: str
+
+
+def read_chat_template(folder: Path) -> tuple[PushedTemplate | None, list[PushWarning]]:
+    """chat_template.jinja, else tokenizer_config.json's chat_template, as transformers reads them.
+
+    It is not tried here: that takes a sandbox, which a scheduler has. Raises InvalidAdapter.
+    """
     file = folder / TEMPLATE_FILE
     if file.exists():
         if file.stat().st_size > MAX_TEMPLATE_BYTES:
             raise InvalidAdapter(f"{TEMPLATE_FILE} is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:
-            return file.read_text(encoding="utf-8")
+            return _checked(TEMPLATE_FILE, file.read_text(encoding="utf-8")), []
         except (OSError, ValueError) as error:
             raise InvalidAdapter(f"{TEMPLATE_FILE} cannot be read: {error}") from error
     if not (folder / TOKENIZER_CONFIG_FILE).exists():
-        return None
+        return None, []
     match read_json_object(folder / TOKENIZER_CONFIG_FILE, MAX_TOKENIZER_BYTES).get("chat_template"):
         case None:
-            return None
+            return None, []
         case str(template):
-            return _bounded(template)
-        case [*named]:
-            return _default_template(named)
-    raise InvalidAdapter(f"{TOKENIZER_CONFIG_FILE}: chat_template is neither a string nor a list")
+            return _checked(_CONFIG_PLACE, template), []
+        case dict(named):
+            return _default_of(named)
+        case [*entries] if all(isinstance(entry, dict) for entry in entries):
+            return _default_of({str(entry.get("name")): entry.get("template") for entry in entries})
+    raise InvalidAdapter(f"{_CONFIG_PLACE} is neither a string nor a list of named ones")
 
 
-def _bounded(template: str) -> str:
+def _default_of(named: Mapping[str, Any]) -> tuple[PushedTemplate | None, list[PushWarning]]:
+    """Of several, the one for plain conversations; all others are for purposes that no request has here."""
+    match named.get("default"):
+        case str(template):
+            return _checked(_CONFIG_PLACE, template), []
+        case None if "default" not in named:
+            text = f"{_CONFIG_PLACE} has no entry named 'default': chats use the base's template"
+            return None, [PushWarning("NO_DEFAULT_TEMPLATE", text)]
+    raise InvalidAdapter(f"{_CONFIG_PLACE} has an entry named 'default' whose template is not a string")
+
+
+def _checked(place: str, template: str) -> PushedTemplate:
     """It stays in manifests, and goes to a worker process with every conversation."""
     if len(template) > MAX_TEMPLATE_BYTES:
+        raise InvalidAdapter(f"{place} is larger than {MAX_TEMPLATE_BYTES} characters")
+    if not template.strip():
         raise InvalidAdapter(
-            f"{TOKENIZER_CONFIG_FILE}: chat_template is larger than {MAX_TEMPLATE_BYTES} characters"
+            f"{place} is empty, which makes every chat an empty prompt: without it, chats use the base's"
         )
-    return template
-
-
-def _default_template(named: list[Any]) -> str:
-    for entry in named:
-        match entry:
-            case {"name": "default", "template": str(template)}:
-                return _bounded(template)
-    raise InvalidAdapter(f"{TOKENIZER_CONFIG_FILE}: chat_template has no entry named 'default'")
+    return PushedTemplate(place, template)
 
 
 def check_token_ids(folder: Path, spec: ModelSpec) -> None:

@@ -4,6 +4,7 @@ The process is spawned, never forked: a fork would copy gRPC's locks without the
 """
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import multiprocessing
@@ -11,18 +12,32 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from adapter_store import AdapterStore, ModelSpec, TenantFull, Version, VersionState, open_store
+from adapter_store import (
+    AdapterStore,
+    ModelSpec,
+    PushWarning,
+    TenantFull,
+    Version,
+    VersionState,
+    open_store,
+)
+from adapter_store.peft.tokenizer import read_chat_template
+from scheduler.adapters.template_trial import try_template
 from scheduler.errors import StoreUnavailable
+from scheduler.text.chat import ChatTemplates
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Push:
     """Where a folder goes. As in AdapterStore.put."""
 
@@ -34,15 +49,16 @@ class Push:
     expected_generation: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pushed:
-    """`created`: whether this content was new under this name."""
+    """`created`: whether this content was new under this name. `warnings`: those of the template's trial."""
 
     version: Version
     created: bool
+    warnings: tuple[PushWarning, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class PushLimits:
     """None: as it comes. Several schedulers that push at once may each go beyond `max_versions` by one."""
 
@@ -51,12 +67,18 @@ class PushLimits:
 
 
 class Ingest:
-    """Runs AdapterStore.put for one store, one push at a time."""
+    """Runs AdapterStore.put for one store, one push at a time; and first each push's chat template."""
 
     def __init__(
-        self, store_url: str, *, allow_volatile: bool = False, limits: PushLimits | None = None
+        self,
+        store_url: str,
+        templates: ChatTemplates,
+        *,
+        allow_volatile: bool = False,
+        limits: PushLimits | None = None,
     ) -> None:
-        self._store_url, self._allow_volatile = store_url, allow_volatile
+        self._store = store_url, allow_volatile
+        self._templates = templates
         self._limits = limits or PushLimits()
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
@@ -65,17 +87,21 @@ class Ingest:
         """Takes `folder` over: it is removed when the process is done with it.
 
         A push that runs when its caller is cancelled runs on: it must not lose its files half-way. Raises
-        what AdapterStore.put raises, and TenantFull.
+        what AdapterStore.put raises, TenantFull, and InvalidAdapter for a chat template that cannot run.
         """
+        future = None
         try:
-            future = self._submit(folder, push, spec)
+            warnings = await self._try_template(folder)
+            future = self._submit(_put, *self._store, self._limits, spec, folder, push)
             future.add_done_callback(lambda _: _remove(folder))
-            return await asyncio.wrap_future(future)
+            return dataclasses.replace(await asyncio.wrap_future(future), warnings=tuple(warnings))
         except BrokenProcessPool as error:
-            _remove(folder)
             logger.error("the ingest process died while it checked %s/%s", push.tenant, push.name)
             self._forget_pool()
             raise StoreUnavailable("the process that checks adapters died; try again") from error
+        finally:
+            if future is None:
+                _remove(folder)
 
     def close(self) -> None:
         """Waits for the running push."""
@@ -84,13 +110,17 @@ class Ingest:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, folder: Path, push: Push, spec: ModelSpec) -> "Future[Pushed]":
+    async def _try_template(self, folder: Path) -> list[PushWarning]:
+        """Before anything is stored. Read in the process, as a tokenizer's config may be large."""
+        template, _ = await asyncio.wrap_future(self._submit(read_chat_template, folder))
+        return [] if template is None else await try_template(self._templates, template)
+
+    def _submit(self, call: Callable[..., T], *arguments: object) -> "Future[T]":
         with self._lock:
             if self._pool is None:
                 spawn = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(1, spawn, initializer=_begin)
-            store = (self._store_url, self._allow_volatile)
-            return self._pool.submit(_put, *store, self._limits, spec, folder, push)
+            return self._pool.submit(call, *arguments)
 
     def _forget_pool(self) -> None:
         with self._lock:

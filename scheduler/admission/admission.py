@@ -73,7 +73,7 @@ class Admission:
         self._max_model_len = max_model_len
         self._pool = pool
         self._fitting: set[str] = set()  # Digests.
-        self._templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
+        self.templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
 
     @property
     def max_model_len(self) -> int:
@@ -147,7 +147,7 @@ class Admission:
 
     async def close(self) -> None:
         """Ends the worker processes of chat templates."""
-        await self._templates.close()
+        await self.templates.close()
 
     async def _version(
         self, request: inference_pb2.GenerateRequest, identity: Identity, sticky_key: str
@@ -215,7 +215,7 @@ class Admission:
                 {"role": message.role, "content": message.content} for message in request.chat.messages
             ]
             template = version.manifest.chat_template if version else None
-            ids = await self._encode(await self._templates.render(messages, template), special=False)
+            ids = await self._encode(await self.templates.render(messages, template), special=False)
         else:
             ids = await self._encode(request.text, special=True)
         if not ids:

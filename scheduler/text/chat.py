@@ -13,13 +13,27 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 from scheduler.errors import InvalidRequest
-from scheduler.text.template import FRAME_HEADER, READY, TemplateFailed, render
+from scheduler.text.template import (
+    FRAME_HEADER,
+    READY,
+    InvalidTemplate,
+    RefusedConversation,
+    TemplateFailed,
+    render,
+)
 
 # An honest template takes milliseconds of CPU time; the other limit only ends a worker that got stuck.
 CPU_LIMIT_S = 1.0
 WALL_LIMIT_S = 15.0
 START_LIMIT_S = 60.0
 MAX_WORKERS = 2
+
+
+_KINDS = {kind.__name__: kind for kind in (TemplateFailed, InvalidTemplate, RefusedConversation)}
+
+
+class CostlyTemplate(TemplateFailed):
+    """The template takes more time or memory than one may."""
 
 
 class ChatTemplates:
@@ -46,7 +60,7 @@ class ChatTemplates:
         """The prompt by the adapter's template or else the model's. Raises InvalidRequest."""
         try:
             if adapter_template is not None:
-                return await self._render_apart(adapter_template, messages)
+                return await self.render_apart(adapter_template, messages)
             if self._base_template is None:
                 raise InvalidRequest("chat", "the model has no chat template; send text or token ids")
             loop = asyncio.get_running_loop()
@@ -60,7 +74,8 @@ class ChatTemplates:
         while self._idle:
             await self._idle.pop().kill()
 
-    async def _render_apart(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
+    async def render_apart(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt by a template that nobody vouches for. Raises TemplateFailed, of the kind that it is."""
         job = {"template": template, "messages": messages, "special_tokens": self._special_tokens}
         async with self._turns:
             worker = self._idle.pop() if self._idle else await _Worker.start(self._cpu_limit_s)
@@ -72,7 +87,7 @@ class ChatTemplates:
                 raise
             except (TimeoutError, EOFError, OSError) as error:
                 await worker.kill()
-                raise TemplateFailed("the adapter's chat template takes too much time or memory") from error
+                raise CostlyTemplate("the adapter's chat template takes too much time or memory") from error
             except BaseException:  # Cancelled: an answer may be under way that is nobody's.
                 worker.kill_soon()
                 raise
@@ -123,7 +138,7 @@ class _Worker:
         await stdin.drain()
         answer = json.loads(await self._read())
         if "error" in answer:
-            raise TemplateFailed(answer["error"])
+            raise _KINDS[answer["kind"]](answer["error"])
         return str(answer["text"])
 
     def kill_soon(self) -> None:

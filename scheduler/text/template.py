@@ -30,7 +30,19 @@ READY = b"ready"
 
 
 class TemplateFailed(Exception):
-    """The template is not valid, refuses the conversation, or writes too much; the text is for the client."""
+    """The template cannot render the conversation, or writes too much; the text is for the client."""
+
+
+class InvalidTemplate(TemplateFailed):
+    """It is no template at all, for no conversation."""
+
+
+class RefusedConversation(TemplateFailed):
+    """The template works, and says by itself (raise_exception) that it does not take this conversation."""
+
+
+class _Refusal(jinja2.TemplateError):
+    """By raise_exception."""
 
 
 class GenerationBlocks(Extension):
@@ -56,8 +68,14 @@ def render(template: str, messages: Sequence[Mapping[str, str]], special_tokens:
         return _join(pieces)
     except TemplateFailed:
         raise
+    except jinja2.TemplateSyntaxError as error:
+        text = f"the chat template is not valid in line {error.lineno}: {error.message}"
+        raise InvalidTemplate(text) from error
+    except _Refusal as error:
+        raise RefusedConversation(f"the chat template says: {error.message}") from error
     except jinja2.TemplateError as error:
-        raise TemplateFailed(f"the chat template says: {error.message or type(error).__name__}") from error
+        text = f"the chat template fails: {error.message or type(error).__name__}"
+        raise TemplateFailed(text) from error
     except (
         Exception
     ) as error:  # A template can provoke any: ZeroDivisionError, RecursionError, MemoryError...
@@ -100,7 +118,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _Refusal(message)
 
 
 def _strftime_now(form: str) -> str:
@@ -123,7 +141,7 @@ def main(cpu_limit_s: float) -> None:
         try:
             answer = {"text": render(**json.loads(job))}
         except TemplateFailed as error:
-            answer = {"error": str(error)[:MAX_ERROR_CHARS]}
+            answer = {"error": str(error)[:MAX_ERROR_CHARS], "kind": type(error).__name__}
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sink, json.dumps(answer).encode())
 

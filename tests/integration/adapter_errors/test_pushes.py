@@ -85,6 +85,11 @@ MALFORMED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "biases": (partial(config, lora_bias=True), "lora_bias"),
     "unknown field": (partial(config, use_magic=True), "use_magic"),
     "wrong rank": (partial(config, r=5), "rank"),
+    "template": (
+        partial(replaced, "chat_template.jinja", b"{% for m in messages %}"),
+        "chat_template.jinja: the chat template is not valid in line 1",
+    ),
+    "empty template": (partial(replaced, "chat_template.jinja", b""), "chat_template.jinja is empty"),
 }
 
 

@@ -26,6 +26,7 @@ from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.metrics import Metrics
+from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.peft import lora_pair, raw_adapter
 from tests.support.services.fakes import FakeExecutor
@@ -92,8 +93,10 @@ async def running_service(
     names = ("acme", "reader", "guest", "rival", "root")
     tokens.write_text(TOKENS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in names}))
     url = store_url or str(root / "store")
-    store, ingest, metrics = open_store(url), Ingest(url), Metrics(registry)
+    store, metrics = open_store(url), Metrics(registry)
     with ThreadPoolExecutor(4) as pool:
+        templates = ChatTemplates(None, tokenizer.special_tokens, pool)
+        ingest = Ingest(url, templates)
         async with executors(2) as fakes:
             for fake in fakes:
                 fake.pages = True
@@ -142,6 +145,7 @@ async def running_service(
             await dispatcher.stop()
             await retirement.stop()
             await server.stop(None)
+            await templates.close()
     ingest.close()
 
 

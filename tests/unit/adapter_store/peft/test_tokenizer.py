@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Version
+from adapter_store.peft.folder import read_adapter
 
 
 def tokenizer(**changes: Any) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def test_a_tokenizer_that_cannot_be_compared_is_refused(
             {"tokenizer_config.json": '{"chat_template": [{"name": "default", "template": "{{ c }}"}]}'},
             "{{ c }}",
         ),
+        ({"tokenizer_config.json": '{"chat_template": {"rag": "", "default": "{{ c }}"}}'}, "{{ c }}"),
         (
             {"chat_template.jinja": "{{ a }}", "tokenizer_config.json": '{"chat_template": "{{ b }}"}'},
             "{{ a }}",
@@ -158,7 +160,15 @@ def test_chat_templates(
             b'{"chat_template": "' + b" " * (2 << 20) + b'"}',
             "tokenizer_config.json: chat_template is larger",
         ),
-        ("tokenizer_config.json", b'{"chat_template": [{"name": "rag", "template": ""}]}', "'default'"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": "default", "template": null}]}',
+            "'default' whose template is not a string",
+        ),
+        ("tokenizer_config.json", b'{"chat_template": ["rag"]}', "neither a string nor a list of named ones"),
+        ("chat_template.jinja", b"", "chat_template.jinja is empty"),
+        ("chat_template.jinja", b" \n", "chat_template.jinja is empty"),
+        ("tokenizer_config.json", b'{"chat_template": ""}', "tokenizer_config.json: chat_template is empty"),
         ("tokenizer_config.json", b"{", "tokenizer_config.json cannot be read"),
     ],
 )
@@ -168,3 +178,16 @@ def test_bad_chat_templates_are_refused_by_name(
     (adapter / name).write_bytes(content)
     with pytest.raises(InvalidAdapter, match=complaint):
         push()
+
+
+@pytest.mark.parametrize("named", [[], {}, [{"name": "rag", "template": "x"}], {"tool_use": "x"}])
+def test_named_templates_without_a_default_leave_the_base_s(
+    adapter: Path, base: Path, push: Callable[[], Version], named: Any
+) -> None:
+    """For other purposes than a plain chat, so that they break none."""
+    plain = push().digest
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    warnings = read_adapter(adapter, ModelSpec.from_folder(base)).warnings
+    found = [warning for warning in warnings if warning.reason == "NO_DEFAULT_TEMPLATE"]
+    assert len(found) == 1 and "chats use the base's template" in found[0].message
+    assert push().digest == plain

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from adapter_store import (
     DiskStore,
@@ -22,15 +24,24 @@ from adapter_store import (
 )
 from scheduler.adapters.ingest import Ingest, Push, PushLimits
 from scheduler.errors import StoreUnavailable
+from scheduler.text.chat import ChatTemplates
 from tests.support.services.cluster import wait_until
 from tests.support.services.processes import is_running
 
 PUSH = Push("acme", "x", "latest", strict_base=False, dry_run=False, expected_generation=None)
 
 
+@pytest_asyncio.fixture
+async def templates() -> AsyncIterator[ChatTemplates]:
+    with ThreadPoolExecutor(1) as pool:
+        templates = ChatTemplates(None, {}, pool, cpu_limit_s=0.3)
+        yield templates
+        await templates.close()
+
+
 @pytest.fixture
-def ingest(tmp_path: Path) -> Iterator[Ingest]:
-    ingest = Ingest(f"disk:{tmp_path / 'store'}")
+def ingest(tmp_path: Path, templates: ChatTemplates) -> Iterator[Ingest]:
+    ingest = Ingest(f"disk:{tmp_path / 'store'}", templates)
     yield ingest
     ingest.close()
 
@@ -61,11 +72,36 @@ async def test_errors_come_back_typed(
     assert store.list("acme") == []
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_template_that_cannot_run_is_refused_and_leaves_nothing(
+    ingest: Ingest, store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path], dry_run: bool
+) -> None:
+    folder = peft_folder(1)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}")
+    with pytest.raises(InvalidAdapter, match=r"chat_template\.jinja: .*line 1: Unexpected end of template"):
+        await ingest.put(folder, dataclasses.replace(PUSH, dry_run=dry_run), spec)
+    assert not folder.exists() and store.list("acme") == [] and store.orphans() == []
+
+
+async def test_a_template_that_fails_for_some_conversations_is_pushed_and_told(
+    ingest: Ingest, spec: ModelSpec, peft_folder: Callable[..., Path]
+) -> None:
+    folder = peft_folder(1)
+    (folder / "chat_template.jinja").write_text("{{ messages[1].content.lower() }}")
+    pushed = await ingest.put(folder, PUSH, spec)
+    assert [warning.reason for warning in pushed.warnings] == ["TEMPLATE_FAILS"]
+    assert (await ingest.put(peft_folder(2), PUSH, spec)).warnings == ()
+
+
 async def test_ranks_and_versions_over_the_limits_are_refused(
-    tmp_path: Path, store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path]
+    tmp_path: Path,
+    store: DiskStore,
+    spec: ModelSpec,
+    peft_folder: Callable[..., Path],
+    templates: ChatTemplates,
 ) -> None:
     """At the push, not at the first request. Pushing again what is there is no more than before."""
-    ingest = Ingest(f"disk:{tmp_path / 'store'}", limits=PushLimits(max_rank=4, max_versions=2))
+    ingest = Ingest(f"disk:{tmp_path / 'store'}", templates, limits=PushLimits(max_rank=4, max_versions=2))
     dry = dataclasses.replace(PUSH, dry_run=True)
     try:
         for push in (dry, PUSH):
@@ -124,15 +160,16 @@ async def test_a_dead_process_is_replaced(
 
 KILLED = """
 import asyncio, multiprocessing, os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from scheduler.adapters.ingest import Ingest, Push, PushLimits
-from tests.support.services.cluster import wait_until
-from tests.support.services.processes import is_running
+from scheduler.adapters.ingest import Ingest, Push
+from scheduler.text.chat import ChatTemplates
 
 async def main():
     push = Push("acme", "x", None, False, False, None)
     try:
-        await Ingest("disk:" + sys.argv[1]).put(Path(sys.argv[1]) / "no-folder", push, None)
+        templates = ChatTemplates(None, {}, ThreadPoolExecutor(1))
+        await Ingest("disk:" + sys.argv[1], templates).put(Path(sys.argv[1]) / "no-folder", push, None)
     except Exception:
         pass  # what matters is that the process runs
     print(multiprocessing.active_children()[0].pid, flush=True)
