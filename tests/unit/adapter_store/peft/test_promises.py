@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 def told(folder: Path, spec: ModelSpec) -> Mapping[str, str]:
     """Reason to message of all warnings, but for the base's name."""
-    warnings = {each.reason: each.message for each in read_adapter(folder, spec).warnings}
+    warnings = {each.reason: each.message for each in read_adapter(folder, spec).push.warnings}
     warnings.pop("OTHER_BASE_MODEL", None)
     return warnings
 

@@ -187,7 +187,7 @@ def test_named_templates_without_a_default_leave_the_base_s(
     """For other purposes than a plain chat, so that they break none."""
     plain = push().digest
     (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    warnings = read_adapter(adapter, ModelSpec.from_folder(base)).warnings
+    warnings = read_adapter(adapter, ModelSpec.from_folder(base)).push.warnings
     found = [warning for warning in warnings if warning.reason == "NO_DEFAULT_TEMPLATE"]
     assert len(found) == 1 and "chats use the base's template" in found[0].message
     assert push().digest == plain

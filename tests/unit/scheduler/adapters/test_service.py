@@ -58,6 +58,16 @@ async def test_tenants_with_the_same_content_are_told_only_their_own(service: Ru
         assert back == files
 
 
+async def test_a_push_tells_what_its_template_fails_for(service: Running) -> None:
+    template = "{{ messages[0].content }}{% if messages[2] %}{{ raise_exception('One turn') }}{% endif %}"
+    response = await push(service, "one-turn", service.content(3, chat_template=template))
+    [warning] = [text for text in response.version.warnings if "template" in text]
+    assert warning.endswith("fails for a second message: the chat template says: One turn")
+    broken = service.content(3, chat_template="{% for m in messages %}")
+    error = await refused(push(service, "broken", broken))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and "chat_template.jinja" in error.details()
+
+
 async def test_the_same_content_again_creates_nothing(service: Running) -> None:
     first = await push(service, "again", service.content(2))
     second = await push(service, "again", service.content(2))
