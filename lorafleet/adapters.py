@@ -46,7 +46,7 @@ class Adapters:
             return self._calls.upload(operation, push_messages(ready, operation.request, on_progress))
 
     def pull(self, ref: str, folder: str | Path, *, on_progress: Progress | None = None) -> Path:
-        """Download the files of the version's first push, byte for byte, into a new folder; returns it.
+        """Download what this name pushed last of the version, byte for byte, into a new folder; returns it.
 
         Raises FileExistsError when the folder exists and is not empty; a failure leaves nothing behind.
         """

@@ -144,7 +144,7 @@ class AdaptersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """The files of the first push of a version, byte for byte.
+        """The files that this name pushed last of a version, byte for byte.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
