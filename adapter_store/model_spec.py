@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adapter_store.base.checkpoint import read_tensors
 from adapter_store.errors import InvalidModel
-from adapter_store.files.safetensors_file import DamagedFile, Header, TensorFile, read_header
+from adapter_store.files.safetensors_file import DamagedFile, TensorFile
 from adapter_store.module_names import PATHS_IN_LAYER, layer_of, place_of
 from adapter_store.moe_checkpoint import check_experts
 from adapter_store.moe_spec import MOE_ARCHITECTURES, MoESpec, read_moe
@@ -50,7 +51,7 @@ class ModelSpec:
         """Raises InvalidModel, naming the file and the field or tensor."""
         config = _read_config(path)
         architecture = _architecture(config)
-        weights = _checkpoint_shapes(path)
+        weights = {name: (tensor.dtype, tensor.shape) for name, tensor in read_tensors(path).items()}
         tied = config.get("tie_word_embeddings") is True
         moe = read_moe(architecture, config)
         modules = _modules(config, moe)
@@ -94,13 +95,13 @@ class ModelSpec:
         if self.folder is None:
             raise InvalidModel("the base model's folder is not known, so its weights cannot be compared")
         name = weight_name("embed_tokens" if self.tied_head else module)
+        tensor = read_tensors(self.folder).get(name)
+        if tensor is None:
+            raise InvalidModel(f"the base model's checkpoint no longer holds {name}")
         try:
-            for file in _checkpoint_files(self.folder):
-                if name in read_header(file).tensors:
-                    return TensorFile.open(file), name
+            return TensorFile.open(tensor.file), name
         except (OSError, DamagedFile) as error:
             raise InvalidModel(f"the base model cannot be read: {error}") from error
-        raise InvalidModel(f"the base model's checkpoint no longer holds {name}")
 
 
 def weight_name(module: str) -> str:
@@ -160,36 +161,6 @@ def _modules(config: Mapping[str, Any], moe: MoESpec | None) -> dict[str, tuple[
     if moe is None or len(moe.layers) < _positive(config, "num_hidden_layers"):
         modules |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
     return modules | (dict(moe.places) if moe else {})
-
-
-def _checkpoint_files(path: Path) -> list[Path]:
-    """The shards that the index names, or the single file."""
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        return [path / "model.safetensors"]
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidModel(f"{index.name} is damaged: {error!r}") from error
-    if any(Path(name).name != name for name in names):
-        raise InvalidModel(f"{index.name} names a file outside its folder")
-    return [path / name for name in names]
-
-
-def _checkpoint_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Tensor name -> (dtype, shape), over all shards."""
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    try:
-        headers: list[Header] = [read_header(file) for file in _checkpoint_files(path)]
-    except (OSError, DamagedFile) as error:
-        raise InvalidModel(f"the checkpoint in {path.name} cannot be read: {error}") from error
-    for header in headers:
-        for tensor in header.tensors.values():
-            if tensor.name in shapes:
-                raise InvalidModel(f"tensor {tensor.name} is in two checkpoint files")
-            shapes[tensor.name] = (tensor.dtype, tensor.shape)
-    return shapes
 
 
 def _biased(weights: Iterable[str]) -> frozenset[str]:

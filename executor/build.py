@@ -12,6 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from adapter_store import ModelSpec, WeightsSource, kind_of
+from adapter_store.base.checkpoint import has_checkpoint
 from executor.adapters.host_pool import HostPool
 from executor.adapters.layout_workers import LayoutWorkers
 from executor.adapters.pager import Adapters, Pager
@@ -194,7 +195,7 @@ def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
 
 def _spec(config: ExecutorConfig, model_config: ModelConfig) -> ModelSpec:
     path = Path(config.model)
-    if config.load_format == "dummy" and not any(path.glob("model.safetensors*")):
+    if config.load_format == "dummy" and not has_checkpoint(path):
         return spec_without_checkpoint(path, model_config)
     return ModelSpec.from_folder(path)
 

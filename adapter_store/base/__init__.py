@@ -1,0 +1,1 @@
+"""What a base model's folder says, read here for every service: config, checkpoint files, tokens."""
