@@ -5,17 +5,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from adapter_store.base.checkpoint import read_tensors
+from adapter_store.base.config import CONFIG_FILE, BaseConfig
 from adapter_store.errors import InvalidModel
 from adapter_store.files.safetensors_file import DamagedFile, TensorFile
 from adapter_store.module_names import PATHS_IN_LAYER, layer_of, place_of
 from adapter_store.moe_checkpoint import check_experts
-from adapter_store.moe_spec import MOE_ARCHITECTURES, MoESpec, read_moe
+from adapter_store.moe_spec import MoESpec, moe_spec
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_SERVED = (*ARCHITECTURES, *MOE_ARCHITECTURES)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 # Where each dense projection sits inside "model.layers.{i}.".
@@ -23,7 +21,6 @@ PROJECTION_PARENT = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
 }
-MODULE_KINDS = (*PROJECTION_PARENT, "embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +46,39 @@ class ModelSpec:
     @classmethod
     def from_folder(cls, path: Path) -> "ModelSpec":
         """Raises InvalidModel, naming the file and the field or tensor."""
-        config = _read_config(path)
-        architecture = _architecture(config)
-        weights = {name: (tensor.dtype, tensor.shape) for name, tensor in read_tensors(path).items()}
-        tied = config.get("tie_word_embeddings") is True
-        moe = read_moe(architecture, config)
-        modules = _modules(config, moe)
-        spec = cls(
-            fingerprint=_fingerprint(path, config, weights),
-            architecture=architecture,
-            num_layers=_positive(config, "num_hidden_layers"),
-            vocab_size=_positive(config, "vocab_size"),
-            tied_head=tied,
-            hidden_size=_positive(config, "hidden_size"),
-            modules=modules,
-            max_model_len=_positive(config, "max_position_embeddings"),
+        base, tensors = BaseConfig.from_folder(path), read_tensors(path)
+        weights = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        spec = cls._of(base, path, _fingerprint(path, base.written, weights))
+        _check_shapes(spec, weights)
+        return spec
+
+    @classmethod
+    def from_config_alone(cls, path: Path) -> "ModelSpec":
+        """For a model with random weights. No spec with a checkpoint has its fingerprint.
+
+        Raises InvalidModel, naming the file and the field.
+        """
+        base = BaseConfig.from_folder(path)
+        fingerprint = hashlib.sha256(b"random weights of " + (path / CONFIG_FILE).read_bytes()).hexdigest()
+        return cls._of(base, path, fingerprint)
+
+    @classmethod
+    def _of(cls, base: BaseConfig, path: Path, fingerprint: str) -> "ModelSpec":
+        moe = moe_spec(base)
+        return cls(
+            fingerprint=fingerprint,
+            architecture=base.architecture,
+            num_layers=base.num_layers,
+            vocab_size=base.vocab_size,
+            tied_head=base.tied_head,
+            hidden_size=base.hidden_size,
+            modules=_modules(base, moe),
+            max_model_len=base.max_position_embeddings,
             name=path.resolve().name,
             moe=moe,
             biased=_biased(weights),
             folder=path.resolve(),
         )
-        _check_shapes(spec, weights)
-        return spec
 
     def has_place_for(self, module: str) -> bool:
         """Whether a layer of this number and kind, or one outside of the layers, has such a module."""
@@ -117,39 +125,9 @@ def module_path(module: str) -> str:
     return f"model.{module}" if layer is None else f"model.layers.{layer}.{PATHS_IN_LAYER[place_of(module)]}"
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path.name}/config.json cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise InvalidModel(f"{path.name}/config.json is not a JSON object")
-    return config
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    match config.get("architectures"):
-        case [str(architecture)] if architecture in _SERVED:
-            return architecture
-        case other:
-            raise InvalidModel(f"config.json: architectures {other!r} is not served; use one of {_SERVED}")
-
-
-def _positive(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise InvalidModel(f"config.json: {key} must be a positive integer, not {value!r}")
-    return value
-
-
-def _modules(config: Mapping[str, Any], moe: MoESpec | None) -> dict[str, tuple[int, int]]:
-    hidden, vocab = _positive(config, "hidden_size"), _positive(config, "vocab_size")
-    inner, heads = _positive(config, "intermediate_size"), _positive(config, "num_attention_heads")
-    kv_heads = (
-        heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
-    )
-    head_dim = hidden // heads if config.get("head_dim") is None else _positive(config, "head_dim")
-    query, key_value = heads * head_dim, kv_heads * head_dim
+def _modules(base: BaseConfig, moe: MoESpec | None) -> dict[str, tuple[int, int]]:
+    hidden, vocab, inner = base.hidden_size, base.vocab_size, base.intermediate_size
+    query, key_value = base.num_heads * base.head_dim, base.num_kv_heads * base.head_dim
     modules = {
         "q_proj": (hidden, query),
         "k_proj": (hidden, key_value),
@@ -158,7 +136,7 @@ def _modules(config: Mapping[str, Any], moe: MoESpec | None) -> dict[str, tuple[
         "embed_tokens": (vocab, hidden),
         "lm_head": (hidden, vocab),
     }
-    if moe is None or len(moe.layers) < _positive(config, "num_hidden_layers"):
+    if moe is None or len(moe.layers) < base.num_layers:
         modules |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
     return modules | (dict(moe.places) if moe else {})
 

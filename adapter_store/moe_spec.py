@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from adapter_store.errors import InvalidModel
+from adapter_store.base.config import BaseConfig
 
 Shape = tuple[int, int]
 
@@ -23,58 +22,19 @@ class MoESpec:
         return self.places["router"][0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    experts: str  # config field, as are the next two
-    inner: str
-    shared: str | None = None
-    router_path: str = "mlp.gate"
-    fused: bool = False
-
-
-_FAMILIES: Mapping[str, _Family] = {
-    "MixtralForCausalLM": _Family("num_local_experts", "intermediate_size"),
-    "Qwen2MoeForCausalLM": _Family("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    "Qwen3MoeForCausalLM": _Family("num_experts", "moe_intermediate_size"),
-    "GptOssForCausalLM": _Family(
-        "num_local_experts", "intermediate_size", router_path="mlp.router", fused=True
-    ),
-}
-MOE_ARCHITECTURES = tuple(_FAMILIES)
-
-
-def read_moe(architecture: str, config: Mapping[str, Any]) -> MoESpec | None:
-    """None for a model without experts. Raises InvalidModel, naming the field of config.json."""
-    family = _FAMILIES.get(architecture)
-    if family is None:
+def moe_spec(base: BaseConfig) -> MoESpec | None:
+    """None for a model without experts."""
+    experts, hidden = base.experts, base.hidden_size
+    if experts is None:
         return None
-    # Newer transformers write the count under its other name.
-    counts = [family.experts, "num_local_experts"]
-    name = next((name for name in counts if config.get(name) is not None), family.experts)
-    experts, hidden, inner = (_positive(config, field) for field in (name, "hidden_size", family.inner))
-    places: dict[str, Shape] = {"router": (hidden, experts)}
-    if family.shared:
-        wide = _positive(config, family.shared)
+    inner, fused = experts.inner, base.architecture == "GptOssForCausalLM"
+    places: dict[str, Shape] = {"router": (hidden, experts.count)}
+    if experts.shared_inner is not None:
+        wide = experts.shared_inner
         places |= {f"shared_expert.{kind}": (hidden, wide) for kind in ("gate_proj", "up_proj")}
         places |= {"shared_expert.down_proj": (wide, hidden), "shared_expert_gate": (hidden, 1)}
-    if not family.fused:
+    if not fused:
         places |= {"experts.w1": (hidden, inner), "experts.w3": (hidden, inner)}
     places |= {"experts.w13": (hidden, 2 * inner), "experts.w2": (inner, hidden)}
-    return MoESpec(experts, _sparse_layers(config), places, family.router_path, family.fused)
-
-
-def _sparse_layers(config: Mapping[str, Any]) -> frozenset[int]:
-    num_layers = _positive(config, "num_hidden_layers")
-    step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
-    if type(step) is not int or step < 1:
-        raise InvalidModel(f"config.json: decoder_sparse_step must be a positive integer, not {step!r}")
-    if not isinstance(dense, list):
-        raise InvalidModel(f"config.json: mlp_only_layers must be a list, not {dense!r}")
-    return frozenset(i for i in range(num_layers) if i not in dense and (i + 1) % step == 0)
-
-
-def _positive(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise InvalidModel(f"config.json: {key} must be a positive integer, not {value!r}")
-    return value
+    layers = frozenset(number for number, sparse in enumerate(experts.layers) if sparse)
+    return MoESpec(experts.count, layers, places, "mlp.router" if fused else "mlp.gate", fused)

@@ -29,14 +29,12 @@ from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.gpu.graph_plans import MOST_MIXED_ROWS
-from executor.layers.model_config import ModelConfig
 from executor.lora.arena import SlotArena
 from executor.lora.full_heads import check_full_heads
 from executor.lora.image import SlotImage, build_slot_image
 from executor.lora.layout import ALIGNMENT
 from executor.metrics import Metrics
 from executor.models import check_splits, read_config
-from executor.models.dummy import spec_without_checkpoint
 from executor.ranks.leader import start_ranks
 from executor.ranks.shared_tokens import SharedTokensPass
 from executor.ranks.spread_adapters import SpreadAdapters
@@ -66,7 +64,7 @@ def build_engine(
     metrics = metrics or Metrics(CollectorRegistry())
     path = Path(config.model)
     model_config = read_config(path, expert_parallel=config.expert_parallel)
-    spec = _spec(config, model_config)
+    spec = _spec(config)
     check_splits(model_config, config.tensor_parallel_size)
     slots = SlotTable(config.max_loras, config.max_full_heads)
     if config.tensor_parallel_size == 1:
@@ -193,10 +191,10 @@ def _load(store: WeightsSource, arena: SlotArena, digest: str) -> SlotImage:
         return build_slot_image(weights, arena.layout)
 
 
-def _spec(config: ExecutorConfig, model_config: ModelConfig) -> ModelSpec:
+def _spec(config: ExecutorConfig) -> ModelSpec:
     path = Path(config.model)
     if config.load_format == "dummy" and not has_checkpoint(path):
-        return spec_without_checkpoint(path, model_config)
+        return ModelSpec.from_config_alone(path)
     return ModelSpec.from_folder(path)
 
 

@@ -52,7 +52,6 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool  # RMSNorm over each head of q and k, before the rotation
     tied_head: bool
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     attention_sinks: bool = False  # a learned logit a head that takes part in the softmax and has no value
     moe: MoEConfig | None = None

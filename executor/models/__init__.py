@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from adapter_store.base.config import BaseConfig
 from executor.distributed import SINGLE, ParallelGroup
 from executor.errors import UnsupportedModel
 from executor.layers.model_config import ModelConfig
 from executor.models.config_file import read_config
 from executor.models.decoder import CausalLM
 from executor.models.dummy import fill_with_noise
-from executor.models.fields import Fields
 from executor.models.quantization import read_quantization
 from executor.models.weights import load_weights
 
@@ -32,7 +32,8 @@ def load_model(
     and cut for this rank of `group`. `dummy`: no safetensors, but random weights.
     `expert_parallel`: ranks share experts out instead of cutting each.
 
-    Raises UnsupportedModel (names the field of config.json) or BadCheckpoint (names file and tensor).
+    Raises InvalidModel (names the file and the field or tensor), UnsupportedModel (names the field) or
+    BadCheckpoint (names file and tensor).
     """
     config = read_config(path, expert_parallel=expert_parallel)
     check_splits(config, group.size)
@@ -41,7 +42,7 @@ def load_model(
     if dummy:
         fill_with_noise(model)
     else:
-        scheme = read_quantization(Fields.from_file(path / "config.json"))
+        scheme = read_quantization(BaseConfig.from_folder(path).fields)
         load_weights(model, path, model.packed_modules_mapping, scheme)
     return model
 

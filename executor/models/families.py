@@ -1,13 +1,12 @@
-"""What sets the families apart: where biases are, norms on q and k, which layers have a window.
-
-Defaults for fields that a config.json leaves out are those of the family's class in transformers.
-"""
+"""What sets the families apart: where biases are, norms on q and k, which layers have a window."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from adapter_store.base.config import BaseConfig
+from adapter_store.base.fields import Fields
 from executor.layers.model_config import MoEConfig
-from executor.models.fields import Fields
+from executor.models.unsupported import unsupported
 
 Windows = tuple[int | None, ...]
 
@@ -19,30 +18,29 @@ class Traits:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
     attention_sinks: bool = False
     moe: MoEConfig | None = None
 
 
-def llama(config: Fields) -> Traits:
-    bias = config.flag("attention_bias", False)
-    return Traits(_one_window(config, None), bias, bias, config.flag("mlp_bias", False))
+def llama(base: BaseConfig) -> Traits:
+    bias = base.fields.flag("attention_bias")
+    return Traits(_one_window(base.fields, None), bias, bias, base.fields.flag("mlp_bias"))
 
 
-def mistral(config: Fields) -> Traits:
-    return Traits(_one_window(config, config.optional_integer("sliding_window", 4096)))
+def mistral(base: BaseConfig) -> Traits:
+    return Traits(_one_window(base.fields, base.fields.optional_integer("sliding_window")))
 
 
-def qwen2(config: Fields) -> Traits:
-    return Traits(_windows_by_layer(config), qkv_bias=True)
+def qwen2(base: BaseConfig) -> Traits:
+    return Traits(_late_windows(base.fields), qkv_bias=True)
 
 
-def qwen3(config: Fields) -> Traits:
-    bias = config.flag("attention_bias", False)
-    return Traits(_windows_by_layer(config), bias, bias, qk_norm=True, head_dim=128)
+def qwen3(base: BaseConfig) -> Traits:
+    bias = base.fields.flag("attention_bias")
+    return Traits(_late_windows(base.fields), bias, bias, qk_norm=True)
 
 
-FAMILIES: Mapping[str, Callable[[Fields], Traits]] = {
+FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
@@ -50,24 +48,30 @@ FAMILIES: Mapping[str, Callable[[Fields], Traits]] = {
 }
 
 
-def _one_window(config: Fields, window: int | None) -> Windows:
-    if config.values.get("layer_types") is not None:
-        raise config.refuse("layer_types", "this family has one kind of attention in all layers")
-    return (window,) * config.integer("num_hidden_layers")
-
-
-def _windows_by_layer(config: Fields) -> Windows:
-    """By `layer_types`; without it, layers from max_window_layers on have a window if use_sliding_window."""
-    num_layers = config.integer("num_hidden_layers")
-    sliding = config.flag("use_sliding_window", False)
-    window = config.optional_integer("sliding_window", 4096) if sliding else None
-    types = config.values.get("layer_types")
+def windows_by_type(fields: Fields, window: int | None, slides: Callable[[int], bool]) -> Windows:
+    """By `layer_types`; without it, layers where `slides` says so have the window."""
+    num_layers, types = fields.integer("num_hidden_layers"), fields.values.get("layer_types")
     if types is None:
-        full = num_layers if window is None else config.number("max_window_layers", 28)
-        return tuple(window if layer >= full else None for layer in range(num_layers))
+        return tuple(window if slides(layer) else None for layer in range(num_layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != num_layers or not known.keys() >= set(map(str, types)):
-        raise config.refuse("layer_types", f"it needs {num_layers} entries out of {sorted(known)}")
+        raise unsupported(fields, "layer_types", f"it needs {num_layers} entries out of {sorted(known)}")
     if window is None and "sliding_attention" in types:
-        raise config.refuse("layer_types", "sliding_attention needs use_sliding_window and sliding_window")
+        raise unsupported(fields, "layer_types", "sliding_attention needs a sliding_window in use")
     return tuple(known[kind] for kind in types)
+
+
+def used_window(fields: Fields) -> int | None:
+    """The window of a family that has one and must be told to use it."""
+    return fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+
+
+def _one_window(fields: Fields, window: int | None) -> Windows:
+    if fields.values.get("layer_types") is not None:
+        raise unsupported(fields, "layer_types", "this family has one kind of attention in all layers")
+    return (window,) * fields.integer("num_hidden_layers")
+
+
+def _late_windows(fields: Fields) -> Windows:
+    first = fields.number("max_window_layers")
+    return windows_by_type(fields, used_window(fields), lambda layer: layer >= first)

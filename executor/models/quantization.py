@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from executor.models.fields import Fields
+from adapter_store.base.fields import Fields
 from executor.models.quantized import Fp8, Mxfp4, Scheme
+from executor.models.unsupported import unsupported
 
 _NAME = "quantization_config"
 
@@ -14,7 +15,7 @@ def read_quantization(config: Fields) -> Scheme | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise config.refuse(_NAME, "it must be an object")
+        raise unsupported(config, _NAME, "it must be an object")
     fields = Fields(value, f"{config.origin}: {_NAME}")
     match value.get("quant_method"):
         case "mxfp4":
@@ -23,37 +24,37 @@ def read_quantization(config: Fields) -> Scheme | None:
             return Fp8("weight_scale_inv", _block(fields, "weight_block_size"))
         case "compressed-tensors":
             return _compressed_tensors(fields)
-    raise fields.refuse("quant_method", "served are fp8, compressed-tensors and mxfp4")
+    raise unsupported(fields, "quant_method", "served are fp8, compressed-tensors and mxfp4")
 
 
 def _compressed_tensors(fields: Fields) -> Scheme:
     """FP8 weights only. Activations, which other engines quantize as well, stay as they are here."""
     if fields.values.get("format") not in ("float-quantized", "naive-quantized"):
-        raise fields.refuse("format", "float-quantized is served")
+        raise unsupported(fields, "format", "float-quantized is served")
     for name in ("kv_cache_scheme", "transform_config"):
         if fields.values.get(name):
-            raise fields.refuse(name, "null is")
+            raise unsupported(fields, name, "null is")
     if (fields.values.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise fields.refuse("sparsity_config", "only dense weights are")
+        raise unsupported(fields, "sparsity_config", "only dense weights are")
     groups = fields.values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        raise fields.refuse("config_groups", "it must hold a group")
+        raise unsupported(fields, "config_groups", "it must hold a group")
     blocks = {_group_block(fields, name, group) for name, group in groups.items()}
     if len(blocks - {None}) > 1:
-        raise fields.refuse("config_groups", "one size of blocks is")
+        raise unsupported(fields, "config_groups", "one size of blocks is")
     return Fp8("weight_scale", next(iter(blocks - {None}), None))
 
 
 def _group_block(fields: Fields, name: str, group: Any) -> tuple[int, int] | None:
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):
-        raise fields.refuse("config_groups", f"{name} has no weights")
+        raise unsupported(fields, "config_groups", f"{name} has no weights")
     inner = Fields(weights, f"{fields.origin}: {name}")
     for field, served in (("num_bits", (8,)), ("type", ("float",)), ("symmetric", (True, None))):
         if weights.get(field) not in served:
-            raise inner.refuse(field, f"{served[0]} is")
+            raise unsupported(inner, field, f"{served[0]} is")
     if weights.get("strategy") not in ("tensor", "channel", "block"):
-        raise inner.refuse("strategy", "tensor, channel and block are")
+        raise unsupported(inner, "strategy", "tensor, channel and block are")
     return _block(inner, "block_structure") if weights["strategy"] == "block" else None
 
 
@@ -62,5 +63,5 @@ def _block(fields: Fields, name: str) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2 or any(type(n) is not int or n < 1 for n in value):
-        raise fields.refuse(name, "it must be two sizes")
+        raise unsupported(fields, name, "it must be two sizes")
     return value[0], value[1]

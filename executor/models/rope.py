@@ -1,62 +1,48 @@
-"""Reads the rotary part of config.json, in the spelling of transformers 5 or of earlier versions.
-
-That is `rope_parameters` in transformers 5, and `rope_scaling` beside `rope_theta` before.
-"""
+"""Reads the rotary part of a base's config into the scaling that the model computes with."""
 
 import math
 
+from adapter_store.base.fields import Fields
 from executor.layers.rotary import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from executor.models.fields import Fields
+from executor.models.unsupported import unsupported
 
 
-def read_rope(config: Fields) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling). As in transformers, rope_scaling wins over rope_parameters, and a theta within wins
-    over one beside. Raises UnsupportedModel for types whose numbers would differ here."""
-    name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
-    values = config.values.get(name) or {}
-    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        raise config.refuse(name, "it must be one flat object for all layers")
-    rope = Fields(values, f"{config.origin}: {name}")
-    theta = rope.number("rope_theta", config.number("rope_theta", 10_000.0))
+def read_rope(rope: Fields) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling). Raises UnsupportedModel for types whose numbers would differ here."""
+    theta = rope.number("rope_theta")
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.refuse("partial_rotary_factor", "heads are rotated whole")
-    kind = "rope_type" if values.get("rope_type") is not None else "type"
-    match values.get(kind, "default"):
+        raise unsupported(rope, "partial_rotary_factor", "heads are rotated whole")
+    match rope.values["rope_type"]:
         case "default":
             return theta, None
         case "linear":
             return theta, LinearScaling(_factor(rope))
         case "llama3":
-            return theta, _llama3(rope, _original_max_position(rope, config))
+            return theta, _llama3(rope)
         case "yarn":
-            return theta, _yarn(rope, _original_max_position(rope, config))
-    raise rope.refuse(kind, "known types are default, linear, llama3, yarn")
+            return theta, _yarn(rope)
+    raise unsupported(rope, "rope_type", "known types are default, linear, llama3, yarn")
 
 
 def _factor(rope: Fields) -> float:
     factor = rope.number("factor")
     if factor <= 0:
-        raise rope.refuse("factor", "it must be above 0")
+        raise unsupported(rope, "factor", "it must be above 0")
     return factor
 
 
-def _original_max_position(rope: Fields, config: Fields) -> int:
-    inner = rope.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
-    return config.integer("original_max_position_embeddings", inner)
-
-
-def _llama3(rope: Fields, original_max_position: int) -> Llama3Scaling:
+def _llama3(rope: Fields) -> Llama3Scaling:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if not 0 < low < high:
-        raise rope.refuse("low_freq_factor", "it must be above 0 and below high_freq_factor")
-    return Llama3Scaling(_factor(rope), low, high, original_max_position)
+        raise unsupported(rope, "low_freq_factor", "it must be above 0 and below high_freq_factor")
+    return Llama3Scaling(_factor(rope), low, high, rope.integer("original_max_position_embeddings"))
 
 
-def _yarn(rope: Fields, original_max_position: int) -> YarnScaling:
+def _yarn(rope: Fields) -> YarnScaling:
     factor = _factor(rope)
     return YarnScaling(
         factor=factor,
-        original_max_position=original_max_position,
+        original_max_position=rope.integer("original_max_position_embeddings"),
         attention_factor=_attention_factor(rope, factor),
         beta_fast=rope.number("beta_fast", 0) or 32.0,  # the reference takes 0 for unset, too
         beta_slow=rope.number("beta_slow", 0) or 1.0,

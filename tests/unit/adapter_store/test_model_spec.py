@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from adapter_store import InvalidModel, ModelSpec
+from executor.models import load_model
+from tests.support.adapters.moe_models import make_moe_base
 from tests.support.adapters.peft import CONFIGS, Kind, make_base
 
 
@@ -53,6 +56,23 @@ def test_the_head_dim_is_derived_when_the_config_has_none(base: Path) -> None:
     assert ModelSpec.from_folder(base).modules["k_proj"] == (64, 32)
 
 
+def test_qwen3_has_heads_of_128_when_the_config_does_not_say(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "qwen3", head_dim=128)
+    config = json.loads((base / "config.json").read_text())
+    del config["head_dim"]
+    (base / "config.json").write_text(json.dumps(config))
+    assert ModelSpec.from_folder(base).modules["q_proj"] == (64, 512)
+    assert load_model(base, torch.float32, "cpu").config.head_dim == 128
+
+
+def test_layers_with_experts_are_said_by_a_list_of_numbers(tmp_path: Path) -> None:
+    base = make_moe_base(tmp_path / "base", "qwen3-moe")
+    for dense in ("none", [0, 1], ["1"]):
+        edit(base, mlp_only_layers=dense)
+        with pytest.raises(InvalidModel, match="mlp_only_layers must be a list"):
+            ModelSpec.from_folder(base)
+
+
 def test_the_fingerprint_follows_config_tokenizer_and_tensor_headers(base: Path, spec: ModelSpec) -> None:
     assert ModelSpec.from_folder(base).fingerprint == spec.fingerprint
     shuffled = dict(reversed(json.loads((base / "config.json").read_text()).items()))
@@ -63,9 +83,7 @@ def test_the_fingerprint_follows_config_tokenizer_and_tensor_headers(base: Path,
     seen.append(ModelSpec.from_folder(base).fingerprint)
     edit(base, rope_theta=5.0)
     seen.append(ModelSpec.from_folder(base).fingerprint)
-    shutil.copy(
-        make_base(base.parent / "bf16", dtype=__import__("torch").bfloat16) / "model.safetensors", base
-    )
+    shutil.copy(make_base(base.parent / "bf16", dtype=torch.bfloat16) / "model.safetensors", base)
     seen.append(ModelSpec.from_folder(base).fingerprint)
     assert len(set(seen)) == 4
 
@@ -75,6 +93,14 @@ def test_the_fingerprint_follows_config_tokenizer_and_tensor_headers(base: Path,
     [
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
         ({"architectures": None}, "architectures None"),
+        ({"architectures": ["LlamaForCausalLM", "LlamaForCausalLM"]}, "architectures"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of num_attention_heads = 4"),
+        ({"head_dim": None, "num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"vocab_size": True}, "vocab_size must be a positive integer"),
+        ({"rope_scaling": [1]}, "rope_scaling must be one flat object"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\.self_attn\.q_proj\.weight"),
         ({"hidden_size": "64"}, "hidden_size"),

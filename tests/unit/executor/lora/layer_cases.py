@@ -41,7 +41,6 @@ MODEL_CONFIG = ModelConfig(
     mlp_bias=False,
     qk_norm=False,
     tied_head=False,
-    bos_token_id=None,
     eos_token_ids=(),
 )
 

@@ -1,0 +1,175 @@
+"""The served families, and what transformers takes for a field that config.json leaves out.
+
+Only fields that a service reads are here. A test holds every value against transformers' config classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFields:
+    """The fields that say how many experts there are, and how wide."""
+
+    count: str
+    inner: str
+    shared: str | None = None  # of the expert that every token has beside its own
+    picked_layers: bool = False  # decoder_sparse_step and mlp_only_layers say which layers have experts
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    defaults: Mapping[str, Any]
+    # Fields that may be null although their default is not: null means something then.
+    nullable: frozenset[str] = frozenset({"num_key_value_heads"})
+    aliases: Mapping[str, str] = field(default_factory=dict)  # another name -> the field
+    rope_theta: float = 10_000.0
+    rope: Mapping[str, Any] = field(default_factory=dict)  # where neither rope_scaling nor rope_parameters is
+    experts: ExpertFields | None = None
+
+
+_SLIDING = frozenset({"num_key_value_heads", "sliding_window"})
+_COMMON: Mapping[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_LLAMA: Mapping[str, Any] = {
+    **_COMMON,
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+_MISTRAL: Mapping[str, Any] = {
+    **_COMMON,
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+_QWEN: Mapping[str, Any] = {
+    **_COMMON,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+_QWEN2: Mapping[str, Any] = {
+    **_QWEN,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_QWEN2_MOE: Mapping[str, Any] = {
+    **_QWEN,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_window_layers": 28,
+    "layer_types": None,
+    "qkv_bias": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": False,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+}
+_QWEN3_MOE: Mapping[str, Any] = {
+    **_QWEN,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "moe_intermediate_size": 768,
+}
+_GPT_OSS: Mapping[str, Any] = {
+    **_COMMON,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 128,
+    "layer_types": None,
+    "attention_bias": True,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
+_GPT_OSS_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(_LLAMA),
+    "MistralForCausalLM": Family(_MISTRAL, _SLIDING),
+    "Qwen2ForCausalLM": Family(_QWEN2, _SLIDING),
+    "Qwen3ForCausalLM": Family({**_QWEN2, "head_dim": 128, "attention_bias": False}, _SLIDING),
+    "MixtralForCausalLM": Family(
+        {
+            **_MISTRAL,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        aliases={"num_experts": "num_local_experts"},
+        rope_theta=1e6,
+        experts=ExpertFields("num_local_experts", "intermediate_size"),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        _QWEN2_MOE,
+        _SLIDING,
+        experts=ExpertFields(
+            "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", picked_layers=True
+        ),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        _QWEN3_MOE,
+        _SLIDING,
+        aliases={"num_local_experts": "num_experts"},
+        experts=ExpertFields("num_experts", "moe_intermediate_size", picked_layers=True),
+    ),
+    "GptOssForCausalLM": Family(
+        _GPT_OSS,
+        _SLIDING,
+        aliases={"num_experts": "num_local_experts"},
+        rope_theta=150_000.0,
+        rope=_GPT_OSS_ROPE,
+        experts=ExpertFields("num_local_experts", "intermediate_size"),
+    ),
+}
