@@ -3,9 +3,12 @@
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from adapter_store.base.config import CONFIG_FILE, BaseConfig
 from executor.config import ExecutorConfig
 from executor.gpu.attention.flashinfer import FORMS
 from executor.gpu.build import compile_attention, compile_part, compile_sampler
@@ -31,13 +34,21 @@ def main() -> None:
 
 def _compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lorafleet-compile-") as folder:
-        shapes = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
-        (Path(folder) / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 1}))
+        written = BaseConfig.from_folder(Path(config.model)).written
+        (Path(folder) / CONFIG_FILE).write_text(json.dumps(cut_to_one_layer(written)))
         heads = min(1, config.max_full_heads)  # each of these processes has its own, as large as the base's
         one_layer = replace(
             config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS, max_full_heads=heads
         )
         compile_part(one_layer, part, parts)
+
+
+def cut_to_one_layer(written: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of one layer in the same shapes: its first one, with experts if the model has any."""
+    cut: dict[str, Any] = {"num_hidden_layers": 1, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if written.get("layer_types") is not None:
+        cut["layer_types"] = written["layer_types"][:1]
+    return {**written, **cut}
 
 
 if __name__ == "__main__":

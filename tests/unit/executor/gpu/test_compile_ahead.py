@@ -14,6 +14,9 @@ import pytest
 import kernels
 from executor.config import ExecutorConfig
 from executor.gpu.compile_ahead import Command, Compilation
+from executor.gpu.compile_process import cut_to_one_layer
+from executor.models import read_config
+from tests.support.adapters.moe_models import make_moe_base
 from tests.support.services.cluster import wait_until
 from tests.support.services.processes import children, environment, is_running
 
@@ -150,3 +153,15 @@ def test_one_process_is_the_executor_itself(config: ExecutorConfig, tmp_path: Pa
     processes = Processes()
     Compilation(replace(config, compile_processes=1), tmp_path).start(processes)
     assert not processes.started
+
+
+@pytest.mark.parametrize("family", ["qwen2-moe", "qwen3-moe", "gpt-oss"])
+def test_a_part_is_compiled_with_one_layer_of_any_model(family: str, tmp_path: Path) -> None:
+    """Such as transformers writes them: a list says what each of the layers is."""
+    folder = make_moe_base(tmp_path, family)
+    written = json.loads((folder / "config.json").read_text())
+    if "mlp_only_layers" in written:
+        written["mlp_only_layers"] = [0]
+    (folder / "config.json").write_text(json.dumps(cut_to_one_layer(written)))
+    config = read_config(folder)
+    assert (config.num_layers, len(config.windows), config.moe and config.moe.layers) == (1, 1, (True,))
