@@ -1,11 +1,11 @@
-"""Reads config.json and generation_config.json into a ModelConfig."""
+"""A base's config as the decoder needs it, and the refusal of maths that this executor does not have."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from adapter_store.base.config import BaseConfig
-from adapter_store.base.fields import Fields
+from adapter_store.base.end_tokens import read_end_tokens
 from executor.errors import UnsupportedModel
 from executor.layers.model_config import ModelConfig, MoEConfig
 from executor.models.families import FAMILIES, Traits
@@ -63,7 +63,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
         tied_head=base.tied_head,
-        eos_token_ids=_end_tokens(folder, base.fields),
+        eos_token_ids=read_end_tokens(folder),
         attention_sinks=traits.attention_sinks,
         moe=_experts(traits, expert_parallel),
     )
@@ -90,9 +90,3 @@ def _check_neutral(base: BaseConfig) -> None:
         value = base.fields.values.get(name)
         if value is not None and value not in neutral:
             raise unsupported(base.fields, name, f"only {neutral or 'null'} is")
-
-
-def _end_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
-    """As in transformers, what generation_config.json says wins."""
-    generation = Fields.from_file_if_there(folder / "generation_config.json")
-    return generation.token_ids("eos_token_id") or config.token_ids("eos_token_id")

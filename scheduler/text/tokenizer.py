@@ -2,27 +2,35 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-SPECIAL_TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+from adapter_store.base.end_tokens import read_end_tokens
+from adapter_store.base.fields import Fields
+from adapter_store.base.special_tokens import (
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    AddedToken,
+    SpecialTokens,
+    read_special_tokens,
+)
 
 
 class InvalidTokenizer(Exception):
-    """The folder's tokenizer cannot be used; the text names the file."""
+    """The folder's tokenizer.json cannot be used; the text names it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenizer:
     """Text to token ids and back. Safe to use from several threads.
 
-    `vocab_size` is one more than the highest id. `eos_token_ids` end an answer (generation_config.json, else
-    config.json). `special_tokens` are the strings that chat templates know as bos_token, eos_token and so on;
-    `chat_template` is None when the model has none. `longest_token` is the length in characters of the
-    longest token string: no token stands for more of a text.
+    `vocab_size` is one more than the highest id. `eos_token_ids` end an answer. `special_tokens` are the
+    strings that chat templates know as bos_token, eos_token and so on; `chat_template` is None when the model
+    has none. `longest_token` is the length in characters of the longest token string: no token stands for
+    more of a text.
     """
 
     vocab_size: int
@@ -35,20 +43,22 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: Path) -> "Tokenizer":
-        """Reads tokenizer.json and what is beside it. Raises InvalidTokenizer."""
+        """Reads tokenizer.json and what is beside it. Raises InvalidTokenizer for the one, InvalidModel for
+        the others."""
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+            tokenizer = tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE))
         except Exception as error:  # The library raises plain Exception.
-            raise InvalidTokenizer(f"{path / 'tokenizer.json'}: {error}") from error
+            raise InvalidTokenizer(f"{path / TOKENIZER_FILE}: {error}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        config = _read_json(path / "tokenizer_config.json")
+        special = read_special_tokens(path)
+        _add_tokens(tokenizer, special)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         return cls(
             vocab_size=max(vocabulary.values(), default=-1) + 1,
-            eos_token_ids=_eos_token_ids(path, config, vocabulary),
-            special_tokens=_special_tokens(config),
-            chat_template=_chat_template(path, config),
+            eos_token_ids=frozenset(read_end_tokens(path)),
+            special_tokens=special.named,
+            chat_template=_chat_template(path),
             longest_token=max(map(len, vocabulary), default=1),
             _tokenizer=tokenizer,
             _pieces=_Pieces.make(tokenizer),
@@ -154,47 +164,26 @@ def _decoder_types(decoder: Mapping[str, Any] | None) -> set[str]:
     return types.union(*(_decoder_types(part) for part in decoder.get("decoders", ())))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The file's object; empty when there is no file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InvalidTokenizer(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidTokenizer(f"{path}: not a JSON object")
-    return content
+def _add_tokens(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+    """What the files beside tokenizer.json add to it."""
+    there = tokenizer.get_added_tokens_decoder().values()
+    forms = {repr(token) for token in there}
+    listed = [token for token in map(_library_token, special.listed) if repr(token) not in forms]
+    known = {token.content for token in (*there, *listed)}
+    mentioned = {token.content: _library_token(token) for token in special.mentioned}
+    tokenizer.add_tokens([*listed, *(token for content, token in mentioned.items() if content not in known)])
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {name: _content(config.get(name)) for name in SPECIAL_TOKEN_NAMES}
-    return {name: token for name, token in tokens.items() if token is not None}
+def _library_token(token: AddedToken) -> tokenizers.AddedToken:
+    form = asdict(token)
+    return tokenizers.AddedToken(form.pop("content"), **form)
 
 
-def _content(token: object) -> str | None:
-    """Configs write a token as a string or as an object with its content."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _eos_token_ids(path: Path, config: Mapping[str, Any], vocabulary: Mapping[str, int]) -> frozenset[int]:
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_json(path / name).get("eos_token_id")
-        if isinstance(ids, int):
-            return frozenset({ids})
-        if isinstance(ids, list) and ids:
-            return frozenset(int(token_id) for token_id in ids)
-    eos = _content(config.get("eos_token"))
-    return frozenset({vocabulary[eos]}) if eos is not None and eos in vocabulary else frozenset()
-
-
-def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_template(path: Path) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    template = Fields.from_file_if_there(path / TOKENIZER_CONFIG_FILE).values.get("chat_template")
     if isinstance(template, list):  # Several named ones; "default" is the one for plain conversations.
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
         template = named.get("default")

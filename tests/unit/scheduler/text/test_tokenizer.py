@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from adapter_store import InvalidModel
 from scheduler.text.tokenizer import InvalidTokenizer, Tokenizer
 from tests.support.adapters.tokenizers import byte_fallback, byte_level, write_folder
 
@@ -96,5 +97,5 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
     folder = write_folder(tmp_path, byte_level())
     (folder / "tokenizer_config.json").write_text("[")
-    with pytest.raises(InvalidTokenizer, match=r"tokenizer_config\.json"):
+    with pytest.raises(InvalidModel, match=r"tokenizer_config\.json"):
         Tokenizer.from_folder(folder)
