@@ -17,7 +17,6 @@ from executor.models.unsupported import unsupported
 # Fields that would change the maths, with the values (beside null) that leave it alone.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    "pretraining_tp": (1,),
     "rope_interleaved": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),

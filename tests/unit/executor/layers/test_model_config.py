@@ -50,6 +50,11 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert config.eos_token_ids == ()
 
 
+def test_how_a_model_was_trained_does_not_matter(tmp_path: Path) -> None:
+    """Llama 2 13B was published with pretraining_tp = 2: the same matrices, multiplied in two pieces."""
+    assert read(tmp_path, pretraining_tp=2) == read(tmp_path)
+
+
 def test_biases_and_norms_by_family(tmp_path: Path) -> None:
     def switches(**changes: Any) -> tuple[bool, ...]:
         config = read(tmp_path, **changes)
@@ -119,7 +124,6 @@ def test_end_tokens(tmp_path: Path) -> None:
     ("changes", "field"),
     [
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
