@@ -22,6 +22,7 @@ from transformers import (
 
 from adapter_store import InvalidModel, ModelSpec
 from adapter_store.base.config import BaseConfig
+from adapter_store.base.end_tokens import read_end_tokens
 from adapter_store.base.families import FAMILIES
 from executor.errors import UnsupportedModel
 from executor.models import read_config
@@ -64,6 +65,7 @@ SIZES: Mapping[str, Any] = {
     "mlp_only_layers": [1],
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
 }
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES: list[dict[str, Any]] = [
     {"rope_theta": 5e5, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 128}},
@@ -219,3 +221,27 @@ def test_the_number_of_experts_has_two_names(architecture: str, tmp_path: Path) 
         assert_same(architecture, tmp_path, written | {name: 5})
     with pytest.raises(InvalidModel, match=r"num_(local_)?experts = \d, but num_(local_)?experts = \d"):
         as_services_read_it(tmp_path, written | {"num_experts": 5, "num_local_experts": 6})
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model["name"])
+def test_published_models(model: Mapping[str, Any], tmp_path: Path) -> None:
+    """Config values as public repositories quote them; published.json names each source."""
+    written, expected = model["config"], model["expected"]
+    assert_same(written["architectures"][0], tmp_path, written)
+    base, read = BaseConfig.from_folder(tmp_path), read_config(tmp_path)
+    assert {
+        "head_dim": base.head_dim,
+        "kv_heads": base.num_kv_heads,
+        "length": base.max_position_embeddings,
+        "ends": list(read_end_tokens(tmp_path)),
+        "theta": read.rope_theta,
+        "experts": base.experts.count if base.experts else None,
+    } == expected
+    assert list(read.eos_token_ids) == expected["ends"]
+
+
+def test_there_are_enough_published_models() -> None:
+    """Of every family, and no two are the same."""
+    assert {model["config"]["architectures"][0] for model in PUBLISHED} == FAMILIES.keys()
+    assert len({model["name"] for model in PUBLISHED}) == len(PUBLISHED) >= 40
+    assert all(model["source"].startswith("https://") for model in PUBLISHED)

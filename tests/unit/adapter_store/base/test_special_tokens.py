@@ -52,6 +52,7 @@ FOLDERS: Mapping[str, Files] = {
     "fast class alone": files({"tokenizer_class": "LlamaTokenizerFast"}),
     "class and null": files({"tokenizer_class": "LlamaTokenizer", "bos_token": None}),
     "class and map": files({"tokenizer_class": "LlamaTokenizer"}, special_tokens_map={"eos_token": "stop"}),
+    "empty": files({"bos_token": "", "eos_token": "", "tokenizer_class": "LlamaTokenizer"}),
     "no class": files({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}),
     "gpt-2": files({"tokenizer_class": "GPT2Tokenizer"}),
     "qwen": files({"tokenizer_class": "Qwen2Tokenizer", "pad_token": "<pad>"}),
