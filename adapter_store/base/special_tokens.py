@@ -38,6 +38,8 @@ class SpecialTokens:
     # tokenizer.json has the token in another one; what is only mentioned is a token, in whatever form.
     listed: tuple[AddedToken, ...]
     mentioned: tuple[AddedToken, ...]
+    # Ids from here on are none of the model's: what would get one stays plain text. None: not known.
+    vocab_size: int | None
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
@@ -62,6 +64,7 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
         named={name: token.content for name, token in named.items()},
         listed=tuple(token for _, token in sorted(listed.items())),
         mentioned=(*named.values(), *more),
+        vocab_size=config.optional_integer("vocab_size"),
     )
 
 

@@ -171,7 +171,10 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None
     listed = [token for token in map(_library_token, special.listed) if repr(token) not in forms]
     known = {token.content for token in (*there, *listed)}
     mentioned = {token.content: _library_token(token) for token in special.mentioned}
-    tokenizer.add_tokens([*listed, *(token for content, token in mentioned.items() if content not in known)])
+    for token in (*listed, *(token for content, token in mentioned.items() if content not in known)):
+        is_new = tokenizer.token_to_id(token.content) is None
+        if special.vocab_size is None or not is_new or tokenizer.get_vocab_size() < special.vocab_size:
+            tokenizer.add_tokens([token])
 
 
 def _library_token(token: AddedToken) -> tokenizers.AddedToken:

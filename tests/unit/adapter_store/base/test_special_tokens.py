@@ -102,6 +102,20 @@ def test_named_tokens_are_those_of_transformers(kind: Any, said: Files, tmp_path
     assert ours.decode(theirs.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 
 
+def test_a_token_that_the_model_has_no_id_for_stays_text(tmp_path: Path) -> None:
+    """transformers gives it one, with which the model then fails."""
+    tokenizer = byte_fallback()
+    said = dict(files({"pad_token": "<pad>", "bos_token": "<x>"}))
+    for room, tokens in ((0, []), (1, ["<x>"]), (2, ["<x>", "<pad>"])):
+        said["config.json"] = {"vocab_size": tokenizer.get_vocab_size() + room}
+        folder = write(tmp_path / str(room), tokenizer, "llama", said)
+        ours = Tokenizer.from_folder(folder)
+        new = range(tokenizer.get_vocab_size(), ours.vocab_size)
+        assert [ours.token(token_id) for token_id in new] == tokens
+        assert max(ours.encode("<x><pad>")) < ours.vocab_size <= said["config.json"]["vocab_size"]
+        assert ours.special_tokens["pad_token"] == "<pad>"
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_the_class_of_a_tokenizer_depends_on_the_family(model_type: str, tmp_path: Path) -> None:
     classes = (None, "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast")
