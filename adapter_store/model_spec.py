@@ -48,7 +48,7 @@ class ModelSpec:
         """Raises InvalidModel, naming the file and the field or tensor."""
         base, tensors = BaseConfig.from_folder(path), read_tensors(path)
         weights = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        spec = cls._of(base, path, _fingerprint(path, base.written, weights))
+        spec = cls._of(base, path, _fingerprint(path, base.written, weights), weights)
         _check_shapes(spec, weights)
         return spec
 
@@ -60,10 +60,10 @@ class ModelSpec:
         """
         base = BaseConfig.from_folder(path)
         fingerprint = hashlib.sha256(b"random weights of " + (path / CONFIG_FILE).read_bytes()).hexdigest()
-        return cls._of(base, path, fingerprint)
+        return cls._of(base, path, fingerprint, tensors=())
 
     @classmethod
-    def _of(cls, base: BaseConfig, path: Path, fingerprint: str) -> "ModelSpec":
+    def _of(cls, base: BaseConfig, path: Path, fingerprint: str, tensors: Iterable[str]) -> "ModelSpec":
         moe = moe_spec(base)
         return cls(
             fingerprint=fingerprint,
@@ -76,7 +76,7 @@ class ModelSpec:
             max_model_len=base.max_position_embeddings,
             name=path.resolve().name,
             moe=moe,
-            biased=_biased(weights),
+            biased=_biased(tensors),
             folder=path.resolve(),
         )
 
@@ -141,10 +141,10 @@ def _modules(base: BaseConfig, moe: MoESpec | None) -> dict[str, tuple[int, int]
     return modules | (dict(moe.places) if moe else {})
 
 
-def _biased(weights: Iterable[str]) -> frozenset[str]:
+def _biased(tensors: Iterable[str]) -> frozenset[str]:
     """Names without their layer of all modules that have a bias in any of them."""
     places = {path: place for place, path in PATHS_IN_LAYER.items()} | {"mlp.router": "router"}
-    paths = (name.removesuffix(".bias").split(".", 3)[-1] for name in weights if name.endswith(".bias"))
+    paths = (name.removesuffix(".bias").split(".", 3)[-1] for name in tensors if name.endswith(".bias"))
     return frozenset(places[path] for path in paths if path in places)
 
 

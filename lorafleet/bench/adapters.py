@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from lorafleet.adapters import Adapters
 from lorafleet.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from adapter_store import ModelSpec
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -28,24 +32,32 @@ class Shapes:
 
     @classmethod
     def of(cls, model: Path, *, attention_only: bool = False) -> "Shapes":
-        """From config.json of a Hugging Face folder. Raises BenchError."""
-        try:
-            config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-            hidden, experts = config["hidden_size"], config.get("num_experts", 0)
-            inner = config["moe_intermediate_size" if experts else "intermediate_size"]
-            heads = config["num_attention_heads"]
-            head_dim = config.get("head_dim") or hidden // heads
-            query, key = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
-            layers = config["num_hidden_layers"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"{model / 'config.json'} does not tell the model's shapes: {error}") from error
-        sizes = (hidden, query), (hidden, key), (hidden, key), (query, hidden)
-        projections = {f"self_attn.{name}": size for name, size in zip(_ATTENTION, sizes, strict=True)}
-        mlp = dict(zip(_MLP, ((hidden, inner), (hidden, inner), (inner, hidden)), strict=True))
-        parents = [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]
-        if not attention_only:
-            projections |= {f"{parent}.{name}": mlp[name] for parent in parents for name in _MLP}
-        return cls(layers, projections)
+        """From config.json of a Hugging Face folder, as the services read it. Raises BenchError."""
+        spec = _spec_of(model)
+        sizes = {name: spec.modules[name] for name in _ATTENTION}
+        projections = {f"self_attn.{name}": size for name, size in sizes.items()}
+        if attention_only:
+            return cls(spec.num_layers, projections)
+        if spec.moe is None:
+            projections |= {f"mlp.{name}": spec.modules[name] for name in _MLP}
+            return cls(spec.num_layers, projections)
+        if spec.moe.fused or len(spec.moe.layers) < spec.num_layers:
+            raise BenchError(f"{model}: adapters are not made for all of its layers; use --attention-only")
+        for number in range(spec.moe.num_experts):
+            places = zip(_MLP, ("experts.w1", "experts.w3", "experts.w2"), strict=True)
+            projections |= {f"mlp.experts.{number}.{name}": spec.modules[place] for name, place in places}
+        return cls(spec.num_layers, projections)
+
+
+def _spec_of(model: Path) -> "ModelSpec":
+    try:
+        from adapter_store import InvalidModel, ModelSpec
+    except ModuleNotFoundError as error:
+        raise BenchError(f"--model needs the package {error.name}: pip install 'lorafleet[store]'") from error
+    try:
+        return ModelSpec.from_config_alone(model)
+    except (InvalidModel, OSError) as error:
+        raise BenchError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Model folders and adapters for measurements: what they are made for takes them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adapter_store import ModelSpec, Ref, open_store
+from adapter_store.peft.folder import read_adapter
 from lorafleet.bench import adapters
 from lorafleet.bench.adapters import AdapterMaker, Shapes, make_folders, put_into_store
 from lorafleet.bench.errors import BenchError
@@ -61,6 +63,19 @@ def test_adapters_of_experts_enter_a_store(tmp_path: Path) -> None:
     kinds = [version.manifest.module_kinds for version in versions]
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert kinds == [attention | {"experts"}, attention]
+
+
+def test_shapes_are_those_that_the_services_read(tmp_path: Path) -> None:
+    """Qwen3's heads of 128 when the config does not say, and Mixtral's experts under their own name."""
+    written = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert Shapes.of(tmp_path).projections["self_attn.q_proj"] == (64, 4096)
+    mixtral = {**SHAPES["tiny-moe"], "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    del mixtral["num_experts"]
+    (tmp_path / "config.json").write_text(json.dumps(mixtral))
+    spec, shapes = ModelSpec.from_config_alone(tmp_path), Shapes.of(tmp_path)
+    AdapterMaker.make(shapes, rank=2).write(tmp_path / "adapter", 0)
+    read_adapter(tmp_path / "adapter", spec)
 
 
 def test_adapters_enter_a_store_each_with_its_own_content(tmp_path: Path) -> None:
