@@ -17,8 +17,8 @@ _CPU_BLOCKS = 1024
 
 
 def build_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
-    """Ready to run steps: everything is compiled. Raises UnsupportedModel, BadCheckpoint, LoRAError, and
-    StartError when the device is not there or too small."""
+    """Ready to run steps: everything is compiled. Raises InvalidModel, UnsupportedModel, BadCheckpoint,
+    LoRAError, and StartError when the device is not there or too small."""
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
     if config.device != "cpu":

@@ -2,7 +2,7 @@
 
 ExecutorError
 ├── UnsupportedModel     config.json asks for maths that this executor does not have; names the field
-├── BadCheckpoint        a file of the model folder is missing, damaged or does not fit; names file and tensor
+├── BadCheckpoint        the checkpoint's tensors do not fit the model; names file and tensor
 ├── ConfigError          a setting is unknown or out of range; names it
 ├── StartError           a port or folder that the settings name cannot be used
 ├── RankLost             a rank of this executor ended or left the others; only a restart helps
@@ -21,7 +21,10 @@ class UnsupportedModel(ExecutorError):
 
 
 class BadCheckpoint(ExecutorError):
-    """The model folder cannot be read as what it claims to be."""
+    """The checkpoint's tensors are not those of the model that config.json describes.
+
+    A folder that cannot be read at all, by any service, is adapter_store's InvalidModel.
+    """
 
 
 class ConfigError(ExecutorError):
