@@ -61,6 +61,17 @@ class FullHead:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRules:
+    """What the pushed folder says about text where the base does otherwise; a part of the content."""
+
+    end_token_ids: tuple[int, ...] = ()  # that end its answers, too, beside the base's
+    special_tokens: tuple[tuple[str, str], ...] = ()  # as chat templates know them: ("eos_token", "<|end|>")
+
+
+_AS_THE_BASE = TextRules()
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     digest: str
     modules: tuple[ModuleInfo, ...]  # by layer, then in the order of the forward pass
@@ -68,6 +79,7 @@ class Manifest:
     num_bytes: int  # of the packed file
     chat_template: str | None
     full_heads: tuple[FullHead, ...] = ()  # an executor needs a place for each, besides the slot
+    text: TextRules = _AS_THE_BASE
 
     @property
     def max_rank(self) -> int:
@@ -88,6 +100,9 @@ class Manifest:
             content["modules"] = tuple(ModuleInfo(**module) for module in content["modules"])
             content["full_heads"] = tuple(FullHead(**head) for head in content.get("full_heads", ()))
             content["dtypes"] = tuple(content["dtypes"])
+            if text := content.pop("text", None):
+                special = tuple((str(name), str(token)) for name, token in text["special_tokens"])
+                content["text"] = TextRules(tuple(map(int, text["end_token_ids"])), special)
             return cls(**content)
         except (ValueError, TypeError, KeyError) as error:
             raise DataLoss(f"a stored manifest is damaged: {error}") from error

@@ -39,6 +39,7 @@ class AdapterStore(WeightsSource, Protocol):
         expected_generation: int | None = None,
         max_rank: int | None = None,
         dry_run: bool = False,
+        digest: str | None = None,
     ) -> Version:
         """Checks a PEFT folder against the base and stores it, then moves `alias` to it (None: no alias).
 
@@ -46,7 +47,8 @@ class AdapterStore(WeightsSource, Protocol):
         the name's own. Pushing the same folder again yields the same version and changes nothing; the same
         content with other files replaces those. `expected_generation` is
         the alias's generation as the caller last saw it, 0 for "does not exist". A module of a higher rank
-        than `max_rank` is IncompatibleAdapter. A dry run only checks.
+        than `max_rank` is IncompatibleAdapter. A dry run only checks. `digest` is a migration's: the version
+        as an older release made it, if it can be.
         Raises InvalidAdapter, IncompatibleAdapter, InvalidRef, GenerationMismatch; then nothing was stored.
         """
         ...

@@ -29,6 +29,8 @@ ADAPTER_FILES = (
     "tokenizer_config.json",
     "added_tokens.json",
     "special_tokens_map.json",
+    "generation_config.json",
+    "README.md",
 )
 
 # Files of some trainers with weights that change answers and that nobody here serves.

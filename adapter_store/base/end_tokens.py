@@ -19,11 +19,13 @@ def read_end_tokens(folder: Path) -> tuple[int, ...]:
         if ids := Fields.from_file_if_there(folder / name).token_ids("eos_token_id"):
             return ids
     token = read_special_tokens(folder).named.get("eos_token")
-    token_id = _vocabulary(Fields.from_file_if_there(folder / TOKENIZER_FILE)).get(token or "")
+    token_id = read_vocabulary(folder).get(token or "")
     return () if token_id is None else (token_id,)
 
 
-def _vocabulary(tokenizer: Fields) -> dict[str, int]:
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Token -> id, of tokenizer.json. Raises InvalidModel."""
+    tokenizer = Fields.from_file_if_there(folder / TOKENIZER_FILE)
     match tokenizer.values.get("model"):
         case {"vocab": dict(ids)}:
             return {**ids, **added_ids(tokenizer)}

@@ -21,11 +21,11 @@ class Blob:
     def packed(self) -> Path:
         return self.folder / _PACKED
 
-    def write(self, adapter: PeftAdapter) -> Manifest:
+    def write(self, adapter: PeftAdapter, digest: str | None = None) -> Manifest:
         """Packs `adapter` into the folder, made here. The caller syncs it."""
         self.folder.mkdir()
         with self.packed.open("wb") as packed:
-            manifest = Packing(adapter).write(packed)
+            manifest = Packing(adapter, digest).write(packed)
         self._write_sealed(_MANIFEST, manifest.to_json())
         return manifest
 

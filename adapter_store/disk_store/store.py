@@ -104,6 +104,7 @@ class DiskStore(Catalogue):
         expected_generation: int | None = None,
         max_rank: int | None = None,
         dry_run: bool = False,
+        digest: str | None = None,
     ) -> Version:
         check_identifier("tenant", tenant)
         check_identifier("name", name)
@@ -115,7 +116,7 @@ class DiskStore(Catalogue):
             adapter = take_adapter(
                 source, pushed.files, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
             )
-            manifest, push = blob.write(adapter), adapter.push
+            manifest, push = blob.write(adapter, digest), adapter.push
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, push, time.time(), protected=False)
             ref = Ref(tenant, name, digest=manifest.digest)

@@ -10,7 +10,7 @@ from typing import Any
 
 from adapter_store.errors import DataLoss
 from adapter_store.files.hashing import bulk_hash
-from adapter_store.manifest import Manifest
+from adapter_store.manifest import Manifest, TextRules
 from adapter_store.packed.form import Weights, content_digest
 from adapter_store.peft.config import CONFIG_FILE, HONOURED
 from adapter_store.peft.folder import WEIGHTS_FILE
@@ -101,7 +101,7 @@ def old_digest(weights: Weights, number: int) -> str:
         for tensor, data in weights.raw_tensors()
     ]
     manifest = weights.manifest
-    return content_digest(entries, manifest.modules, manifest.chat_template)
+    return content_digest(entries, manifest.modules, manifest.chat_template, TextRules())
 
 
 def _record(text: str) -> NameRecord:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from adapter_store.errors import DataLoss
 from adapter_store.files.hashing import ParallelHashes
 from adapter_store.files.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
-from adapter_store.manifest import Manifest, ModuleInfo
+from adapter_store.manifest import Manifest, ModuleInfo, TextRules
 
 FORMAT = "lorafleet.packed.1"
 
@@ -29,18 +29,24 @@ def content_digest(
     tensors: Iterable[tuple[str, str, tuple[int, ...], str]],  # (name, dtype, shape, bulk_hash of the data)
     modules: Iterable[ModuleInfo],
     chat_template: str | None,
+    text: TextRules,
 ) -> str:
     """`sha256:<hex>` over everything that changes answers; names, paths and tool versions are left out.
 
-    Alpha and the scaling kind enter as what they make: each module's rank and exact scale.
+    Alpha and the scaling kind enter as what they make: each module's rank and exact scale. Rules for text
+    enter where there are any: what was stored before there were keeps its digest.
     """
-    content = {
+    content: dict[str, Any] = {
         "tensors": sorted([name, dtype, list(shape), data] for name, dtype, shape, data in tensors),
         "modules": sorted([module.name, module.rank, module.scale.hex()] for module in modules),
         "chat_template": chat_template,
     }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    if text.end_token_ids:
+        content["end_token_ids"] = text.end_token_ids
+    if text.special_tokens:
+        content["special_tokens"] = text.special_tokens
+    told = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(told.encode()).hexdigest()
 
 
 def packed_header(
@@ -170,7 +176,8 @@ class Weights(Mapping[str, LoRAModule]):
             (tensor.name, tensor.dtype, tensor.shape, found)
             for tensor, found in zip(in_file_order(file), hashes, strict=True)
         ]
-        return content_digest(entries, self.manifest.modules, self.manifest.chat_template)
+        manifest = self.manifest
+        return content_digest(entries, manifest.modules, manifest.chat_template, manifest.text)
 
 
 def in_file_order(file: TensorFile) -> list[TensorInfo]:

@@ -12,7 +12,7 @@ from adapter_store.files.finite import check_finite
 from adapter_store.files.hashing import ParallelHashes, bulk_hash
 from adapter_store.files.memory import memory
 from adapter_store.files.safetensors_file import NUMPY_DTYPES, TensorInfo
-from adapter_store.manifest import Manifest
+from adapter_store.manifest import Manifest, TextRules
 from adapter_store.packed.form import content_digest, packed_header
 from adapter_store.peft.folder import PeftAdapter
 from adapter_store.peft.stacked import StackedHalf
@@ -44,7 +44,10 @@ class Packing:
     """One adapter, to be packed as often as need be. Values that are NaN or infinity are refused on the way
     out, as InvalidAdapter: while Redis takes what was sent before, looking at them costs nothing."""
 
-    def __init__(self, adapter: PeftAdapter) -> None:
+    def __init__(self, adapter: PeftAdapter, digest: str | None = None) -> None:
+        """`digest`: what it is to be, if it can: rules for text are left out where only that makes it so, as
+        before there were any."""
+        self._digest = digest
         self._adapter, self._parts = adapter, _parts(adapter)
         self._kept: Mapping[str, memoryview] = {}  # what was transposed, by name
         self._header = packed_header(adapter.modules, ((p.name, p.dtype, p.shape) for p in self._parts))
@@ -114,13 +117,17 @@ class Packing:
     def _manifest(self, hashes: Sequence[str]) -> Manifest:
         adapter, parts = self._adapter, self._parts
         entries = [(p.name, p.dtype, p.shape, found) for p, found in zip(parts, hashes, strict=True)]
+        rules = [adapter.text, TextRules()]
+        digests = [content_digest(entries, adapter.modules, adapter.chat_template, each) for each in rules]
+        chosen = digests.index(self._digest) if self._digest in digests else 0
         return Manifest(
-            digest=content_digest(entries, adapter.modules, adapter.chat_template),
+            digest=digests[chosen],
             modules=adapter.modules,
             dtypes=tuple(sorted({part.dtype for part in parts})),
             num_bytes=self.num_bytes,
             chat_template=adapter.chat_template,
             full_heads=adapter.full_heads,
+            text=rules[chosen],
         )
 
 

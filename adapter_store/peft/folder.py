@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.files.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
-from adapter_store.manifest import FullHead, ModuleInfo, PushFacts, PushWarning
+from adapter_store.manifest import FullHead, ModuleInfo, PushFacts, PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft.base_copy import check_base_copy
@@ -22,7 +22,8 @@ from adapter_store.peft.keys import KeyMeaning, parse_key
 from adapter_store.peft.promises import check_promises, without_effect
 from adapter_store.peft.shapes import check_matrix, wrong_shape
 from adapter_store.peft.stacked import StackedPair
-from adapter_store.peft.tokenizer import check_token_ids, read_chat_template
+from adapter_store.peft.text_rules import read_text_rules
+from adapter_store.peft.tokenizer import check_tokenizer, read_chat_template
 from adapter_store.peft.vocabulary import check_vocabulary
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -44,6 +45,7 @@ class PeftAdapter:
     file: TensorFile
     push: PushFacts
     chat_template: str | None
+    text: TextRules
     experts: Mapping[str, StackedPair] = field(default_factory=dict)  # as halves, of the experts' modules
     full_heads: tuple[FullHead, ...] = ()
     head_tensors: Mapping[str, TensorInfo] = field(default_factory=dict)  # by the full heads' names
@@ -84,11 +86,21 @@ def read_adapter(
     warnings += tuple(check_promises(file, modules, experts.pairs, settings, spec))
     if not (full_heads or settings.use_dora):
         warnings += tuple(without_effect(file, pairs.values(), experts.pairs.values()))
-    check_token_ids(folder, spec)
+    warnings += tuple(check_tokenizer(folder, spec))
     template, template_warnings = read_chat_template(folder)
-    push = PushFacts(settings.base_model, settings.peft_version, (*warnings, *template_warnings))
-    text = None if template is None else template.text
-    adapter = PeftAdapter(modules, halves, file, push, text, experts.pairs, full_heads, heads)
+    text, text_warnings = read_text_rules(folder, spec)
+    warnings += (*template_warnings, *text_warnings)
+    adapter = PeftAdapter(
+        modules,
+        halves,
+        file,
+        PushFacts(settings.base_model, settings.peft_version, warnings),
+        None if template is None else template.text,
+        text,
+        experts.pairs,
+        full_heads,
+        heads,
+    )
     if settings.ensure_weight_tying and spec.tied_head:
         _check_tied_pair(adapter)
     return adapter

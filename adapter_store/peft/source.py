@@ -5,6 +5,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from adapter_store.base.end_tokens import GENERATION_FILE
+from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.files.memory import read_file
 from adapter_store.files.safetensors_file import DamagedFile, TensorFile
@@ -19,7 +21,10 @@ from adapter_store.peft.tokenizer import (
 )
 
 README_FILE = "README.md"
-_KEPT = (CONFIG_FILE, WEIGHTS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, README_FILE)
+_KEPT = (
+    *(CONFIG_FILE, WEIGHTS_FILE, README_FILE),
+    *(TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, GENERATION_FILE),
+)
 # Only looked at: their ids equal the base's, and they would take megabytes per adapter.
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (*_KEPT, *_CHECKED)

@@ -17,6 +17,9 @@ ADDED_TOKENS_FILE = "added_tokens.json"
 _CONFIG_PLACE = f"{TOKENIZER_CONFIG_FILE}: chat_template"
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 128 << 20
+_RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_IDS = ("vocab", "merges")  # of tokenizer.json's model, compared one by one
+_SHOWN = 5  # of the rules that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +77,48 @@ def _checked(place: str, template: str) -> PushedTemplate:
     return PushedTemplate(place, template)
 
 
-def check_token_ids(folder: Path, spec: ModelSpec) -> None:
-    """Raises InvalidAdapter, naming file and token, when the folder's tokenizer gives other ids.
+def check_tokenizer(folder: Path, spec: ModelSpec) -> list[PushWarning]:
+    """Warns of rules that are not the base's. Raises InvalidAdapter, naming file and token, when the folder's
+    tokenizer gives other ids.
 
     A token for padding that the base lacks is none: trainers add one, and no prompt or answer has it.
     """
     tokenizer, added = folder / TOKENIZER_FILE, _added_tokens(folder)
     base_file = spec.folder / TOKENIZER_FILE if spec.folder is not None else None
     if not tokenizer.exists() and not added:
-        return
+        return []
     if base_file is None or not base_file.exists():
         culprit = TOKENIZER_FILE if tokenizer.exists() else next(iter(added.values()))[1]
         raise InvalidAdapter(f"{culprit}: the base model has no {TOKENIZER_FILE} to compare with: remove it")
     if tokenizer.exists() and tokenizer.read_bytes() == base_file.read_bytes() and not added:
-        return
+        return []
     base = _read_tokenizer(base_file)
-    base_ids = _token_ids(base)
+    base_ids = {token: i for token, (i, _) in _added_tokens(base_file.parent).items()} | _token_ids(base)
     padding = {pad for pad in _pad_tokens(folder) if pad not in base_ids}
     taken = frozenset(base_ids.values()) if padding else frozenset()
     for token, (token_id, file) in added.items():
         if token not in padding or token_id in taken:
             _check_token(file, token, token_id, base_ids, spec)
-    if tokenizer.exists():
-        ours = _read_tokenizer(tokenizer)
-        found = {t: i for t, i in _token_ids(ours).items() if t not in padding or i in taken}
-        _compare_tokenizers(ours, found, base, base_ids, spec)
+    if not tokenizer.exists():
+        return []
+    ours = _read_tokenizer(tokenizer)
+    found = {t: i for t, i in _token_ids(ours).items() if t not in padding or i in taken}
+    _compare_tokenizers(ours, found, base, base_ids, spec)
+    return _other_rules(ours, base)
+
+
+def _other_rules(ours: Mapping[str, Any], base: Mapping[str, Any]) -> list[PushWarning]:
+    """How text becomes tokens of these ids, and these text."""
+    parts = [part for part in _RULES if ours.get(part) != base.get(part)]
+    own, bases = ({k: v for k, v in each["model"].items() if k not in _IDS} for each in (ours, base))
+    parts += [f"model.{name}" for name in sorted(own.keys() & bases) if own[name] != bases[name]]
+    forms, base_forms = ({t["content"]: t for t in each.get("added_tokens") or []} for each in (ours, base))
+    parts += [f"token {t!r}" for t in sorted(forms.keys() & base_forms) if forms[t] != base_forms[t]]
+    if not parts:
+        return []
+    shown = ", ".join(parts[:_SHOWN]) + (f" and {len(parts) - _SHOWN} more" if parts[_SHOWN:] else "")
+    text = f"{TOKENIZER_FILE}: {shown} is another than the base's, which is used"
+    return [PushWarning("TOKENIZER_RULES_UNUSED", text)]
 
 
 def _compare_tokenizers(

@@ -30,13 +30,15 @@ class Prepared:
     pushed: Mapping[str, Sendable]
 
 
-def prepare(adapter: PeftAdapter, source: Path, max_memory_bytes: int, *, check: bool) -> Prepared:
+def prepare(
+    adapter: PeftAdapter, source: Path, max_memory_bytes: int, digest: str | None, *, check: bool
+) -> Prepared:
     """`source`, the pushed folder, must stay until all is sent.
 
     A packed file of at most `max_memory_bytes` is not made twice, for its hashes and to be sent.
     `check`: values are looked at now, not as they are sent. Raises InvalidAdapter.
     """
-    packing = Packing(adapter)
+    packing = Packing(adapter, digest)
     if check:
         packing.check()
     others = [file for file in sorted(source.iterdir()) if file.name != WEIGHTS_FILE]

@@ -75,6 +75,7 @@ class RedisStore(Catalogue):
         expected_generation: int | None = None,
         max_rank: int | None = None,
         dry_run: bool = False,
+        digest: str | None = None,
     ) -> Version:
         check_identifier("tenant", tenant)
         check_identifier("name", name)
@@ -91,7 +92,7 @@ class RedisStore(Catalogue):
                 max_rank=max_rank,
                 max_memory_bytes=_MEMORY_BYTES,
             )
-            prepared = prepare(adapter, folder, _MEMORY_BYTES, check=dry_run)
+            prepared = prepare(adapter, folder, _MEMORY_BYTES, digest, check=dry_run)
             manifest, push = prepared.manifest, adapter.push
             if dry_run:
                 return Version(tenant, name, manifest.digest, manifest, push, time.time(), protected=False)

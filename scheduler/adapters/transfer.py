@@ -24,6 +24,7 @@ ACCEPTED_FILES = frozenset(
         "tokenizer.json",
         "tokenizer_config.json",
         "special_tokens_map.json",
+        "generation_config.json",
         "added_tokens.json",
         "README.md",
     }

@@ -36,7 +36,8 @@ class AdmittedRequest:
     `resumed_token_ids` were delivered before a resumption. `cache_salt` is 32 bytes made from tenant and
     client salt. `echo_text` is what the stream's text starts with. `max_rank`, `modules` and `full_heads` are
     what the version needs of an executor (0 and nothing for the base model). `stopping.max_new_tokens` is
-    set, fits the model's length, and counts the resumed tokens.
+    set, fits the model's length, and counts the resumed tokens; `stopping.stop_token_ids` has the version's
+    own ends.
     """
 
     request_id: str
@@ -117,6 +118,9 @@ class Admission:
         validation.check_prompt_logprobs(request.response, len(prompt))
         if one_message:
             validation.check_fits_one_message(request.response, stopping)
+        if version is not None and not stopping.ignore_eos:
+            ends = version.manifest.text.end_token_ids
+            stopping.stop_token_ids.extend(each for each in ends if each not in stopping.stop_token_ids)
         return AdmittedRequest(
             request_id=request_id,
             identity=identity,
@@ -214,8 +218,11 @@ class Admission:
             messages = [
                 {"role": message.role, "content": message.content} for message in request.chat.messages
             ]
-            template = version.manifest.chat_template if version else None
-            ids = await self._encode(await self.templates.render(messages, template), special=False)
+            template, tokens = None, dict[str, str]()
+            if version is not None:
+                template, tokens = version.manifest.chat_template, dict(version.manifest.text.special_tokens)
+            text = await self.templates.render(messages, template, tokens)
+            ids = await self._encode(text, special=False)
         else:
             ids = await self._encode(request.text, special=True)
         if not ids:

@@ -27,6 +27,7 @@ CPU_LIMIT_S = 1.0
 WALL_LIMIT_S = 15.0
 START_LIMIT_S = 60.0
 MAX_WORKERS = 2
+NO_TOKENS: Mapping[str, str] = {}
 
 
 _KINDS = {kind.__name__: kind for kind in (TemplateFailed, InvalidTemplate, RefusedConversation)}
@@ -56,17 +57,22 @@ class ChatTemplates:
         self._turns = asyncio.Semaphore(MAX_WORKERS)
         self._idle: list[_Worker] = []
 
-    async def render(self, messages: Sequence[Mapping[str, str]], adapter_template: str | None) -> str:
-        """The prompt by the adapter's template or else the model's. Raises InvalidRequest."""
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        adapter_template: str | None,
+        adapter_tokens: Mapping[str, str] = NO_TOKENS,
+    ) -> str:
+        """The prompt by the adapter's template or else the model's. `adapter_tokens` are special tokens of
+        the adapter's own, in place of the model's of these names. Raises InvalidRequest."""
         try:
             if adapter_template is not None:
-                return await self.render_apart(adapter_template, messages)
+                return await self.render_apart(adapter_template, messages, adapter_tokens)
             if self._base_template is None:
                 raise InvalidRequest("chat", "the model has no chat template; send text or token ids")
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._pool, render, self._base_template, messages, self._special_tokens
-            )
+            tokens = {**self._special_tokens, **adapter_tokens}
+            return await loop.run_in_executor(self._pool, render, self._base_template, messages, tokens)
         except TemplateFailed as error:
             raise InvalidRequest("chat", str(error)) from error
 
@@ -74,9 +80,15 @@ class ChatTemplates:
         while self._idle:
             await self._idle.pop().kill()
 
-    async def render_apart(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
+    async def render_apart(
+        self,
+        template: str,
+        messages: Sequence[Mapping[str, str]],
+        adapter_tokens: Mapping[str, str] = NO_TOKENS,
+    ) -> str:
         """The prompt by a template that nobody vouches for. Raises TemplateFailed, of the kind that it is."""
-        job = {"template": template, "messages": messages, "special_tokens": self._special_tokens}
+        tokens = {**self._special_tokens, **adapter_tokens}
+        job = {"template": template, "messages": messages, "special_tokens": tokens}
         async with self._turns:
             worker = self._idle.pop() if self._idle else await _Worker.start(self._cpu_limit_s)
             try:

@@ -1,6 +1,7 @@
 """Requests to admitted requests, over a real store, tokenizer and model folder."""
 
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,6 +185,29 @@ async def test_chat_goes_through_the_adapter_s_template_or_the_model_s(
         assert admitted.prompt_token_ids == expected
         request = inference_pb2.TokenizeRequest(chat=chat, adapter=ref)
         assert await admission.tokenize(request, ACME) == expected
+
+
+async def test_what_an_adapter_s_folder_says_about_text_holds_for_its_requests(
+    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, peft_folder: Callable[..., Path]
+) -> None:
+    folder, end = peft_folder(9), "<|endoftext|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
+    store.put(folder, "acme", "own", spec)
+    end_id = tokenizer.encode(end)[0]
+    assert end_id not in tokenizer.eos_token_ids
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="Hi")])
+    with ThreadPoolExecutor(2) as pool:
+        admission = Admission(asking(store), tokenizer, spec, 100, pool)
+        admitted = await admission.admit(Request(chat=chat, adapter="own"), ACME)
+        assert admitted.prompt_token_ids == tuple(tokenizer.encode(f"Hi{end}", add_special_tokens=False))
+        for asked, ends in ({}, [end_id]), ({"stop_token_ids": [5, end_id]}, [5, end_id]):
+            request = Request(text="x", adapter="own", stopping=common_pb2.Stopping(**asked))
+            assert [*(await admission.admit(request, ACME)).stopping.stop_token_ids] == ends
+        request = Request(text="x", adapter="own", stopping=common_pb2.Stopping(ignore_eos=True))
+        assert [*(await admission.admit(request, ACME)).stopping.stop_token_ids] == []
+        assert [*(await admission.admit(Request(text="x"), ACME)).stopping.stop_token_ids] == []
+        await admission.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""What a pushed folder says about text beside its template: honoured for its requests, or warned of."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adapter_store.base.end_tokens import GENERATION_FILE, read_end_tokens, read_vocabulary
+from adapter_store.base.fields import Fields
+from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_special_tokens
+from adapter_store.errors import InvalidAdapter, InvalidModel
+from adapter_store.manifest import PushWarning, TextRules
+from adapter_store.model_spec import ModelSpec
+from adapter_store.peft.tokenizer import TOKENIZER_CONFIG_FILE
+
+# A prompt or an answer has none of it.
+_PADDING = "pad_token"
+# Of generation_config.json, what would change answers. Here requests say it, or leave it at our defaults.
+_DRAWING = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("repetition_penalty", "no_repeat_ngram_size", "encoder_repetition_penalty", "length_penalty"),
+    *("num_beams", "max_new_tokens", "min_new_tokens", "min_length", "stop_strings", "bad_words_ids"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *("sequence_bias", "guidance_scale", "exponential_decay_length_penalty", "penalty_alpha"),
+)
+# Of tokenizer_config.json, what would change a prompt's tokens or an answer's text.
+_TOKENIZING = (
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"),
+    "clean_up_tokenization_spaces",
+)
+
+
+def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[PushWarning]]:
+    """What is honoured is what the folder names and the base does otherwise. The base's ends stay ends.
+
+    Raises InvalidAdapter, naming the file and the field.
+    """
+    if spec.folder is None:
+        return TextRules(), []
+    try:
+        generation, config, special = (
+            Fields.from_file_if_there(folder / name)
+            for name in (GENERATION_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
+        )
+        ends = generation.token_ids("eos_token_id")
+        named = read_special_tokens(folder).named if config.values or special.values else {}
+    except InvalidModel as error:
+        raise InvalidAdapter(str(error).replace(f"{folder}/", "")) from error
+    if not (generation.values or named):
+        return TextRules(), _unused(config, generation, spec.folder)
+    said = {name for values in (config.values, special.values) for name in values if values[name] is not None}
+    base, ids = read_special_tokens(spec.folder).named, read_vocabulary(spec.folder)
+    other = {
+        name: token
+        for name, token in named.items()
+        if name in said and name != _PADDING and token != base.get(name)
+    }
+    known = {name: token for name, token in other.items() if token in ids}
+    if "eos_token" in known:
+        ends = (*ends, ids[known["eos_token"]])
+    if outside := [each for each in ends if each >= spec.vocab_size]:
+        raise InvalidAdapter(
+            f"{GENERATION_FILE}: eos_token_id has {outside[0]}, the vocabulary ends at {spec.vocab_size}"
+        )
+    rules = TextRules(
+        end_token_ids=tuple(sorted({*ends} - {*read_end_tokens(spec.folder)})),
+        special_tokens=tuple(sorted(known.items())),
+    )
+    unknown = [
+        PushWarning(
+            "UNKNOWN_SPECIAL_TOKEN",
+            f"{TOKENIZER_CONFIG_FILE}: {name} is {other[name]!r}, which the base's tokenizer does not have: "
+            "the base's is used",
+        )
+        for name in sorted(other.keys() - known.keys())
+    ]
+    return rules, unknown + _unused(config, generation, spec.folder)
+
+
+def _unused(config: Fields, generation: Fields, base: Path) -> list[PushWarning]:
+    warnings = []
+    bases = Fields.from_file_if_there(base / GENERATION_FILE).values
+    if names := _others(generation.values, bases, _DRAWING):
+        text = f"{GENERATION_FILE}: {', '.join(names)} is not used: requests say how tokens are drawn"
+        warnings.append(PushWarning("GENERATION_CONFIG_UNUSED", text))
+    bases = {"add_eos_token": False, **Fields.from_file_if_there(base / TOKENIZER_CONFIG_FILE).values}
+    names = [name for name in _others(config.values, bases, _TOKENIZING) if name in bases]
+    if names:
+        text = f"{TOKENIZER_CONFIG_FILE}: {', '.join(names)} is another than the base's, which is used"
+        warnings.append(PushWarning("TOKENIZER_RULES_UNUSED", text))
+    return warnings
+
+
+def _others(ours: Mapping[str, Any], bases: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if ours.get(name) is not None and ours[name] != bases.get(name)]
