@@ -102,13 +102,22 @@ def build_slot_image(
     for number, (part, served, piece) in enumerate(zip(layout.slices, by_slice, pieces, strict=True)):
         if served:
             quantized = _fill(data, part, served, piece)
-            scales[number] = float(np.float32(scales[number] * quantized.scale))
+            scales[number] = _product(scales[number], quantized.scale, served, layout)
             error = max(error, quantized.error)
     # In one go, as each tensor costs two turns of the interpreter. Bytes between the pieces may be anything.
     if layout.dtype.itemsize > 1 and not _all_finite(data):
         _check_finite(data, layout, by_slice, pieces)
     block[split:] = _table(layout, pieces, ranks, scales).view(np.uint8)
     return SlotImage(layout.slot_layout, torch.from_numpy(block), ranks, tuple(scales), error)
+
+
+def _product(own: float, factors: float, module: LoRAModule, layout: SlotLayout) -> float:
+    """Raises NonFiniteWeights where it is too large for a float32."""
+    with np.errstate(over="ignore"):
+        scale = float(np.float32(own * factors))
+    if not np.isfinite(scale):
+        raise NonFiniteWeights(f"{module.name}.scale", "float32", f"{layout.dtype} slots keep it")
+    return scale
 
 
 def _table(

@@ -21,6 +21,7 @@ _DTYPES: Mapping[np.dtype[Any], torch.dtype] = {
     np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
 }
 FP8_DTYPES = tuple(_DTYPES.values())
+_LEAST = float(np.finfo(np.float32).smallest_normal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
 def _scale(largest: Sequence[float], dtype: torch.dtype) -> float:
     """A float32 value; NaN if one of `largest` is."""
     most = float(np.max(largest, initial=0.0))
-    return float(np.float32(1 if most == 0 else most / torch.finfo(dtype).max))
+    # Not 0 itself, by which nothing can be divided: subnormal values become zeros.
+    return float(np.float32(1 if most == 0 else max(most / torch.finfo(dtype).max, _LEAST)))
 
 
 def _squares(values: Tensor) -> float:

@@ -121,6 +121,22 @@ def test_what_is_not_finite_is_refused_by_name(half: str, value: float) -> None:
         build_slot_image(broken, layout)
 
 
+def test_scales_that_overflow_together_are_refused_by_name() -> None:
+    """A module's own scale and those of its factors: each is finite."""
+    slices = tuple(part.slot_slice for part in make_rig("qkv", 1, 8).layer.served)
+    layout = SlotLayout(slices, 8, torch.float8_e4m3fn)
+    module = make_adapter(layout, {"layers.0.v_proj": 2}, seed=1)["layers.0.v_proj"]
+    loud = replace(module, scale=1e30, lora_a=module.lora_a * 1e20)
+    with pytest.raises(NonFiniteWeights, match=r"layers\.0\.v_proj\.scale"):
+        build_slot_image({"layers.0.v_proj": loud}, layout)
+
+
+@pytest.mark.parametrize("dtype", FP8_DTYPES)
+def test_values_too_small_for_a_scale_are_zeros(dtype: torch.dtype) -> None:
+    values, scale = quantize(torch.full((2, 3), 1e-44), dtype)
+    assert scale > 0 and (values.float() * scale == 0).all()
+
+
 def test_sharded_adapters_are_refused() -> None:
     with pytest.raises(ValueError, match="fully_sharded_loras must be false with FP8"):
         LoRAConfig(1, 8, dtype=torch.float8_e4m3fn, fully_sharded_loras=True)
