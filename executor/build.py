@@ -244,6 +244,7 @@ def _max_model_len(config: ExecutorConfig, spec: ModelSpec, kv_blocks: int) -> i
 def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks: int) -> EngineInfo:
     return EngineInfo(
         model_name=spec.name,
+        model_dtype=config.model_dtype,
         model_fingerprint=spec.fingerprint,
         max_model_len=limits.max_model_len,
         max_rank=config.max_lora_rank,

@@ -238,7 +238,8 @@ class Engine:
     def _apply(self, result: ShareResult) -> None:
         sequence = result.sequence
         if result.failure is not None:
-            self._reject(sequence, no_token(result.failure))
+            of = (self.info.model_name, self.info.model_dtype, sequence.digest)
+            self._reject(sequence, no_token(result.failure, *of))
             return
         sequence.prompt_scores += result.scores
         self.batcher.commit(sequence, result.computed)

@@ -69,6 +69,7 @@ class EngineInfo:
     """What is fixed for an engine's life."""
 
     model_name: str
+    model_dtype: str  # a name in torch
     model_fingerprint: str
     max_model_len: int
     max_rank: int

@@ -40,12 +40,15 @@ def draining() -> Rejection:
     return Rejection("DRAINING", "this executor is shutting down", True, grpc.StatusCode.UNAVAILABLE)
 
 
-def no_token(failure: SampleFailure) -> Rejection:
-    """Of a request's own biases and penalties, or most likely since the adapter's weights overflow in the
-    model's dtype."""
+def no_token(failure: SampleFailure, model: str, dtype: str, digest: str) -> Rejection:
+    """Of a request's own biases and penalties; or of what it asks for, an adapter (its digest) or else the
+    model, whose numbers do not fit into the dtype that this executor computes in."""
     if failure is SampleFailure.NOTHING_LEFT:
         return Rejection("NOTHING_TO_DRAW", failure.value, False, grpc.StatusCode.INVALID_ARGUMENT)
-    return Rejection("INVALID_LOGITS", failure.value, False, grpc.StatusCode.INTERNAL)
+    whose = f"with adapter {digest}" if digest else f"of base model {model}"
+    remedy = "use executors with --dtype bfloat16" if dtype == "float16" else "its weights are too large"
+    message = f"the logits {whose} are not finite in {dtype}: {remedy}"
+    return Rejection("INVALID_LOGITS", message, False, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def rejection_of(error: Exception) -> Rejection:
@@ -67,6 +70,7 @@ def internal(error: Exception) -> Rejection:
 
 _TABLE: tuple[tuple[type[Exception], str, bool, grpc.StatusCode], ...] = (
     (InvalidDispatch, "INVALID_REQUEST", False, grpc.StatusCode.INVALID_ARGUMENT),
+    (store.InvalidRef, "INVALID_REQUEST", False, grpc.StatusCode.INVALID_ARGUMENT),
     (AdapterLoadTimeout, "ADAPTER_LOAD_TIMEOUT", True, grpc.StatusCode.UNAVAILABLE),
     (store.AdapterNotFound, "ADAPTER_NOT_FOUND", False, grpc.StatusCode.NOT_FOUND),
     (store.DataLoss, "DATA_LOSS", False, grpc.StatusCode.DATA_LOSS),

@@ -200,8 +200,10 @@ class DataLoss(SchedulerError):
 class ExecutorFailed(SchedulerError):
     """An executor gave a request up for good; code, reason and message are the executor's."""
 
-    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(
+        self, code: grpc.StatusCode, reason: str, message: str, about: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message, metadata=about)
         self.code = code
         self.reason = reason
 

@@ -128,7 +128,7 @@ def _engine(count: int) -> Engine:
         aging_s=1.0,
     )
     return Engine(
-        EngineInfo("", "", LENGTH, 1, (), 1, count, batcher.blocks.num_blocks, 16),
+        EngineInfo("", "", "", LENGTH, 1, (), 1, count, batcher.blocks.num_blocks, 16),
         ModelRunner(NoModel(count), sampler, NoWriter(), limits, NoOtherRanks()),
         batcher,
         pager,

@@ -80,6 +80,7 @@ def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
     spec = ModelSpec.from_folder(Path(config.model))
     info = EngineInfo(
         model_name=spec.name,
+        model_dtype=config.model_dtype,
         model_fingerprint=spec.fingerprint,
         max_model_len=spec.max_model_len,
         max_rank=config.max_lora_rank,

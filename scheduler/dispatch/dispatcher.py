@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 # Final, but of one executor: another may have another form, dtype or cache, or another store by mistake.
-ADAPTER_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPTER"})
+LOCAL_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPTER", "INVALID_LOGITS"})
 CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
@@ -230,12 +230,18 @@ class Dispatcher:
             pause_s = self._settings.retry_pause_s * 2**live.failures
             self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
             return
-        code = CODES.get(rejected.code, grpc.StatusCode.INTERNAL)
+        code = CODES.get(rejected.code)
+        if code is None:
+            said = f"executor {address} says status {rejected.code}, {rejected.reason}: {rejected.message}"
+            self._fail(live, from_exception(ValueError(said)))
+            return
+        adapter, digest = live.admitted.adapter, live.admitted.digest
         is_told = live.refusal is not None and live.refusal.code is code
-        if code is grpc.StatusCode.DATA_LOSS and live.admitted.adapter and not is_told:
-            self._data_loss(live.admitted.adapter, live.admitted.digest)
-        error = ExecutorFailed(code, rejected.reason, rejected.message)
-        if rejected.reason in ADAPTER_REASONS:
+        if code is grpc.StatusCode.DATA_LOSS and adapter and not is_told:
+            self._data_loss(adapter, digest)
+        about = {"adapter": adapter, "digest": digest} if adapter else {}
+        error = ExecutorFailed(code, rejected.reason, rejected.message, about)
+        if rejected.reason in LOCAL_REASONS:
             live.refuse(address, error)
             if can_ever_run(live.waiting, self.fleet.states):
                 self._attempt_failed(live, rejected.reason, rejected.message)
@@ -290,7 +296,7 @@ class Dispatcher:
         elif live.failures >= self._settings.max_attempts:
             kind = StoreUnavailable if reason == STORE_UNAVAILABLE else NoExecutor
             gave_up = kind(f"gave up after {live.failures} failed attempts; the last: {why}")
-            self._fail(live, live.refusal if live.refusal and reason in ADAPTER_REASONS else gave_up)
+            self._fail(live, live.refusal if live.refusal and reason in LOCAL_REASONS else gave_up)
         elif pause_s and reason not in BUSY_REASONS:
             live.pause = asyncio.get_running_loop().call_later(pause_s, self._put_back, live)
         else:

@@ -142,7 +142,7 @@ class LiveRequest:
         self.address = ""  # Where it runs.
         self.attempts = 0
         self.failures = 0  # Attempts in a row that failed before their first token.
-        self.refusal: SchedulerError | None = None  # Of the last executor that cannot load its adapter.
+        self.refusal: SchedulerError | None = None  # Of the last executor that cannot serve it.
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None  # Of its deadline or time limit.
         self.pause: asyncio.TimerHandle | None = None  # Until it goes back to the queue.
@@ -171,7 +171,7 @@ class LiveRequest:
         self.waiting = dataclasses.replace(self.waiting, avoid=self.waiting.avoid | {address})
 
     def refuse(self, address: str, why: SchedulerError) -> None:
-        """Makes an executor that cannot load the adapter none of its choices."""
+        """Makes an executor that cannot serve it none of its choices."""
         self.waiting = dataclasses.replace(self.waiting, refused=self.waiting.refused | {address})
         self.refusal = why
 

@@ -25,7 +25,7 @@ class Waiting:
     avoid: frozenset[str] = frozenset()  # Executors where an attempt failed: the last choice.
     full_heads: int = 0  # Places for such that an executor must have.
     max_length: int = 0  # Tokens of prompt and answer that an executor must take.
-    refused: frozenset[str] = frozenset()  # Executors that can never load its adapter.
+    refused: frozenset[str] = frozenset()  # Executors that can never serve it.
 
     @property
     def order(self) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def exported() -> Mapping[str, set[str]]:
                 for family in instrument.describe():
                     for suffix in SUFFIXES[family.type]:
                         found[family.name + suffix] = set(instrument._labelnames)
-    info = EngineInfo("m", "f", 64, 8, (), 4, 8, 16, 16)
+    info = EngineInfo("m", "float32", "f", 64, 8, (), 4, 8, 16, 16)
     for family in StateCollector(lambda: Snapshot(info, Status(), ()), lambda: 0.0).collect():
         found[family.name] = set()
     return found

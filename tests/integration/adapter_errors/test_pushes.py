@@ -195,7 +195,8 @@ def test_an_adapter_that_overflows_fails_alone(
     huge = tensors(explode, files)
     stubs.adapters.Push(push_parts("huge", huge), metadata=bearer("ops"))
     found = failure(stubs.inference.Generate, ask_for("huge"), "ops")
-    ours(found, "INTERNAL", "INVALID_LOGITS")
+    ours(found, "FAILED_PRECONDITION", "INVALID_LOGITS")
+    assert "adapter sha256:" in found.message and "float32" in found.message
     with main.client("ops") as client:
         client.adapters.delete("huge")
         assert undisturbed(client, [9, 8, 7], 8, adapter="quiet").adapter_digest

@@ -72,7 +72,8 @@ def make_engine(
 
     def make(**settings: Any) -> Driver:
         settings = {"async_scheduling": getattr(request, "param", "auto")} | settings
-        driver = make_driver(str(tiny_base), settings.pop("store_object", tiny_store), **settings)
+        model = settings.pop("model", str(tiny_base))
+        driver = make_driver(model, settings.pop("store_object", tiny_store), **settings)
         drivers.append(driver)
         return driver
 

@@ -7,21 +7,29 @@ import pytest
 
 from adapter_store import DiskStore, ModelSpec
 from executor.batch.sampling import SamplingParams
-from tests.support.adapters.peft import make_adapter, rewrite
+from tests.support.adapters.peft import make_adapter, make_base, rewrite
 from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]
 pytestmark = in_both_modes
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [("float16", 1e4), ("bfloat16", 1e30), ("float32", 1e30)])
 def test_an_adapter_that_overflows_fails_alone(
-    make_engine: Make, tiny_base: Path, tiny_store: DiskStore, tmp_path: Path, digests: list[str]
+    make_engine: Make,
+    tiny_base: Path,
+    tiny_store: DiskStore,
+    tmp_path: Path,
+    digests: list[str],
+    dtype: str,
+    factor: float,
 ) -> None:
-    expected = make_engine().run(greedy("good", PROMPTS[0], digest=digests[3]), greedy("base", PROMPTS[1]))
+    alone = make_engine(dtype=dtype)
+    expected = alone.run(greedy("good", PROMPTS[0], digest=digests[3]), greedy("base", PROMPTS[1]))
     folder = make_adapter(tmp_path / "huge", tiny_base, seed=9)
-    rewrite(folder, lambda tensors: {name: tensor * 1e30 for name, tensor in tensors.items()})
+    rewrite(folder, lambda tensors: {name: tensor * factor for name, tensor in tensors.items()})
     huge = tiny_store.put(folder, "other", "huge", ModelSpec.from_folder(tiny_base)).digest
-    driver = make_engine()
+    driver = make_engine(dtype=dtype)
     bad, good, base = (
         greedy("bad", PROMPTS[2], digest=huge),
         greedy("good", PROMPTS[0], digest=digests[3]),
@@ -30,8 +38,20 @@ def test_an_adapter_that_overflows_fails_alone(
     for dispatch in (bad, good, base):
         driver.engine.add(dispatch)
     driver.until(lambda: len(driver.finished) == 2 and len(driver.rejected) == 1)
-    assert driver.rejected[bad.key].reason == "INVALID_LOGITS"
+    rejection = driver.rejected[bad.key]
+    assert (rejection.reason, rejection.code.name) == ("INVALID_LOGITS", "FAILED_PRECONDITION")
+    assert not rejection.retryable
+    assert f"adapter {huge}" in rejection.message and f" {dtype}" in rejection.message
     assert [driver.token_ids(good.key), driver.token_ids(base.key)] == expected
+
+
+def test_a_base_that_overflows_names_itself(make_engine: Make, tmp_path: Path) -> None:
+    driver = make_engine(model=str(make_base(tmp_path / "loud", std=1e3)), dtype="float16")
+    driver.engine.add(greedy("base", PROMPTS[1]))
+    driver.until(lambda: bool(driver.rejected))
+    rejection = driver.rejected[0, "base"]
+    assert (rejection.reason, rejection.code.name) == ("INVALID_LOGITS", "FAILED_PRECONDITION")
+    assert "base model loud" in rejection.message and " float16" in rejection.message
 
 
 def test_penalties_that_leave_nothing_to_draw_are_the_callers_fault(make_engine: Make) -> None:

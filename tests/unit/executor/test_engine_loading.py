@@ -86,6 +86,15 @@ def test_a_failed_load_fails_those_who_wait_and_nobody_else(make_engine: Make, d
     assert unknown not in driver.engine.pager.users()
 
 
+def test_a_digest_that_is_none_is_no_bug_of_ours(make_engine: Make) -> None:
+    driver = make_engine()
+    driver.engine.add(greedy("bad", PROMPTS[0], digest="support@latest"))
+    driver.until(lambda: bool(driver.rejected))
+    rejection = driver.rejected[0, "bad"]
+    assert (rejection.reason, rejection.code.name) == ("INVALID_REQUEST", "INVALID_ARGUMENT")
+    assert "support@latest" in rejection.message
+
+
 class FlakyStore(DiskStore):
     """Unavailable until `away` is empty; each open takes one out."""
 

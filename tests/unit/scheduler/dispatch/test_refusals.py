@@ -8,7 +8,7 @@ import pytest
 
 from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.errors import ExecutorFailed
+from scheduler.errors import ExecutorFailed, InternalError
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.fakes import FakeExecutor
 from tests.support.services.scheduling import (
@@ -29,6 +29,7 @@ REFUSALS = [
     ("ADAPTER_NOT_FOUND", grpc.StatusCode.NOT_FOUND),
     ("DATA_LOSS", grpc.StatusCode.DATA_LOSS),
     ("INCOMPATIBLE_ADAPTER", grpc.StatusCode.FAILED_PRECONDITION),
+    ("INVALID_LOGITS", grpc.StatusCode.FAILED_PRECONDITION),
 ]
 
 
@@ -77,7 +78,32 @@ async def test_each_is_asked_once_and_the_last_ones_cause_is_the_answer(
     with pytest.raises(ExecutorFailed, match=f"{two[1].address} cannot load it") as caught:
         await read_all(fleet.submit(admitted(digest=DIGEST), None))
     assert (caught.value.code, caught.value.reason) == (code, reason)
+    assert caught.value.metadata == {"adapter": "acme/adapter", "digest": DIGEST}
     assert [len(fake.dispatches) for fake in two] == [1, 1]
+
+
+async def test_a_base_that_overflows_on_one_executor_is_asked_of_another(
+    fleet: Dispatcher, two: list[FakeExecutor]
+) -> None:
+    """It may compute in a wider dtype."""
+    code: int = grpc.StatusCode.FAILED_PRECONDITION.value[0]
+    two[0].reject = lambda dispatch: executor_pb2.Rejected(reason="INVALID_LOGITS", code=code)
+    lives = [fleet.submit(admitted(f"r{n}"), None) for n in range(6)]
+    for live in lives:
+        assert tokens_in(await read_all(live)) == expected_tokens(live.admitted)
+    assert two[0].dispatches, "nothing was tried"
+
+
+@pytest.mark.parametrize("number", [0, 99])
+async def test_a_status_that_is_none_is_a_bug_with_an_id_in_the_log(
+    fleet: Dispatcher, two: list[FakeExecutor], number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fake in two:
+        fake.reject = lambda dispatch: executor_pb2.Rejected(reason="NEW", message="of its own", code=number)
+    with pytest.raises(InternalError) as caught:
+        await read_all(fleet.submit(admitted(), None))
+    [told] = [record for record in caplog.records if caught.value.metadata["error_id"] in record.message]
+    assert told.exc_info and "NEW: of its own" in str(told.exc_info[1])
 
 
 async def test_damage_is_told_once_a_request(two: list[FakeExecutor], tokenizer: Tokenizer) -> None:
