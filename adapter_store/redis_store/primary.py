@@ -26,6 +26,7 @@ from redis.exceptions import (
 )
 
 from adapter_store.errors import StoreUnavailable
+from adapter_store.redis_store.login import Login
 from adapter_store.redis_store.server import ServerState, read_state
 from adapter_store.redis_store.url import Node, RedisUrl
 
@@ -33,6 +34,7 @@ Command = Sequence[str | bytes | int]
 
 ATTEMPTS = 5
 _FIRST_PAUSE = 0.05  # seconds; each pause is up to twice as long as the last: 0.75 s in all
+LOOK_SECONDS = 1.0  # what the server's settings are is known for so long, while anybody asks for anything
 _MAX_CONNECTIONS = 64
 _READ_BYTES = 1 << 20
 # Replies of a server that is about to be, or is no longer, the primary that we look for.
@@ -46,10 +48,11 @@ class NotNow(Exception):
     """This attempt failed in a way that another one, perhaps at another server, may not."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Server:
     pool: redis.ConnectionPool
     state: ServerState
+    looked_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,10 @@ class Primary:
 
     def __init__(self, url: RedisUrl) -> None:
         """Raises StoreUnavailable; UnsafeStore when the server may lose what it acknowledged."""
-        self._url = url
+        self._url, self._login = url, Login(url)
         self._server: _Server | None = None
         self._lock = threading.Lock()
-        self.run()
+        self.run(durable=True, changed=lambda replies: False)
 
     def run(
         self,
@@ -80,7 +83,8 @@ class Primary:
         """The replies to `commands`, made in order on one connection; tried again as a whole when need be.
 
         So they must be such that doing them twice does no harm. `durable`: they are on disk, and at as many
-        replicas as the url asks for, when this returns. `changed` tells from the replies whether there is a
+        replicas as the url asks for, when this returns; none is made where the server may lose it (raises
+        UnsafeStore), though what is there is read on. `changed` tells from the replies whether there is a
         change to wait for: after a fail-over nothing may ever confirm that there was none.
         `provided` comes first, on the same connection.
         Raises StoreUnavailable, and what the check in `provided` raises.
@@ -110,12 +114,15 @@ class Primary:
 
         Raises NotNow, RedisError, OSError, StoreUnavailable.
         """
-        connection: Any = _connection_pool(self._find().state.node, self._url).make_connection()
+        connection: Any = self._pool(self._find().state.node).make_connection()
         try:
             connection.connect()
             connection.send_command("SUBSCRIBE", channel)
             connection.read_response()
             yield connection
+        except AuthenticationError as error:
+            self._login.refused(error)
+            raise
         finally:
             connection.disconnect()
 
@@ -127,8 +134,7 @@ class Primary:
                 server = self._find()
                 return attempt(server)
             except (NotNow, RedisError, OSError) as error:
-                if isinstance(error, AuthenticationError):
-                    _log.error("%s refused the login: %s", self._url, error)
+                if isinstance(error, AuthenticationError) and not self._login.refused(error):
                     raise StoreUnavailable("the store's Redis refused the login") from None
                 # The first says why; the others, of every call while a server is away, would fill the log.
                 level = logging.DEBUG if number else logging.WARNING
@@ -149,6 +155,7 @@ class Primary:
         provided: Provided | None,
     ) -> list[Any]:
         with _connected(server.pool) as connection:
+            state = self._look(server, connection, is_change=changed is not None)
             if provided is not None:
                 before = _talk(connection, provided.commands)
                 for command, reply in zip(provided.commands, before, strict=True):
@@ -157,19 +164,36 @@ class Primary:
             role, *replies = _talk(connection, [("ROLE",), *commands])
             for command, reply in zip((("ROLE",), *commands), (role, *replies), strict=True):
                 _raise_error(command, reply)
-            if role[0] != b"master":
-                raise NotNow(f"{server.state.node} is no longer the primary")
+            _check_primary(server, role)
             # Asked for by itself, once the writes have left the server's buffer: what waits from before that
             # is looked at again when the server's clock ticks, which takes up to a tenth of a second.
-            if changed and changed(replies) and (settling := self._settling(server)):
+            if changed and changed(replies) and (settling := self._settling(state)):
                 [settled] = _talk(connection, [settling])
                 self._check_settled(settled)
         return replies
 
-    def _settling(self, server: _Server) -> Command | None:
+    def _look(self, server: _Server, connection: Any, *, is_change: bool) -> ServerState:
+        """At the server's settings, which may change while it runs: before every change, now and then before
+        all else. Raises UnsafeStore where a change might be lost."""
+        before = server.state
+        if not is_change and time.monotonic() - server.looked_at < LOOK_SECONDS:
+            return before
+        server.looked_at = time.monotonic()
+        commands = (("ROLE",), ("INFO",))
+        role, info = _talk(connection, commands)
+        for command, reply in zip(commands, (role, info), strict=True):
+            _raise_error(command, reply)
+        _check_primary(server, role)
+        state = server.state = read_state(before.node, info, self._url)
+        state.tell(before)
+        if is_change:
+            state.check()
+        return state
+
+    def _settling(self, state: ServerState) -> Command | None:
         """Waits, on the connection of the writes, until they are safe."""
         wait = int(self._url.timeout * 800)  # milliseconds, less than until the socket's own timeout
-        if server.state.has_append_only_file:
+        if state.has_append_only_file:
             return ("WAITAOF", 1, self._url.replicas, wait)
         return ("WAIT", self._url.replicas, wait) if self._url.replicas else None
 
@@ -205,14 +229,16 @@ class Primary:
             if node in asked:
                 continue
             asked.add(node)
-            pool = _connection_pool(node, self._url)
+            pool = self._pool(node)
             try:
                 [role] = exchange(pool, [("ROLE",)])
                 _raise_error(("ROLE",), role)
                 if role[0] == b"master":
                     [info] = exchange(pool, [("INFO",)])
                     _raise_error(("INFO",), info)
-                    return _Server(pool, read_state(node, info, self._url))
+                    state = read_state(node, info, self._url)
+                    state.tell()
+                    return _Server(pool, state, time.monotonic())
                 failures.append(f"{node} is no primary")
                 if role[0] == b"slave":
                     nodes.append(Node(role[1].decode(), int(role[2])))
@@ -221,6 +247,14 @@ class Primary:
             except (NotNow, RedisError, OSError) as error:
                 failures.append(f"{node}: {error}")
         raise NotNow("; ".join(failures))
+
+    def _pool(self, node: Node) -> redis.ConnectionPool:
+        return _connection_pool(node, self._url, self._login)
+
+
+def _check_primary(server: _Server, role: Any) -> None:
+    if role[0] != b"master":
+        raise NotNow(f"{server.state.node} is no longer the primary")
 
 
 def exchange(pool: redis.ConnectionPool, commands: Sequence[Command]) -> list[Any]:
@@ -268,13 +302,14 @@ def _raise_error(command: Command, reply: Any) -> None:
     raise StoreUnavailable(f"the store's Redis refused {command[0]!r}: {text}")
 
 
-def _connection_pool(node: Node, url: RedisUrl) -> redis.ConnectionPool:
+def _connection_pool(node: Node, url: RedisUrl, login: Login) -> redis.ConnectionPool:
+    """Each new connection logs in with what the password's file holds by then, and reads the certificates'
+    files."""
     options: dict[str, Any] = {
         "host": node.host,
         "port": node.port,
         "db": url.db,
-        "username": url.username,
-        "password": url.password,
+        "credential_provider": login,
         "socket_timeout": url.timeout,
         "socket_connect_timeout": min(url.timeout, 3.0),
         "socket_read_size": _READ_BYTES,

@@ -38,12 +38,13 @@ class RedisUrl:
     nodes: tuple[Node, ...]  # any of them may be the primary, now or later
     tls: bool = False
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)  # what `password_file` held, if there is one
     db: int = 0
     namespace: str = "lorafleet"  # what all keys begin with
     allow_volatile: bool = False  # take a server without append-only file: a crash may lose what was stored
     replicas: int = 0  # how many must have a change, too, before it counts
     timeout: float = 10.0  # seconds for one exchange
+    password_file: str | None = None
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -57,8 +58,9 @@ class RedisUrl:
         login, _, hosts = parts.netloc.rpartition("@")
         username, _, password = (urllib.parse.unquote(part) for part in login.partition(":"))
         options = _options(parts.query)
-        if "password_file" in options:
-            password = _read_secret(options["password_file"])
+        file = options.get("password_file")
+        if file is not None:
+            password = _read_secret(file)
         return cls(
             nodes=tuple(_node(host) for host in hosts.split(",")),
             tls=parts.scheme == "rediss",
@@ -69,10 +71,15 @@ class RedisUrl:
             allow_volatile=allow_volatile or _switch(options.get("allow_volatile", "0"), "allow_volatile"),
             replicas=_number(options.get("replicas", "0"), "replicas"),
             timeout=_positive(options.get("timeout", "10"), "timeout"),
+            password_file=file,
             ca_file=options.get("ca_file"),
             cert_file=options.get("cert_file"),
             key_file=options.get("key_file"),
         )
+
+    def read_password(self) -> str | None:
+        """As it is now: what `password_file` holds may have changed. Raises InvalidRef."""
+        return self.password if self.password_file is None else _read_secret(self.password_file) or None
 
     def __str__(self) -> str:
         nodes = ",".join(str(node) for node in self.nodes)

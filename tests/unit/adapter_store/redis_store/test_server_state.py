@@ -27,12 +27,14 @@ def test_newer_servers_with_a_file(version: str, allow_volatile: bool) -> None:
 @pytest.mark.parametrize("reply", [info("7.0.15"), info("6.2.0"), info("7.2.4", aof=0), b"", b"\xff"])
 def test_servers_that_may_lose_something(reply: bytes) -> None:
     with pytest.raises(UnsafeStore, match="--allow-volatile") as error:
-        read_state(NODE, reply, url(False))
+        read_state(NODE, reply, url(False)).check()
     assert "redis.internal" not in str(error.value)
-    assert not read_state(NODE, reply, url(True)).has_append_only_file
+    allowed = read_state(NODE, reply, url(True))
+    allowed.check()
+    assert not allowed.has_append_only_file
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-lru", "volatile-ttl"])
 def test_eviction_is_never_allowed(policy: str) -> None:
     with pytest.raises(UnsafeStore, match=policy):
-        read_state(NODE, info("8.0.0", policy=policy), url(True))
+        read_state(NODE, info("8.0.0", policy=policy), url(True)).check()
