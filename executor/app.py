@@ -52,7 +52,12 @@ class ExecutorApp:
         self._registry = registry
         self._engine = EngineThread(
             build=lambda wake: build_engine(
-                config, store, metrics=metrics, wake=wake, lost=lambda error: self._later(self._on_end, error)
+                config,
+                store,
+                metrics=metrics,
+                wake=wake,
+                lost=lambda error: self._later(self._on_end, error),
+                discard_copy=self._disk.discard if self._disk else None,
             ),
             on_ready=lambda info: self._later(self._on_ready, info),
             on_events=lambda events: self._later(self.hub.take, events),
@@ -61,10 +66,11 @@ class ExecutorApp:
         self._disk: DiskTier | None = None
         if isinstance(store, CachedStore):
             self._disk = DiskTier(
-                store, lambda copies: self._engine.submit(lambda engine: engine.on_disk(copies))
+                store,
+                lambda copies: self._engine.submit(lambda engine: engine.on_disk(copies)),
+                lambda digest: self._engine.submit(lambda engine: engine.discarded(digest)),
             )
-        discard = self._disk.discard if self._disk else None
-        self.hub = Hub(self._engine, config.outbox_messages, discard)
+        self.hub = Hub(self._engine, config.outbox_messages)
         registry.register(StateCollector(self.hub.snapshot, time.time))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)

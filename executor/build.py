@@ -54,10 +54,12 @@ def build_engine(
     metrics: Metrics | None = None,
     wake: Callable[[], None] = lambda: None,
     lost: Callable[[Exception], None] = lambda error: None,
+    discard_copy: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """Load the model and everything around it, on this process and those of the other ranks. `wake` is called
-    on other threads when `step` has news to see, `lost` with a RankLost when a rank has ended.
+    on other threads when `step` has news to see, `lost` with a RankLost when a rank has ended. `discard_copy`
+    is the pager's.
 
     Raises InvalidModel, UnsupportedModel, BadCheckpoint, LoRAError, StartError, RankLost.
     """
@@ -86,7 +88,7 @@ def build_engine(
         info=info,
         runner=ModelRunner(parts.forward_pass, sampler, parts.writer, limits, parts.others),
         batcher=_batcher(config, slots, kv_blocks),
-        pager=_pager(config, parts.adapters, slots, metrics, wake),
+        pager=_pager(config, parts.adapters, slots, metrics, wake, discard_copy),
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
@@ -215,6 +217,7 @@ def _pager(
     slots: SlotTable,
     metrics: Metrics,
     wake: Callable[[], None],
+    discard_copy: Callable[[str], None] | None,
 ) -> Pager[Any]:
     return Pager(
         adapters,
@@ -226,6 +229,7 @@ def _pager(
         load_ended=metrics.load_ended,
         paged_in=metrics.paged_in,
         page_in_took=metrics.page_in_took,
+        discard_copy=discard_copy,
     )
 
 

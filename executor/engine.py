@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from executor.adapters.drops import DropKey
 from executor.adapters.pager import Pager
 from executor.adapters.residency import Copy, Tier
 from executor.batch.batcher import Batcher, StepPlan
@@ -126,8 +127,12 @@ class Engine:
     def unpin(self, digest: str, adapter: str = "") -> None:
         self.pager.unpin(digest, adapter)
 
-    def drop(self, digest: str, adapter: str = "") -> None:
-        self.pager.drop(digest, adapter)
+    def drop(self, digest: str, adapter: str = "", key: DropKey | None = None) -> None:
+        """The events have `key` once it is done."""
+        self.pager.drop(digest, adapter, key)
+
+    def discarded(self, digest: str) -> None:
+        self.pager.discarded(digest)
 
     def on_disk(self, copies: tuple[Copy, ...]) -> None:
         self.pager.on_disk(copies)
@@ -332,6 +337,7 @@ class Engine:
             rejected=tuple(self._rejected),
             residency=residency,
             status=self._status(),
+            dropped=self.pager.take_dropped(),
         )
         self._tokens, self._finished, self._rejected = [], [], []
         return events

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from executor.adapters.drops import DropKey
 from executor.adapters.residency import ResidencyDelta
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import FinishReason, Key, PromptLogprob
@@ -52,7 +53,8 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class StepEvents:
     """`ran`: a forward pass is over, number `step`. Ends and residency can be there without one. `runs`: the
-    next one is under way, with events to come."""
+    next one is under way, with events to come. `dropped`: these are done, and `residency` or one before it
+    says what is left."""
 
     step: int
     ran: bool
@@ -62,6 +64,7 @@ class StepEvents:
     rejected: tuple[Rejected, ...]
     residency: ResidencyDelta | None
     status: Status
+    dropped: tuple[DropKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ engine counts for itself when it accepts.
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -42,19 +42,11 @@ class Stream:
 
 
 class Hub:
-    def __init__(
-        self,
-        engine: EngineThread,
-        outbox_messages: int,
-        discard_copy: Callable[[str], None] | None = None,
-    ) -> None:
-        """`discard_copy` frees what is kept of a version on this machine's disk; it must not block.
-        None: nothing is kept there."""
+    def __init__(self, engine: EngineThread, outbox_messages: int) -> None:
         self.instance_id = uuid.uuid4().hex
         self.info: EngineInfo | None = None
         self.streams: dict[int, Stream] = {}
         self._engine = engine
-        self._discard_copy = discard_copy
         self._outbox_messages = outbox_messages
         self._residency = Residency()
         self._status = Status()
@@ -145,9 +137,8 @@ class Hub:
                 self._engine.submit(lambda engine: engine.unpin(digest, adapter))
             case "drop":
                 digest, adapter = command.drop.digest, command.drop.adapter
-                self._engine.submit(lambda engine: engine.drop(digest, adapter))
-                if self._discard_copy:
-                    self._discard_copy(digest)
+                key = (stream.number, command.drop.number) if command.drop.number else None
+                self._engine.submit(lambda engine: engine.drop(digest, adapter, key))
             case "drain":
                 self._engine.submit(lambda engine: engine.drain())
             case unknown:
@@ -155,7 +146,8 @@ class Hub:
         self.tell_room()
 
     def take(self, events: StepEvents) -> None:
-        """Spread what a step brought: its tokens, then ends, then residency, then room if it changed."""
+        """Spread what a step brought: its tokens, then ends, then residency, then which drops are done, then
+        room if it changed."""
         self._status = events.status
         self._tell_step(events)
         for refused in events.rejected:
@@ -165,6 +157,9 @@ class Hub:
             self._residency.apply(events.residency)
             for stream in self.streams.values():
                 stream.outbox.put(convert.residency_event(events.residency))
+        for number, drop in events.dropped:
+            if asking := self.streams.get(number):
+                asking.outbox.put(convert.dropped_event(drop))
         self.tell_room()
 
     def tell_loads(self) -> None:

@@ -92,6 +92,7 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
         block_size=info.block_size,
         residency=map(_entry, residency.copies),
         residency_number=residency.number,
+        tells_drops=True,
     )
 
 
@@ -166,6 +167,10 @@ def residency_event(delta: ResidencyDelta) -> executor_pb2.ExecutorEvent:
             removed=map(_entry, delta.removed),
         )
     )
+
+
+def dropped_event(number: int) -> executor_pb2.ExecutorEvent:
+    return executor_pb2.ExecutorEvent(dropped=executor_pb2.Dropped(number=number))
 
 
 @dataclass(frozen=True, slots=True)

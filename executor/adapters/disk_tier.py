@@ -14,11 +14,17 @@ logger = logging.getLogger(__name__)
 
 
 class DiskTier:
-    """`tell` gets all copies, on the tier's thread, whenever they are others than before."""
+    """`tell` gets all copies, on the tier's thread, whenever they are others than before; `discarded` the
+    digest of each `discard`, once what it left has been told."""
 
-    def __init__(self, cache: CachedStore, tell: Callable[[tuple[Copy, ...]], None]) -> None:
+    def __init__(
+        self,
+        cache: CachedStore,
+        tell: Callable[[tuple[Copy, ...]], None],
+        discarded: Callable[[str], None] = lambda digest: None,
+    ) -> None:
         self._cache = cache
-        self._tell = tell
+        self._tell, self._discarded = tell, discarded
         self._todo: SimpleQueue[str | None] = SimpleQueue()  # digests to discard; None: the end
         self._told: tuple[Copy, ...] = ()
         # A daemon: a disk that hangs must not keep the process from ending.
@@ -35,11 +41,12 @@ class DiskTier:
         self._todo.put(None)
 
     def _run(self) -> None:
+        self._look()
         while True:
-            self._look()
             try:
                 digest = self._todo.get(timeout=_LOOK_INTERVAL_S)
             except Empty:
+                self._look()
                 continue
             if digest is None:
                 return
@@ -47,6 +54,8 @@ class DiskTier:
                 self._cache.discard(digest)
             except AdapterStoreError as error:
                 logger.warning("a copy on disk stays: %s", error, extra={"digest": digest})
+            self._look()
+            self._discarded(digest)
 
     def _look(self) -> None:
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from executor.adapters.backoff import Backoffs
+from executor.adapters.drops import DropKey, Drops
 from executor.adapters.host_tier import HostTier, ImageT
 from executor.adapters.loader import Loader, Outcome
 from executor.adapters.pins import Pins
@@ -80,7 +81,10 @@ class Pager(Generic[ImageT]):
         load_ended: Callable[[str, float], None],
         paged_in: Callable[[str], None],
         page_in_took: Callable[[float], None],
+        discard_copy: Callable[[str], None] | None = None,
     ) -> None:
+        """`discard_copy` frees what is kept of a version on this machine's disk, without waiting for it;
+        `discarded` is to be called then. None: nothing is kept there."""
         if host_bytes < adapters.nbytes_per_slot:
             raise ValueError(
                 f"{host_bytes} bytes of host memory hold no adapter of {adapters.nbytes_per_slot} bytes"
@@ -98,7 +102,7 @@ class Pager(Generic[ImageT]):
         self._changed = False
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins = Pins()
-        self._dropped: set[str] = set()
+        self._drops = Drops(discard_copy)
         self._hints: dict[str, float] = {}  # needed by when, about
         self._backoffs = Backoffs()
         self._keep: set[str] = set()  # digests that a waiting sequence or a pin needs in host memory now
@@ -111,7 +115,7 @@ class Pager(Generic[ImageT]):
         self._users[digest] -= 1
         if self._users[digest] <= 0:
             del self._users[digest]
-            if digest in self._dropped:
+            if digest in self._drops:
                 self._purge(digest)
 
     def prefetch(self, digest: str, need_by: float) -> None:
@@ -133,7 +137,7 @@ class Pager(Generic[ImageT]):
         if tier is Tier.SLOT and in_slots + 1 >= len(self._slots):
             logger.warning("pinned to host memory, the last slot stays free", extra={"digest": digest})
             tier = Tier.HOST
-        self._dropped.discard(digest)
+        self._drops.keep(digest)
         self._pins.set(digest, adapter, tier)
         self._release_slot(digest)
 
@@ -141,20 +145,31 @@ class Pager(Generic[ImageT]):
         self._pins.end(digest, adapter)
         self._release_slot(digest)
 
-    def drop(self, digest: str, adapter: str = "") -> None:
+    def drop(self, digest: str, adapter: str = "", key: DropKey | None = None) -> None:
         """End this adapter's pin, all of them when it is "". Unless another pins it, free every copy as soon
-        as no accepted sequence needs it."""
+        as no accepted sequence needs it, and what a load brings that is under way. `take_dropped` then has
+        the key."""
         if adapter:
             self._pins.end(digest, adapter)
         else:
             self._pins.end_all(digest)
         self._release_slot(digest)
         if digest in self._pins:
+            self._drops.keep(digest, key)
             return
         self._backoffs.clear(digest)
-        self._dropped.add(digest)
+        self._hints.pop(digest, None)
+        self._drops.add(digest, key)
         if not self._users[digest]:
             self._purge(digest)
+
+    def discarded(self, digest: str) -> None:
+        """Its copy on disk is gone, and `on_disk` was told so."""
+        self._drops.discarded(digest)
+
+    def take_dropped(self) -> tuple[DropKey, ...]:
+        """The drops that are done since the last call: `take_delta` has what there is left."""
+        return tuple(self._drops.take_done())
 
     def on_disk(self, copies: tuple[Copy, ...]) -> None:
         """What the cache on disk holds, for the reports: loads ask it by themselves."""
@@ -168,7 +183,11 @@ class Pager(Generic[ImageT]):
         """
         for seconds in self._adapters.load_seconds():
             self._page_in_took(seconds)
-        failures = [failure for outcome in self._loader.finished() for failure in self._land(outcome, now)]
+        outcomes = self._loader.finished()
+        failures = [failure for outcome in outcomes for failure in self._land(outcome, now)]
+        for outcome in outcomes:
+            if not self._users[outcome.digest]:
+                self._drops.freed(outcome.digest)
         # Who waited for a failed one is about to be rejected: it is not asked for again.
         failed = {failure.digest for failure in failures}
         wanted = [digest for digest in wanted if digest not in failed]
@@ -252,9 +271,8 @@ class Pager(Generic[ImageT]):
         return []
 
     def _take(self, digest: str, image: ImageT) -> None:
-        if digest in self._dropped and not self._users[digest]:
-            self._dropped.discard(digest)
-        elif digest not in self.host and self.host.put(digest, image, self._keep):
+        unwanted = digest in self._drops and not self._users[digest]
+        if not unwanted and digest not in self.host and self.host.put(digest, image, self._keep):
             self._slots.forget_heads(self.host)  # of those that were evicted
             self._slots.set_heads(digest, image.num_full_heads)
             self._changed = True
@@ -272,8 +290,6 @@ class Pager(Generic[ImageT]):
         else:
             self._backoffs.clear(digest)
             self._pins.end_all(digest)
-        if not self._users[digest]:
-            self._dropped.discard(digest)
         return [LoadFailure(digest, rejection)]
 
     def _evict(self) -> bool:
@@ -360,7 +376,7 @@ class Pager(Generic[ImageT]):
         self._slots.set_heads(digest, 0)
         self._changed = True
         if digest not in self._loader.in_flight:
-            self._dropped.discard(digest)
+            self._drops.freed(digest)
 
     def _empty(self, slot: int) -> None:
         self._slots.empty(slot)

@@ -89,12 +89,14 @@ class UnpinAdapter(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class DropAdapter(_message.Message):
-    __slots__ = ("digest", "adapter")
+    __slots__ = ("digest", "adapter", "number")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     digest: str
     adapter: str
-    def __init__(self, digest: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, digest: _Optional[str] = ..., adapter: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class DrainExecutor(_message.Message):
     __slots__ = ()
@@ -119,7 +121,7 @@ class ExecutorCommand(_message.Message):
     def __init__(self, dispatch: _Optional[_Union[DispatchBatch, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., pin: _Optional[_Union[PinAdapter, _Mapping]] = ..., unpin: _Optional[_Union[UnpinAdapter, _Mapping]] = ..., drop: _Optional[_Union[DropAdapter, _Mapping]] = ..., drain: _Optional[_Union[DrainExecutor, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads")
+    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads", "tells_drops")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class Hello(_message.Message):
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_NUMBER_FIELD_NUMBER: _ClassVar[int]
     MAX_FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
+    TELLS_DROPS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     instance_id: str
     model_fingerprint: str
@@ -146,7 +149,8 @@ class Hello(_message.Message):
     residency: _containers.RepeatedCompositeFieldContainer[ResidencyEntry]
     residency_number: int
     max_full_heads: int
-    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ...) -> None: ...
+    tells_drops: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ..., tells_drops: bool = ...) -> None: ...
 
 class ResidencyEntry(_message.Message):
     __slots__ = ("digest", "tier", "slot", "num_bytes", "pinned")
@@ -171,6 +175,12 @@ class ResidencyDelta(_message.Message):
     added: _containers.RepeatedCompositeFieldContainer[ResidencyEntry]
     removed: _containers.RepeatedCompositeFieldContainer[ResidencyEntry]
     def __init__(self, number: _Optional[int] = ..., added: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class StepTokens(_message.Message):
     __slots__ = ("step", "dispatch_ids", "first_output_index", "token_counts", "token_ids", "logprobs", "finished")
@@ -245,17 +255,19 @@ class Load(_message.Message):
     def __init__(self, state: _Optional[_Union[LoadState, str]] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., received_dispatches: _Optional[int] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
-    __slots__ = ("hello", "step", "finished", "rejected", "residency", "load")
+    __slots__ = ("hello", "step", "finished", "rejected", "residency", "load", "dropped")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: StepTokens
     finished: Finished
     rejected: Rejected
     residency: ResidencyDelta
     load: Load
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    dropped: Dropped
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...

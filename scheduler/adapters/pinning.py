@@ -65,8 +65,8 @@ class Copies:
         return await _wait(lambda: self.holders(digest, addresses), WAIT_S)
 
     def holders(self, digest: str, addresses: Collection[str]) -> list[str]:
-        """Those of the executors that have a copy."""
-        return self._where(addresses, lambda state: state.residency.tier(digest) > Tier.NOWHERE)
+        """Those of the executors that have a copy, or may still get one."""
+        return self._where(addresses, lambda state: state.may_hold(digest))
 
     def _where(self, addresses: Collection[str], holds: Callable[[ExecutorState], bool]) -> list[str]:
         states: Sequence[ExecutorState] = self._fleet.states

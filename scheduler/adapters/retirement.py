@@ -75,16 +75,25 @@ class Retirement:
 
     async def drained(self, adapter: str, digest: str) -> None:
         """Waits until no scheduler has a request of a withdrawn version and no connected executor a copy that
-        is there for it alone. Raises PushedAgain when it takes requests again, StoreUnavailable."""
+        is there for it alone. Raises PushedAgain when it takes requests again, StoreUnavailable.
+
+        Each executor is told to drop it after the last request, whether or not it told of a copy: a load that
+        is under way, or that a hint asked for, is in no report yet."""
         name = (adapter, digest)
+        told: set[tuple[str, int]] = set()  # Executors, each by its address and stream.
         self.withdrawn(adapter, digest)
         since = await self._leases.changes()
         while True:
             used = await self._leases.used(since)
             if used is not None and name not in used:
                 others = {other for other, used_digest in used if used_digest == digest}
-                if others or not self._holders(digest) or await self.sharers(adapter, digest):
+                if others or await self.sharers(adapter, digest):
                     return
+                told |= self._drop_where_untold(name, told)
+                if not any(state.may_hold(digest) for state in self._dispatcher.fleet.states):
+                    return
+            else:
+                told.clear()
             entry = (await self._in_pool(self._entries, [name])).get(name)
             if entry is not None and entry.state is VersionState.ACTIVE:
                 raise PushedAgain(adapter, digest)
@@ -169,6 +178,15 @@ class Retirement:
             self._dispatcher.fleet.unpin(digest, adapter)
         else:
             self._dispatcher.fleet.drop(digest, adapter)
+
+    def _drop_where_untold(self, name: Name, told: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+        adapter, digest = name
+        fleet = self._dispatcher.fleet
+        connected = {(state.address, state.streams) for state in fleet.states if state.limits}
+        untold = connected.difference(told)
+        if untold:
+            fleet.drop(digest, adapter, [address for address, _ in untold])
+        return untold
 
     def _holders(self, digest: str) -> list[str]:
         states = self._dispatcher.fleet.states

@@ -71,6 +71,7 @@ class ExecutorLink:
         self._listener = listener
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
+        self._drops = 0  # Sent, on all streams.
         self.pins: dict[tuple[str, str], Tier] = {}  # By (digest, adapter). For reading.
         self._unpinned: dict[tuple[str, str], None] = {}  # What ended while there was no connection.
 
@@ -106,11 +107,15 @@ class ExecutorLink:
 
     def drop(self, digest: str, adapter: str) -> None:
         """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as
-        nothing uses them. While there is no connection it only ends pins."""
+        nothing uses them. While there is no connection it only ends pins. Until the executor says that it is
+        done, the drop is in `state.dropping`."""
         for pin in [pin for pin in self.pins if pin[0] == digest and adapter in ("", pin[1])]:
             self.unpin(*pin)
         if self.state.limits:
-            drop = executor_pb2.DropAdapter(digest=digest, adapter=adapter)
+            self._drops += 1
+            if self.state.limits.tells_drops:
+                self.state.dropping[self._drops] = digest
+            drop = executor_pb2.DropAdapter(digest=digest, adapter=adapter, number=self._drops)
             self._send(executor_pb2.ExecutorCommand(drop=drop))
 
     def pin(self, digest: str, adapter: str, tier: Tier) -> None:
@@ -242,6 +247,8 @@ class ExecutorLink:
                 self._listener.on_rejected(self.state.address, event.rejected)
         elif kind == "residency":
             self._apply(event.residency)
+        elif kind == "dropped":
+            self.state.dropping.pop(event.dropped.number, None)
         elif kind == "load":
             self._report(event.load)
         else:

@@ -28,6 +28,7 @@ class Limits:
     max_loras: int
     max_seats: int
     max_full_heads: int = 0
+    tells_drops: bool = False  # when they are done
 
     def can_hold(self, max_rank: int, modules: frozenset[str], full_heads: int = 0) -> bool:
         """Whether a version fits one of its slots; the base model (rank 0, no modules) always does."""
@@ -64,6 +65,8 @@ class ExecutorState:
     residency: Residency = field(default_factory=Residency)
     report: Report = field(default_factory=Report)
     usage: Usage = field(default_factory=Usage)
+    streams: int = 0  # that have ended
+    dropping: dict[int, str] = field(default_factory=dict)  # Digests by number, of drops not done.
     _sent: int = 0
     _unreported: deque[tuple[int, str]] = field(
         default_factory=deque
@@ -91,6 +94,10 @@ class ExecutorState:
         known = {digest for number, digest in self._running.values() if number <= self.report.received}
         new = {digest for _, digest in self._unreported} - known - {BASE}
         return max(0, self.report.free_slots - len(new))
+
+    def may_hold(self, digest: str) -> bool:
+        """Whether it has told of a copy, or may still get one that a load brings which is under way."""
+        return self.residency.tier(digest) > Tier.NOWHERE or digest in self.dropping.values()
 
     def claims(self, digest: str) -> int:
         """Unfinished dispatches of one version; above zero it has, or was promised, a slot."""
@@ -145,6 +152,8 @@ class ExecutorState:
         """
         lost = list(self._running)
         self.limits, self.residency, self.report = None, Residency(), Report()
+        self.streams += 1
+        self.dropping.clear()
         self._sent = 0
         self._unreported.clear()
         self._running.clear()

@@ -46,6 +46,7 @@ def limits_of(hello: executor_pb2.Hello) -> Limits:
         max_loras=hello.max_loras,
         max_seats=hello.max_seats,
         max_full_heads=hello.max_full_heads,
+        tells_drops=hello.tells_drops,
     )
 
 

@@ -85,7 +85,9 @@ class World:
         assert len(self.store.loaded) == len(self.store.forgotten) + len(list(self.pager.host))
 
 
-def make_world(*, room: int = 3, slots: int = 2, heads: int = 0) -> World:
+def make_world(
+    *, room: int = 3, slots: int = 2, heads: int = 0, discard_copy: Callable[[str], None] | None = None
+) -> World:
     """Host memory for `room` images. The pager is to be closed."""
     store, table = Store(room), SlotTable(slots, heads)
     paged_in: list[str] = []
@@ -99,5 +101,6 @@ def make_world(*, room: int = 3, slots: int = 2, heads: int = 0) -> World:
         load_ended=lambda result, seconds: None,
         paged_in=paged_in.append,
         page_in_took=lambda seconds: None,
+        discard_copy=discard_copy,
     )
     return World(store, pager, table, paged_in)

@@ -44,6 +44,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             modules=["q_proj", "v_proj"],
             max_loras=4,
             max_seats=seats,
+            tells_drops=True,
         )
         self.step_s = step_s
         self.token_at: Callable[[executor_pb2.Dispatch, int], int] = next_token
@@ -60,6 +61,8 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.commands: list[executor_pb2.ExecutorCommand] = []
         self.pages = False  # Tells of copies: what it runs or pins is in a slot, until it is dropped.
         self.copies: dict[str, executor_pb2.ResidencyEntry] = {}  # By digest, when it pages.
+        self.loading: set[str] = set()  # Of what a load is under way, so that no drop is done.
+        self.dropped: list[int] = []  # Drops that are done, to be told.
         self.pins: dict[str, dict[str, int]] = {}  # Tiers by digest and adapter.
         self.streams = 0
         self.running: dict[str, tuple[executor_pb2.Dispatch, int]] = {}  # With the next output index.
@@ -102,6 +105,9 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
                     number += 1
                     delta.number = number
                     yield executor_pb2.ExecutorEvent(residency=delta)
+                while self.dropped:
+                    done = executor_pb2.Dropped(number=self.dropped.pop(0))
+                    yield executor_pb2.ExecutorEvent(dropped=done)
                 if not self.mute:
                     for event in self._step(received):
                         yield event
@@ -128,10 +134,14 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             self.copies[digest] = executor_pb2.ResidencyEntry(digest=digest, tier=SLOT, num_bytes=100)
         for command in self._unpaged:
             self._take_pins(command)
-        dropped = {command.drop.digest for command in self._unpaged if command.HasField("drop")}
-        self._unpaged = [c for c in self._unpaged if c.HasField("drop") and c.drop.digest in in_use]
-        for digest in dropped - in_use - self.pins.keys():
-            self.copies.pop(digest, None)
+        needed = in_use | self.loading
+        drops = [command.drop for command in self._unpaged if command.HasField("drop")]
+        self._unpaged = [c for c in self._unpaged if c.HasField("drop") and c.drop.digest in needed]
+        for drop in drops:
+            if drop.digest not in needed:
+                if drop.digest not in self.pins:
+                    self.copies.pop(drop.digest, None)
+                self.dropped += [drop.number] if self.hello.tells_drops and drop.number else []
         delta = executor_pb2.ResidencyDelta(
             added=[entry for digest, entry in self.copies.items() if told.get(digest) != entry],
             removed=[entry for digest, entry in told.items() if digest not in self.copies],

@@ -1,6 +1,7 @@
 """The executor over a real socket, with a real engine on its thread."""
 
 import asyncio
+import threading
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from adapter_store import DiskStore
+from adapter_store import CachedStore, DiskStore, Weights
 from executor.app import ExecutorApp
 from executor.config import ExecutorConfig
 from executor.engine_thread import Command
@@ -161,6 +162,50 @@ async def test_rejections_carry_reason_code_and_whether_to_retry(app: ExecutorAp
             "empty": ("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT.value[0], False),
             "wrong": ("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT.value[0], False),
         }
+
+
+class HeldStore(DiskStore):
+    """Gives an adapter out once its gate is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.asked, self.gate = threading.Event(), threading.Event()
+
+    def open(self, digest: str) -> Weights:
+        self.asked.set()
+        self.gate.wait(60)
+        return super().open(digest)
+
+
+async def test_a_drop_is_answered_after_a_load_under_way_and_its_copies_are_gone(
+    tiny_base: Path, store_folder: Path, digests: list[str], tmp_path: Path
+) -> None:
+    """In host memory and on disk: residency after the answer names none."""
+    store = HeldStore(store_folder)
+    async with (
+        running(tiny_base, CachedStore(store, tmp_path, 1 << 30)) as app,
+        connected(app) as asking,
+        connected(app) as other,
+    ):
+        assert asking.events[0].hello.tells_drops
+        await asking.dispatch(dispatch("a", digest=digests[0]))
+        await asyncio.to_thread(store.asked.wait, 60)
+        await asking.send(cancel=executor_pb2.Cancel(dispatch_ids=["a"]))
+        await asking.send(drop=executor_pb2.DropAdapter(digest=digests[0], number=7))
+        await asking.send(drop=executor_pb2.DropAdapter(digest=digests[1], number=8))
+        await asking.until(lambda: asking.of("dropped"))
+        assert [done.number for done in asking.of("dropped")] == [8]
+        store.gate.set()
+        await asking.until(lambda: len(asking.of("dropped")) == 2)
+        copies: set[tuple[str, int]] = set()
+        for event in asking.events:
+            copies |= {(entry.digest, entry.tier) for entry in event.residency.added}
+            copies -= {(entry.digest, entry.tier) for entry in event.residency.removed}
+        assert copies == set() and not any((tmp_path / "entries").iterdir())
+        await other.send(drop=executor_pb2.DropAdapter(digest=digests[0]))  # asks for no answer
+        await other.send(drop=executor_pb2.DropAdapter(digest=digests[0], number=1))
+        await other.until(lambda: other.of("dropped"))
+        assert [done.number for done in other.of("dropped")] == [1] and len(asking.of("dropped")) == 2
 
 
 async def test_more_dispatches_than_seats_are_handed_back(app: ExecutorApp) -> None:

@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from adapter_store import AdapterNotFound, StoreUnavailable
+from adapter_store import AdapterNotFound, DataLoss, StoreUnavailable
 from executor.adapters.host_tier import HostTier
 from executor.adapters.pager import MAX_HINTS
 from executor.adapters.residency import Copy, Residency, Tier
 from executor.batch.batcher import PageIn
+from executor.errors import HostMemoryFull
 from tests.support.engines.pager_world import Block, World, make_world
 from tests.support.services.cluster import wait_until
 
@@ -21,8 +23,8 @@ Make = Callable[..., World]
 def make() -> Iterator[Make]:
     worlds: list[World] = []
 
-    def build(*, room: int = 3, slots: int = 2, heads: int = 0) -> World:
-        worlds.append(make_world(room=room, slots=slots, heads=heads))
+    def build(**settings: Any) -> World:
+        worlds.append(make_world(**settings))
         return worlds[-1]
 
     yield build
@@ -193,6 +195,70 @@ def test_a_drop_during_the_load_throws_the_load_away(make: Make) -> None:
     assert "a" not in world.pager.host
     world.settle("a")
     assert "a" in world.pager.host
+
+
+def test_a_drop_is_done_when_nothing_is_left_or_under_way(make: Make) -> None:
+    world = make()
+    world.pager.drop("cold", key=(1, 1))
+    assert world.pager.take_dropped() == ((1, 1),)
+    world.store.gates["a"] = threading.Event()
+    world.pager.collect(["a"], 0.0)
+    world.pager.drop("a", key=(1, 2))
+    world.pager.drop("a", key=(2, 1))
+    world.pager.collect([], 0.0)
+    assert world.pager.take_dropped() == ()
+    world.store.gates["a"].set()
+    world.settle()
+    assert world.pager.take_dropped() == ((1, 2), (2, 1))
+    world.pager.acquire("b")
+    world.settle("b")
+    world.pager.drop("b", key=(1, 3))
+    assert world.pager.take_dropped() == ()
+    world.pager.release("b")
+    assert world.pager.take_dropped() == ((1, 3),)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), DataLoss("damaged"), HostMemoryFull()])
+def test_a_load_that_fails_ends_its_drop(make: Make, error: Exception) -> None:
+    world = make()
+    world.store.gates["a"], world.store.errors["a"] = threading.Event(), error
+    world.pager.collect(["a"], 0.0)
+    world.pager.drop("a", key=(1, 1))
+    world.store.gates["a"].set()
+    world.settle()
+    assert world.pager.take_dropped() == ((1, 1),)
+    world.store.errors.clear()
+    world.now += 100
+    world.settle("a")
+    assert "a" in world.pager.host, "a drop that is done takes nothing that comes later"
+
+
+def test_a_drop_ends_hints(make: Make) -> None:
+    """One that waited for an idle thread brought a copy of what was told to be free."""
+    world = make()
+    for digest in ("x", "y"):  # as many as there are threads
+        world.store.gates[digest] = threading.Event()
+    world.pager.collect(["x", "y"], 0.0)
+    world.pager.prefetch("a", 0.0)
+    world.pager.collect([], 0.0)
+    world.pager.drop("a", key=(1, 1))
+    for gate in world.store.gates.values():
+        gate.set()
+    world.settle()
+    assert "a" not in world.store.asked and world.pager.take_dropped() == ((1, 1),)
+
+
+def test_a_drop_waits_for_the_disk_and_for_no_other_adapters_pin(make: Make) -> None:
+    discarded: list[str] = []
+    world = make(discard_copy=discarded.append)
+    world.pager.pin("a", Tier.HOST, "zoo/y")
+    world.settle()
+    world.pager.drop("a", "acme/x", key=(1, 1))
+    assert world.pager.take_dropped() == ((1, 1),) and discarded == [], "it is kept for zoo/y"
+    world.pager.drop("a", "zoo/y", key=(1, 2))
+    assert discarded == ["a"] and world.pager.take_dropped() == ()
+    world.pager.discarded("a")
+    assert world.pager.take_dropped() == ((1, 2),)
 
 
 def test_pins_load_and_stay(make: Make) -> None:

@@ -19,6 +19,7 @@ from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.fleet.residency import Residency
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.adapters_calls import Running, as_, pushed, refused, running_service
+from tests.support.services.fakes import FakeExecutor
 from tests.support.services.scheduling import admitted, read_all, until
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 
@@ -173,6 +174,27 @@ async def test_a_drain_waits_for_streams_and_frees_every_copy(service: Running) 
     assert all(digest not in fake.copies for fake in service.executors)
     listed = await service.stub.List(pb.ListAdaptersRequest(name="draining"), **as_("acme"))
     assert [version.state for version in listed.versions] == [pb.VERSION_STATE_DRAINING]
+
+
+@pytest.mark.parametrize("call", ["Drain", "Drop"])
+async def test_a_load_under_way_is_waited_for(service: Running, call: str) -> None:
+    """It is in no report yet: neither its request's, which has ended, nor that of copies."""
+    name = f"late-{call.lower()}"
+    digest = await pushed(service, name, 30 + len(call))
+    slow, quick = service.executors
+    slow.loading.add(digest)
+    message = {"Drain": pb.DrainAdapterRequest, "Drop": pb.DropCopiesRequest}[call]
+    answer = asyncio.ensure_future(getattr(service.stub, call)(message(adapter=name), **as_("acme")))
+
+    def told(fake: FakeExecutor) -> bool:
+        return any(command.drop.digest == digest for command in fake.commands)
+
+    (state,) = (each for each in service.dispatcher.fleet.states if each.address == quick.address)
+    await until(lambda: answer.done() or (told(slow) and told(quick) and not state.may_hold(digest)))
+    assert not answer.done()
+    slow.loading.discard(digest)
+    await asyncio.wait_for(answer, 60)
+    assert not any(each.may_hold(digest) for each in service.dispatcher.fleet.states)
 
 
 async def test_a_deleted_version_stays_readable_while_anybody_uses_it(service: Running) -> None:

@@ -249,6 +249,25 @@ async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: F
     await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
 
 
+async def test_a_drop_is_waited_for_on_its_stream_where_executors_answer(
+    dispatcher: Dispatcher, fake: FakeExecutor
+) -> None:
+    """Those of the version before do not."""
+    fleet, port = dispatcher.fleet, int(fake.address.rpartition(":")[2])
+    state = fleet.states[0]
+    fake.pages, fake.loading = True, {DIGEST}
+    fleet.drop(DIGEST)
+    assert state.may_hold(DIGEST) and not state.may_hold("sha256:" + "b" * 64)
+    await fake.stop()
+    await until(lambda: state.limits is None)
+    assert not state.may_hold(DIGEST), "its copies are told in the next hello"
+    fake.hello.tells_drops = False
+    await fake.start(port)
+    await until(lambda: state.limits is not None)
+    fleet.drop(DIGEST)
+    assert not state.may_hold(DIGEST)
+
+
 async def test_a_pin_that_ends_while_its_executor_is_cut_off_does_not_stay(
     dispatcher: Dispatcher, fake: FakeExecutor
 ) -> None:
