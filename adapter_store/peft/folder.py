@@ -14,6 +14,7 @@ from adapter_store.manifest import FullHead, ModuleInfo, PushFacts, PushWarning,
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft.base_copy import check_base_copy
+from adapter_store.peft.base_name import is_name_of, name_of
 from adapter_store.peft.config import CONFIG_FILE, LoraSettings, read_config
 from adapter_store.peft.experts import read_experts
 from adapter_store.peft.foreign import foreign_file
@@ -126,9 +127,10 @@ def _what_is_there(folder: Path) -> str:
 
 def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[PushWarning]:
     """Shapes decide the base; its name is a hint, since the same model lives under many paths."""
-    if settings.base_model.rstrip("/").rpartition("/")[2] in ("", spec.name):
+    if is_name_of(settings.base_model, spec):
         return []
-    text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model!r}, this base is {spec.name!r}"
+    text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model!r}"
+    text += f", this base is {name_of(spec)!r}"
     if strict:
         raise IncompatibleAdapter(text)
     return [PushWarning("OTHER_BASE_MODEL", text)]
