@@ -89,7 +89,7 @@ def test_their_folders(
     assert version.digest == plain.digest
     store.export(Ref("acme", version.name, digest=version.digest), tmp_path / "out")
     kept = {file.name for file in (tmp_path / "out").iterdir()}
-    assert kept <= {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"}
+    assert kept <= {"README.md", "adapter_config.json", "adapter_model.safetensors", *TOKENIZER}
 
 
 @pytest.mark.parametrize(
