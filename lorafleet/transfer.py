@@ -68,9 +68,13 @@ def _what_is_there(folder: Path) -> str:
     foreign = foreign_file(path.name for path in folder.iterdir())
     if foreign and not (folder / WEIGHTS_FILE).is_file():
         return f"; {foreign}"
-    if below := adapters_below(folder):
-        return f"; there is an adapter in {few(below)}: push that folder"
-    return ""
+    match adapters_below(folder):
+        case []:
+            return ""
+        case [below]:
+            return f"; there is an adapter in {below}: push that folder"
+        case several:
+            return f"; there are adapters in {few(several)}: push the one that is meant"
 
 
 def adapters_below(folder: Path) -> list[str]:

@@ -28,6 +28,7 @@ from adapter_store.peft.tokenizer import check_tokenizer, read_chat_template
 from adapter_store.peft.vocabulary import check_vocabulary
 
 WEIGHTS_FILE = "adapter_model.safetensors"
+_SHOWN = 6  # folders in a message
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,12 @@ def _what_is_there(folder: Path) -> str:
     """What the caller may have meant, in place of a whole adapter."""
     if foreign := foreign_file(path.name for path in folder.iterdir()):
         return f": {foreign}"
-    below = sorted(path.parent.name for path in folder.glob(f"*/{WEIGHTS_FILE}"))
-    return f": {below[0]}/ in it has an adapter, push that folder" if below else ""
+    found = (path for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{WEIGHTS_FILE}"))
+    below = sorted(f"{path.parent.relative_to(folder)}/" for path in found)
+    if len(below) <= 1:
+        return f": {below[0]} in it has an adapter, push that folder" if below else ""
+    more = f" and {len(below) - _SHOWN} more" if len(below) > _SHOWN else ""
+    return f": {', '.join(below[:_SHOWN])}{more} in it have adapters, push the one that is meant"
 
 
 def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[PushWarning]:

@@ -64,6 +64,13 @@ def test_an_adapter_further_below_is_named(tmp_path: Path, depth: str, rest: tup
         push_messages(tmp_path, HEADER, None)
 
 
+def test_of_several_adapters_below_none_is_chosen(tmp_path: Path) -> None:
+    for name in ("policy", "reference"):
+        adapter_folder(tmp_path / name)
+    with pytest.raises(InvalidRequest, match="adapters in policy/, reference/: push the one that is meant"):
+        push_messages(tmp_path, HEADER, None)
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [

@@ -318,12 +318,13 @@ def test_pickles_are_never_loaded(
         ("lora.safetensors", "is an adapter of mistral-finetune; `python -m adapter_store.convert"),
         ("x-f16.gguf", "is llama.cpp's; push the PEFT folder"),
         ("checkpoint-9/adapter_model.safetensors", "in it has an adapter, push that folder"),
+        ("checkpoint-9/model/adapter_model.safetensors", "in it has an adapter, push that folder"),
     ],
 )
 def test_what_lies_there_instead_is_told(
     adapter: Path, refused: Callable[..., None], name: str, what: str
 ) -> None:
-    (adapter / name).parent.mkdir(exist_ok=True)
+    (adapter / name).parent.mkdir(exist_ok=True, parents=True)
     (adapter / "adapter_model.safetensors").rename(adapter / name)
     refused(adapter, f"adapter_model.safetensors is missing: {name.partition('/adapter')[0]}/? {what}")
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
 
 from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Ref
 from adapter_store.peft.source import UNSERVED_FILES
-from tests.support.adapters.peft import edit_config, rewrite
+from tests.support.adapters.peft import edit_config, load_base, rewrite
 
 JSON, PICKLE = b"{}\n", pickle.dumps({"never": "loaded"})
 # What the Trainer of transformers leaves in a checkpoint.
@@ -125,3 +126,14 @@ def test_weights_beside_the_adapter_are_refused_by_name(
     (adapter / name).write_bytes(PICKLE)
     with pytest.raises(InvalidAdapter, match=name):
         store.put(adapter, "acme", "x", spec)
+
+
+def test_what_peft_saves_of_two_adapters(d0: Path, tmp_path: Path, store: DiskStore, spec: ModelSpec) -> None:
+    """Preference training has the adapter that it began with beside the trained one: whichever comes first
+    by its name, only the caller knows which is meant."""
+    config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(load_base(d0), config, adapter_name="trained")
+    model.add_adapter("reference", config)
+    model.save_pretrained(str(tmp_path / "out"))
+    with pytest.raises(InvalidAdapter, match=r"reference/, trained/ in it have adapters, push the one that"):
+        store.put(tmp_path / "out", "acme", "x", spec)
