@@ -18,6 +18,7 @@ from adapter_store.errors import (
     TenantFull,
     UnsafeStore,
     UploadLost,
+    WarningsRefused,
 )
 from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, ModuleInfo, PushFacts, PushWarning, Version, VersionState
@@ -63,6 +64,7 @@ __all__ = [
     "UploadLost",
     "Version",
     "VersionState",
+    "WarningsRefused",
     "Weights",
     "WeightsSource",
     "is_expert",

@@ -4,6 +4,7 @@ AdapterStoreError
 ├── InvalidRef            a reference, tenant, name, alias or digest is not well-formed
 ├── InvalidModel          the base model's folder cannot be described
 ├── InvalidAdapter        a pushed folder is malformed, or uses something that is not served
+│   └── WarningsRefused   or it could be taken with warnings, and the push is strict
 ├── IncompatibleAdapter   well-formed, but made for another base model
 ├── AdapterNotFound       unknown, or not visible to this tenant: the text does not tell which
 ├── InUse                 an alias or a protection still points there
@@ -32,6 +33,18 @@ class InvalidModel(AdapterStoreError):
 
 class InvalidAdapter(AdapterStoreError):
     pass
+
+
+class WarningsRefused(InvalidAdapter):
+    """`warnings`: reason and message of each."""
+
+    def __init__(self, warnings: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(warnings)
+        self.warnings = warnings
+
+    def __str__(self) -> str:
+        told = "; ".join(f"{reason}: {message}" for reason, message in self.warnings)
+        return f"a strict push takes no warnings, and there are {len(self.warnings)}: {told}"
 
 
 class IncompatibleAdapter(AdapterStoreError):

@@ -1,7 +1,8 @@
 """The errors that a call of the client can raise.
 
 LoraFleetError
-├── InvalidRequest        INVALID_ARGUMENT: a field or file is wrong; `violations` names each
+├── InvalidRequest        INVALID_ARGUMENT: a field or file is wrong; `violations` names each. reason
+│                         WARNINGS_REFUSED: a strict push of what would be taken with these warnings
 ├── AdapterNotFound       NOT_FOUND: no such adapter, alias or version, or not for this caller
 ├── PermissionDenied      PERMISSION_DENIED: a right is missing
 ├── Unauthenticated       UNAUTHENTICATED: no token, or one that is not known
@@ -36,10 +37,14 @@ _ACCEPTED_KEY = "lorafleet-accepted"
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One wrong field: its path, as "sampling.top_p", and what is allowed."""
+    """One wrong field: its path, as "sampling.top_p", and what is allowed.
+
+    reason: stable and machine-readable where one error has several, as "OTHER_BASE_MODEL"; else empty.
+    """
 
     field: str
     description: str
+    reason: str = ""
 
 
 class LoraFleetError(Exception):
@@ -181,7 +186,7 @@ def _add_detail(error: LoraFleetError, kind: str, value: bytes) -> None:
             error.retry_after = delay.seconds + delay.nanos / 1e9
         case "google.rpc.BadRequest":
             found = common_pb2.BadRequest.FromString(value).field_violations
-            error.violations += tuple(Violation(v.field, v.description) for v in found)
+            error.violations += tuple(Violation(v.field, v.description, v.reason) for v in found)
 
 
 class LaunchError(Exception):

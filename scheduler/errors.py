@@ -2,6 +2,7 @@
 
 SchedulerError
 ├── InvalidRequest       INVALID_ARGUMENT      a field, ref, file or tensor is wrong; names it
+├── WarningsRefused      INVALID_ARGUMENT      a strict push of what would be taken with warnings; names each
 ├── Unauthenticated      UNAUTHENTICATED       no or an unknown token
 ├── PermissionDenied     PERMISSION_DENIED     a right is missing on something the caller may see
 ├── AdapterNotFound      NOT_FOUND             unknown, or not the caller's to see: the same text for both
@@ -27,7 +28,7 @@ import functools
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import grpc
 
@@ -36,11 +37,19 @@ import adapter_store.errors as store
 logger = logging.getLogger(__name__)
 
 
+class Violation(NamedTuple):
+    """`field` is its path in the request. `reason`: stable, where one error has several; else empty."""
+
+    field: str
+    description: str
+    reason: str = ""
+
+
 class SchedulerError(Exception):
     """A failure with everything a client may know of it.
 
-    `reason` is stable and machine-readable; `metadata` says what it is about; `violations` are pairs of
-    (field path, description); `retry_after_s` is a hint in seconds, None when a retry cannot help.
+    `reason` is stable and machine-readable; `metadata` says what it is about; `violations` are the wrong
+    fields; `retry_after_s` is a hint in seconds, None when a retry cannot help.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL
@@ -51,7 +60,7 @@ class SchedulerError(Exception):
         message: str,
         *,
         metadata: Mapping[str, str] | None = None,
-        violations: tuple[tuple[str, str], ...] = (),
+        violations: tuple[Violation, ...] = (),
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -69,7 +78,23 @@ class InvalidRequest(SchedulerError):
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(
-            f"{field}: {description}", metadata={"field": field}, violations=((field, description),)
+            f"{field}: {description}",
+            metadata={"field": field},
+            violations=(Violation(field, description),),
+        )
+
+
+class WarningsRefused(SchedulerError):
+    """A violation has each warning's reason and message."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "WARNINGS_REFUSED"
+
+    def __init__(self, refused: store.WarningsRefused) -> None:
+        super().__init__(
+            f"adapter: {refused}",
+            metadata={"field": "adapter"},
+            violations=tuple(Violation("adapter", message, reason) for reason, message in refused.warnings),
         )
 
 
@@ -219,6 +244,8 @@ def from_exception(error: Exception) -> SchedulerError:
     """The error as a client may see it. Unknown exceptions are logged here, with the id the client gets."""
     if isinstance(error, SchedulerError):
         return error
+    if isinstance(error, store.WarningsRefused):
+        return WarningsRefused(error)
     for kind, make in _STORE_ERRORS:
         if isinstance(error, kind):
             return make(str(error))
@@ -227,8 +254,9 @@ def from_exception(error: Exception) -> SchedulerError:
     return InternalError(error_id)
 
 
-# First match wins. AdapterNotFound is here for completeness: whoever knows the ref as the caller wrote it
-# raises ours instead, so that the text is the same for unknown and for invisible adapters.
+# Of which the text tells all. First match wins. AdapterNotFound is here for completeness: whoever knows the
+# ref as the caller wrote it raises ours instead, so that the text is the same for unknown and for invisible
+# adapters.
 _STORE_ERRORS: tuple[tuple[type[Exception], Callable[[str], SchedulerError]], ...] = (
     (store.AdapterNotFound, AdapterNotFound),
     (store.InvalidRef, functools.partial(InvalidRequest, "adapter")),

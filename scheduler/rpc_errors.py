@@ -5,7 +5,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from scheduler.errors import SchedulerError, from_exception
+from scheduler.errors import SchedulerError, Violation, from_exception
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,9 @@ ERROR_DOMAIN = "lorafleet"
 # for one), and once more in the details, in base64. So long texts are cut.
 MAX_MESSAGE_BYTES = 800
 MAX_FIELD_BYTES = 200
-MAX_VIOLATIONS = 3
+# All violations together: how many there may be, and the bytes of their fields and descriptions.
+MAX_VIOLATIONS = 16
+MAX_VIOLATIONS_BYTES = 2400
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -41,18 +43,26 @@ def _status(error: SchedulerError) -> status_pb2.Status:
         error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata)
     )
     if error.violations:
-        violations = [
-            error_details_pb2.BadRequest.FieldViolation(
-                field=_cut(field, MAX_FIELD_BYTES), description=_cut(description, MAX_FIELD_BYTES)
-            )
-            for field, description in error.violations[:MAX_VIOLATIONS]
-        ]
-        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=violations))
+        status.details.add().Pack(_bad_request(error.violations[:MAX_VIOLATIONS]))
     if error.retry_after_s is not None:
         delay = Duration()
         delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
+
+
+def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadRequest:
+    max_bytes = min(MAX_FIELD_BYTES, MAX_VIOLATIONS_BYTES // (2 * len(violations)))
+    return error_details_pb2.BadRequest(
+        field_violations=[
+            error_details_pb2.BadRequest.FieldViolation(
+                field=_cut(each.field, max_bytes),
+                description=_cut(each.description, max_bytes),
+                reason=each.reason,
+            )
+            for each in violations
+        ]
+    )
 
 
 def _cut(text: str, max_bytes: int) -> str:

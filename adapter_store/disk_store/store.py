@@ -24,7 +24,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from adapter_store.files.durable import (
     sync_tree,
 )
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, Version
+from adapter_store.manifest import Alias, Manifest, PushWarning, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
@@ -100,7 +100,9 @@ class DiskStore(Catalogue):
         spec: ModelSpec,
         *,
         alias: str | None = "latest",
+        strict: bool = False,
         strict_base: bool = False,
+        warnings: Sequence[PushWarning] = (),
         expected_generation: int | None = None,
         max_rank: int | None = None,
         dry_run: bool = False,
@@ -114,7 +116,14 @@ class DiskStore(Catalogue):
             blob, pushed = Blob(work / "blob"), PushFolder(work / "push")
             pushed.folder.mkdir()
             adapter = take_adapter(
-                source, pushed.files, spec, self._max_file_bytes, strict_base=strict_base, max_rank=max_rank
+                source,
+                pushed.files,
+                spec,
+                self._max_file_bytes,
+                strict=strict,
+                strict_base=strict_base,
+                warnings=warnings,
+                max_rank=max_rank,
             )
             manifest, push = blob.write(adapter, digest), adapter.push
             if dry_run:

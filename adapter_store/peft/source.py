@@ -3,13 +3,16 @@
 import errno
 import shutil
 import stat
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from adapter_store.base.end_tokens import GENERATION_FILE
 from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE
-from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
+from adapter_store.errors import IncompatibleAdapter, InvalidAdapter, WarningsRefused
 from adapter_store.files.memory import read_file
 from adapter_store.files.safetensors_file import DamagedFile, TensorFile
+from adapter_store.manifest import PushWarning
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft.config import CONFIG_FILE
 from adapter_store.peft.folder import WEIGHTS_FILE, PeftAdapter, open_weights, read_adapter
@@ -45,20 +48,25 @@ def take_adapter(
     spec: ModelSpec,
     max_file_bytes: int,
     *,
-    strict_base: bool,
+    strict: bool = False,
+    strict_base: bool = False,
+    warnings: Sequence[PushWarning] = (),
     max_rank: int | None = None,
     max_memory_bytes: int = 0,
 ) -> PeftAdapter:
     """The way into every store: `source` is copied to `private`, and the copy is checked.
 
-    Weights of at most `max_memory_bytes` are copied to memory instead, in half the time.
-    Raises InvalidAdapter, IncompatibleAdapter; OSError where there is no room for the copy.
+    Weights of at most `max_memory_bytes` are copied to memory instead, in half the time. The rest is as in
+    AdapterStore.put. Raises InvalidAdapter, IncompatibleAdapter; OSError where there is no room for the copy.
     """
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
     _check_ranks(adapter, max_rank)
+    told = (*adapter.push.warnings, *warnings)
+    if strict and told:
+        raise WarningsRefused(tuple((each.reason, each.message) for each in told))
     _drop_checked(private)
-    return adapter
+    return replace(adapter, push=replace(adapter.push, warnings=told))
 
 
 def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int) -> TensorFile | None:

@@ -6,7 +6,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.files.durable import medium_errors
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, Version
+from adapter_store.manifest import Alias, Manifest, PushWarning, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
@@ -71,7 +71,9 @@ class RedisStore(Catalogue):
         spec: ModelSpec,
         *,
         alias: str | None = "latest",
+        strict: bool = False,
         strict_base: bool = False,
+        warnings: Sequence[PushWarning] = (),
         expected_generation: int | None = None,
         max_rank: int | None = None,
         dry_run: bool = False,
@@ -88,7 +90,9 @@ class RedisStore(Catalogue):
                 folder,
                 spec,
                 self._max_file_bytes,
+                strict=strict,
                 strict_base=strict_base,
+                warnings=warnings,
                 max_rank=max_rank,
                 max_memory_bytes=_MEMORY_BYTES,
             )

@@ -135,9 +135,11 @@ class BadRequest(_message.Message):
     def __init__(self, field_violations: _Optional[_Iterable[_Union[FieldViolation, _Mapping]]] = ...) -> None: ...
 
 class FieldViolation(_message.Message):
-    __slots__ = ("field", "description")
+    __slots__ = ("field", "description", "reason")
     FIELD_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     field: str
     description: str
-    def __init__(self, field: _Optional[str] = ..., description: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, field: _Optional[str] = ..., description: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

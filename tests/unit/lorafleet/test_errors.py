@@ -53,13 +53,15 @@ def test_details_of_googles_messages_are_read() -> None:
         error_details_pb2.Help(),
         error_details_pb2.BadRequest(
             field_violations=[
-                error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p", description="must be > 0")
+                error_details_pb2.BadRequest.FieldViolation(
+                    field="sampling.top_p", description="must be > 0", reason="TOO_LOW"
+                )
             ]
         ),
     )
     error = errors.from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details)
     assert (error.reason, error.metadata, error.retry_after) == ("QUEUE_FULL", {"tenant": "acme"}, 2.5)
-    assert error.violations == (errors.Violation("sampling.top_p", "must be > 0"),)
+    assert error.violations == (errors.Violation("sampling.top_p", "must be > 0", "TOO_LOW"),)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ def detail(status: status_pb2.Status, kind: type[Any]) -> Any:
 
 ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.InvalidRequest("a.b", "bad"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    (
+        lambda: errors.WarningsRefused(adapter_store.WarningsRefused((("NO_EFFECT", "zeros"),))),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "WARNINGS_REFUSED",
+    ),
     (lambda: errors.Unauthenticated("who?"), grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     (lambda: errors.PermissionDenied("no"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     (lambda: errors.AdapterNotFound("a/b"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
@@ -102,6 +107,11 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: adapter_store.AdapterNotFound("x"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
     (lambda: adapter_store.InvalidRef("x"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     (lambda: adapter_store.InvalidAdapter("x"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    (
+        lambda: adapter_store.WarningsRefused((("NO_EFFECT", "zeros"),)),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "WARNINGS_REFUSED",
+    ),
     (
         lambda: adapter_store.IncompatibleAdapter("x"),
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -162,6 +172,16 @@ async def test_long_texts_and_odd_names_still_arrive() -> None:
     status = await status_of(errors.InvalidRequest("字" * 5000, "\n\"'é" * 5000))
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert status.message.startswith("字字")
+
+
+async def test_a_refusal_of_many_warnings_names_the_reason_of_each() -> None:
+    reasons = [f"{'LONG_REASON_' * 2}{number}" for number in range(16)]
+    refused = adapter_store.WarningsRefused(tuple((reason, "字" * 500) for reason in reasons))
+    bad = detail(await status_of(refused), error_details_pb2.BadRequest)
+    assert [(each.field, each.reason) for each in bad.field_violations] == [
+        ("adapter", reason) for reason in reasons
+    ]
+    assert all(each.description.startswith("字字") for each in bad.field_violations)
 
 
 async def test_a_deadline_that_passes_on_both_sides_at_once_is_no_bug(
