@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+import grpc
+
 from lorafleet import results, wire
-from lorafleet.errors import invalid
+from lorafleet.errors import LoraFleetError, invalid
 from lorafleet.operations import PAGE_SIZE, Operation, Page
 from lorafleet.v1 import adapters_pb2
 
@@ -11,12 +13,13 @@ _TIERS = {"host": adapters_pb2.RESIDENCY_TIER_HOST, "slot": adapters_pb2.RESIDEN
 
 
 def push(
-    name: str, alias: str, strict_base: bool, dry_run: bool, expected_generation: int | None
+    name: str, alias: str, strict: bool, strict_base: bool, dry_run: bool, expected_generation: int | None
 ) -> Operation[results.PushResult]:
     """An upload whose first message carries `request`; lorafleet/transfer.py makes the messages."""
     header = adapters_pb2.PushHeader(
         adapter=name,
         alias=alias,
+        strict=strict,
         strict_base=strict_base,
         dry_run=dry_run,
         expected_generation=expected_generation,
@@ -25,8 +28,19 @@ def push(
         "/lorafleet.v1.Adapters/Push",
         adapters_pb2.PushRequest(header=header),
         adapters_pb2.PushResponse,
-        wire.push_result,
+        _strict_result if strict else wire.push_result,
     )
+
+
+def _strict_result(message: adapters_pb2.PushResponse) -> results.PushResult:
+    result = wire.push_result(message)
+    if result.version.warnings:
+        told = "; ".join(map(str, result.version.warnings))
+        raise LoraFleetError(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"this scheduler is too old for strict pushes, and took the adapter with warnings: {told}",
+        )
+    return result
 
 
 def pull(ref: str) -> Operation[adapters_pb2.PullResponse]:

@@ -29,6 +29,7 @@ class Adapters:
         name: str,
         *,
         alias: str = "latest",
+        strict: bool = False,
         strict_base: bool = False,
         dry_run: bool = False,
         expected_generation: int | None = None,
@@ -36,12 +37,13 @@ class Adapters:
     ) -> results.PushResult:
         """Upload a PEFT folder to "[tenant/]name" and move `alias` to it ("" moves none).
 
-        `folder` may be a zip or tar of one, too: lorafleet/archive.py says which. strict_base refuses a
-        base_model_name_or_path that differs from the served model's name, too. dry_run checks everything and
-        keeps nothing. Raises Aborted unless the alias is at `expected_generation` (0: it does not exist);
-        InvalidRequest or IncompatibleAdapter name the file, field or tensor.
+        `folder` may be a zip or tar of one, too: lorafleet/archive.py says which. strict refuses what would
+        be taken with warnings, too; strict_base a base_model_name_or_path that differs from the served
+        model's name. dry_run checks everything and keeps nothing. Raises Aborted unless the alias is at
+        `expected_generation` (0: it does not exist); InvalidRequest or IncompatibleAdapter name the file,
+        field or tensor, and the violations of InvalidRequest have the reasons of refused warnings.
         """
-        operation = operations.push(name, alias, strict_base, dry_run, expected_generation)
+        operation = operations.push(name, alias, strict, strict_base, dry_run, expected_generation)
         with adapter_folder(Path(folder)) as ready:
             return self._calls.upload(operation, push_messages(ready, operation.request, on_progress))
 
@@ -157,13 +159,14 @@ class AsyncAdapters:
         name: str,
         *,
         alias: str = "latest",
+        strict: bool = False,
         strict_base: bool = False,
         dry_run: bool = False,
         expected_generation: int | None = None,
         on_progress: Progress | None = None,
     ) -> results.PushResult:
         """on_progress is called on another thread."""
-        operation = operations.push(name, alias, strict_base, dry_run, expected_generation)
+        operation = operations.push(name, alias, strict, strict_base, dry_run, expected_generation)
         with ExitStack() as stack:
             ready = await asyncio.to_thread(stack.enter_context, adapter_folder(Path(folder)))
             messages = push_messages(ready, operation.request, on_progress)

@@ -114,12 +114,28 @@ class AdapterModule:
 
 
 @dataclass(frozen=True, slots=True)
+class PushWarning:
+    """Something odd about an adapter that was taken.
+
+    reason: stable and machine-readable, as "OTHER_BASE_MODEL" (adapter_store/README.md lists them); "" from
+    a scheduler that tells none. message: for people.
+    """
+
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}" if self.reason else self.message
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterVersion:
     """Immutable content under a name. num_bytes: its tensors; created_at: seconds since 1970.
 
     state: "active", "draining" (new requests get AdapterNotFound) or "deleted" (and its bytes go soon).
     quarantined: its bytes were found damaged; requests get DataLoss until the content is pushed again.
     full_heads: fully trained matrices that it brings besides, of "embed_tokens" and "lm_head".
+    warnings: of the last push under this name.
     """
 
     tenant: str
@@ -133,7 +149,7 @@ class AdapterVersion:
     has_chat_template: bool
     created_at: float
     protected: bool
-    warnings: tuple[str, ...]
+    warnings: tuple[PushWarning, ...]
     aliases: tuple[str, ...]
     state: str = "active"
     quarantined: bool = False

@@ -69,12 +69,18 @@ def version(message: adapters_pb2.AdapterVersion) -> results.AdapterVersion:
         has_chat_template=message.has_chat_template,
         created_at=message.created_at_ms / 1000,
         protected=message.protected,
-        warnings=tuple(message.warnings),
+        warnings=_warnings(message),
         aliases=tuple(message.aliases),
         state=_STATES[message.state],
         quarantined=message.quarantined,
         full_heads=tuple(message.full_heads),
     )
+
+
+def _warnings(message: adapters_pb2.AdapterVersion) -> tuple[results.PushWarning, ...]:
+    if message.push_warnings:
+        return tuple(results.PushWarning(each.reason, each.message) for each in message.push_warnings)
+    return tuple(results.PushWarning("", text) for text in message.warnings)  # an older scheduler's
 
 
 def summary(message: adapters_pb2.AdapterVersion) -> results.AdapterSummary:

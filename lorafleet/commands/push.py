@@ -44,7 +44,7 @@ def add_parser(group: Subparsers) -> None:
         "check and upload an adapter",
         "  lorafleet adapters push ./out/checkpoint-300 acme/support\n"
         "  lorafleet adapters push ./support.tar.gz support --alias canary\n"
-        "  lorafleet adapters push ./out support --dry-run --strict-base",
+        "  lorafleet adapters push ./out support --dry-run --strict",
         push,
     )
     parser.add_argument(
@@ -78,6 +78,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alias", default="latest", help="the alias to move (default: %(default)s); '' moves none"
     )
+    parser.add_argument("--strict", action="store_true", help="refuse what would be taken with warnings, too")
     parser.add_argument(
         "--strict-base", action="store_true", help="refuse an adapter of another base by name, too"
     )
@@ -124,6 +125,8 @@ def push_all(args: argparse.Namespace) -> int:
     else:
         for outcome in outcomes:
             say(_line(outcome, args))
+            for warning in outcome.result.version.warnings if outcome.result else ():
+                note(f"warning: {outcome.name}: {warning}")
     return 1 if any(outcome.error for outcome in outcomes) else 0
 
 
@@ -174,6 +177,7 @@ def _push(
         source,
         name,
         alias=args.alias,
+        strict=args.strict,
         strict_base=args.strict_base,
         dry_run=args.dry_run,
         expected_generation=expected_generation,

@@ -39,8 +39,16 @@ class AdapterModule(_message.Message):
     scale: float
     def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
+class PushWarning(_message.Message):
+    __slots__ = ("reason", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
 class AdapterVersion(_message.Message):
-    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined", "full_heads")
+    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined", "full_heads", "push_warnings")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +65,7 @@ class AdapterVersion(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
+    PUSH_WARNINGS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     name: str
     digest: str
@@ -73,7 +82,8 @@ class AdapterVersion(_message.Message):
     state: VersionState
     quarantined: bool
     full_heads: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ..., full_heads: _Optional[_Iterable[str]] = ...) -> None: ...
+    push_warnings: _containers.RepeatedCompositeFieldContainer[PushWarning]
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ..., full_heads: _Optional[_Iterable[str]] = ..., push_warnings: _Optional[_Iterable[_Union[PushWarning, _Mapping]]] = ...) -> None: ...
 
 class AliasTarget(_message.Message):
     __slots__ = ("target", "weight")
@@ -100,18 +110,20 @@ class AdapterAlias(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., alias: _Optional[str] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("adapter", "alias", "strict_base", "dry_run", "expected_generation")
+    __slots__ = ("adapter", "alias", "strict_base", "dry_run", "expected_generation", "strict")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     STRICT_BASE_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     alias: str
     strict_base: bool
     dry_run: bool
     expected_generation: int
-    def __init__(self, adapter: _Optional[str] = ..., alias: _Optional[str] = ..., strict_base: bool = ..., dry_run: bool = ..., expected_generation: _Optional[int] = ...) -> None: ...
+    strict: bool
+    def __init__(self, adapter: _Optional[str] = ..., alias: _Optional[str] = ..., strict_base: bool = ..., dry_run: bool = ..., expected_generation: _Optional[int] = ..., strict: bool = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("name", "data")

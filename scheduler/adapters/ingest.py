@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -43,19 +43,19 @@ class Push:
 
     tenant: str
     name: str
-    alias: str | None
-    strict_base: bool
-    dry_run: bool
-    expected_generation: int | None
+    alias: str | None = "latest"
+    strict: bool = False
+    strict_base: bool = False
+    dry_run: bool = False
+    expected_generation: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pushed:
-    """`created`: whether this content was new under this name. `warnings`: those of the template's trial."""
+    """`created`: whether this content was new under this name."""
 
     version: Version
     created: bool
-    warnings: tuple[PushWarning, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Ingest:
         future = None
         try:
             warnings = await self._try_template(folder)
-            future = self._submit(_put, *self._store, self._limits, spec, folder, push)
+            future = self._submit(_put, *self._store, self._limits, spec, folder, push, warnings)
             future.add_done_callback(lambda _: _remove(folder))
-            return dataclasses.replace(await asyncio.wrap_future(future), warnings=tuple(warnings))
+            return await asyncio.wrap_future(future)
         except BrokenProcessPool as error:
             logger.error("the ingest process died while it checked %s/%s", push.tenant, push.name)
             self._forget_pool()
@@ -155,8 +155,15 @@ def _store(url: str, allow_volatile: bool) -> AdapterStore:
 
 
 def _put(
-    store_url: str, allow_volatile: bool, limits: PushLimits, spec: ModelSpec, folder: Path, push: Push
+    store_url: str,
+    allow_volatile: bool,
+    limits: PushLimits,
+    spec: ModelSpec,
+    folder: Path,
+    push: Push,
+    warnings: Sequence[PushWarning],
 ) -> Pushed:
+    """`warnings`: those of the template's trial."""
     store = _store(store_url, allow_volatile)
     record = store.record(push.tenant, push.name)
     before = {d for d, entry in record.versions.items() if entry.state is not VersionState.DELETED}
@@ -167,7 +174,9 @@ def _put(
         push.name,
         spec,
         alias=push.alias,
+        strict=push.strict,
         strict_base=push.strict_base,
+        warnings=warnings,
         expected_generation=push.expected_generation,
         max_rank=limits.max_rank,
     )

@@ -56,7 +56,6 @@ class AdaptersService(Upkeep):
             self._log("pushed", context, full_name(pushed.version), pushed.version.digest)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
         response = pb.PushResponse(version=version_message(pushed.version, aliases), created=pushed.created)
-        response.version.warnings.extend(warning.message for warning in pushed.warnings)
         for alias in aliases:
             if alias.alias == push.alias and not push.dry_run:
                 response.alias.CopyFrom(alias_message(alias))

@@ -36,7 +36,12 @@ async def try_template(templates: ChatTemplates, template: PushedTemplate) -> li
         first = next(iter(failures.values()))
         raise InvalidAdapter(f"{template.place}: fails for every conversation that was tried: {first}")
     return [
-        PushWarning("TEMPLATE_FAILS", f"{template.place}: fails for {name}: {error}")
+        PushWarning("TEMPLATE_FAILS", f"{template.place}: fails for {name}: {_printable(str(error))}")
         for name, error in failures.items()
         if not (isinstance(error, RefusedConversation) and _SYSTEM in _CONVERSATIONS[name])
     ]
+
+
+def _printable(text: str) -> str:
+    """A template says what it likes, and that is kept: no halves of characters, no codes for a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

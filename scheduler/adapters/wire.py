@@ -66,7 +66,9 @@ def add_details(message: adapters_pb2.AdapterVersion, manifest: Manifest, push: 
     message.full_heads.extend(head.name for head in manifest.full_heads)
     message.dtypes.extend(manifest.dtypes)
     message.has_chat_template = manifest.chat_template is not None
-    message.warnings.extend(warning.message for warning in push.warnings)
+    for warning in push.warnings:
+        message.push_warnings.add(reason=warning.reason, message=warning.message)
+        message.warnings.append(warning.message)
 
 
 def alias_targets(request: adapters_pb2.SetAliasRequest) -> list[tuple[str, str, int]]:
@@ -97,7 +99,15 @@ def push_target(header: adapters_pb2.PushHeader, identity: Identity) -> Push:
     generation = header.expected_generation if header.HasField("expected_generation") else None
     if alias is None and generation is not None:
         raise InvalidRequest("header.expected_generation", "is of an alias, and none is to be moved")
-    return Push(ref.tenant, ref.name, alias, header.strict_base, header.dry_run, generation)
+    return Push(
+        ref.tenant,
+        ref.name,
+        alias,
+        strict=header.strict,
+        strict_base=header.strict_base,
+        dry_run=header.dry_run,
+        expected_generation=generation,
+    )
 
 
 def _check_alias(ref: Ref, alias: str) -> None:

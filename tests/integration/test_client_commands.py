@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet import AsyncClient, Client, InvalidRequest
+from lorafleet import AsyncClient, Client, InvalidRequest, LoraFleetError, PushWarning
 from lorafleet.cli import main
 from lorafleet.v1 import adapters_pb2_grpc, inference_pb2_grpc
 from tests.support.services.memory_adapters import ListingInference, MemoryAdapters
@@ -146,6 +146,17 @@ async def test_the_asyncio_client_pushes_lists_and_pulls(folder: Path, tmp_path:
         copy = await client.adapters.pull("acme/x", tmp_path / "copy")
         assert (copy / "adapter_model.safetensors").read_bytes() == b"weights"
         assert [model.adapter for model in (await client.models()).adapters] == ["acme/a@x", "acme/b@y"]
+
+
+async def test_a_scheduler_that_knows_neither_reasons_nor_strict_pushes(
+    folder: Path, target: str, store: MemoryAdapters
+) -> None:
+    """What it warns of is told all the same, and nobody takes its answer for that of a strict push."""
+    async with AsyncClient(target) as client:
+        [warning] = (await client.adapters.push(folder, "acme/x")).version.warnings
+        assert (warning, str(warning)) == (PushWarning("", "odd base"), "odd base")
+        with pytest.raises(LoraFleetError, match=r"too old for strict pushes, .* with warnings: odd base"):
+            await client.adapters.push(folder, "acme/x", strict=True)
 
 
 async def test_archives_are_pushed_by_both_clients_and_the_command(

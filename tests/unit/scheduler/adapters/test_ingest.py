@@ -28,7 +28,7 @@ from scheduler.text.chat import ChatTemplates
 from tests.support.services.cluster import wait_until
 from tests.support.services.processes import is_running
 
-PUSH = Push("acme", "x", "latest", strict_base=False, dry_run=False, expected_generation=None)
+PUSH = Push("acme", "x")
 
 
 @pytest_asyncio.fixture
@@ -66,7 +66,7 @@ async def test_errors_come_back_typed(
     with pytest.raises(InvalidAdapter, match=r"adapter_model\.safetensors"):
         await ingest.put(broken, PUSH, spec)
     assert not broken.exists()
-    behind = Push("acme", "x", "latest", strict_base=False, dry_run=False, expected_generation=3)
+    behind = dataclasses.replace(PUSH, expected_generation=3)
     with pytest.raises(GenerationMismatch):
         await ingest.put(peft_folder(2), behind, spec)
     assert store.list("acme") == []
@@ -84,13 +84,15 @@ async def test_a_template_that_cannot_run_is_refused_and_leaves_nothing(
 
 
 async def test_a_template_that_fails_for_some_conversations_is_pushed_and_told(
-    ingest: Ingest, spec: ModelSpec, peft_folder: Callable[..., Path]
+    ingest: Ingest, store: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path]
 ) -> None:
-    folder = peft_folder(1)
-    (folder / "chat_template.jinja").write_text("{{ messages[1].content.lower() }}")
-    pushed = await ingest.put(folder, PUSH, spec)
-    assert [warning.reason for warning in pushed.warnings] == ["TEMPLATE_FAILS"]
-    assert (await ingest.put(peft_folder(2), PUSH, spec)).warnings == ()
+    async def reasons(seed: int, template: str | None = None) -> list[str]:
+        pushed = (await ingest.put(peft_folder(seed, chat_template=template), PUSH, spec)).version
+        assert store.find(Ref("acme", "x", digest=pushed.digest)) == pushed
+        return [warning.reason for warning in pushed.push.warnings]
+
+    own = await reasons(2)
+    assert await reasons(1, "{{ messages[1].content.lower() }}") == [*own, "TEMPLATE_FAILS"]
 
 
 async def test_ranks_and_versions_over_the_limits_are_refused(
@@ -166,7 +168,7 @@ from scheduler.adapters.ingest import Ingest, Push
 from scheduler.text.chat import ChatTemplates
 
 async def main():
-    push = Push("acme", "x", None, False, False, None)
+    push = Push("acme", "x")
     try:
         templates = ChatTemplates(None, {}, ThreadPoolExecutor(1))
         await Ingest("disk:" + sys.argv[1], templates).put(Path(sys.argv[1]) / "no-folder", push, None)

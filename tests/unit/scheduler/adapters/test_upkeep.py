@@ -336,7 +336,7 @@ async def test_summaries_are_the_same_pages_without_modules(service: Running) ->
     short = await service.stub.List(pb.ListAdaptersRequest(summary=True), **as_("acme"))
     for version in whole.versions:
         assert version.modules and version.dtypes
-        for field in ("modules", "dtypes", "warnings", "has_chat_template"):
+        for field in ("modules", "dtypes", "warnings", "push_warnings", "has_chat_template"):
             version.ClearField(field)
     assert whole == short
 
