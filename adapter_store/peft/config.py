@@ -125,11 +125,15 @@ def read_config(folder: Path) -> LoraSettings:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Raises InvalidAdapter, naming the file. A byte order mark is accepted."""
+    """Raises InvalidAdapter, naming the file. A byte order mark is accepted. Half a character (an escape such
+    as \\ud800 by itself) is not: no message could carry it."""
     try:
         if path.stat().st_size > max_bytes:
             raise InvalidAdapter(f"{path.name} is larger than {max_bytes} bytes")
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        content = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError as error:
         raise InvalidAdapter(f"{path.name} is missing") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -90,7 +90,12 @@ def _join(pieces: Any) -> str:
         if total > MAX_RENDERED_CHARS:
             raise TemplateFailed(f"the chat template writes more than {MAX_RENDERED_CHARS} characters")
         parts.append(piece)
-    return "".join(parts)
+    text = "".join(parts)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TemplateFailed("the chat template writes half a character (a lone surrogate)") from error
+    return text
 
 
 @functools.lru_cache(maxsize=64)

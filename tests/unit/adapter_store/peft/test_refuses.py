@@ -112,6 +112,7 @@ def test_config_fields(adapter: Path, refused: Callable[..., None], field: str, 
         (b"[]", "adapter_config.json is not a JSON object"),
         (b"\xff\xfe", "adapter_config.json cannot be read"),
         (b"[" * 100_000, "adapter_config.json cannot be read"),
+        (rb'{"base_model_name_or_path": "\uD800"}', "adapter_config.json cannot be read"),
         (b" " * (5 << 20), "adapter_config.json is larger"),
     ],
 )

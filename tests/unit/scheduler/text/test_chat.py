@@ -46,6 +46,7 @@ HOSTILE = [
     "{% include '/etc/passwd' %}",
     "{{ messages.append(1) }}",
     "{{ 1 // 0 }}",
+    r"{{ '\ud800' }}",
     "{{ raise_exception('roles must alternate') }}",
 ]
 
