@@ -7,6 +7,7 @@ import grpc
 from lorafleet import results, wire
 from lorafleet.errors import LoraFleetError, invalid
 from lorafleet.operations import PAGE_SIZE, Operation, Page
+from lorafleet.transfer import ADAPTER_FILES
 from lorafleet.v1 import adapters_pb2
 
 _TIERS = {"host": adapters_pb2.RESIDENCY_TIER_HOST, "slot": adapters_pb2.RESIDENCY_TIER_SLOT}
@@ -23,6 +24,7 @@ def push(
         strict_base=strict_base,
         dry_run=dry_run,
         expected_generation=expected_generation,
+        looked_for=ADAPTER_FILES,
     )
     return Operation(
         "/lorafleet.v1.Adapters/Push",

@@ -135,6 +135,8 @@ class AdapterVersion:
     state: "active", "draining" (new requests get AdapterNotFound) or "deleted" (and its bytes go soon).
     quarantined: its bytes were found damaged; requests get DataLoss until the content is pushed again.
     full_heads: fully trained matrices that it brings besides, of "embed_tokens" and "lm_head".
+    end_token_ids: that end its answers, too, beside the base's. special_tokens: what chat templates know as
+    "eos_token" and so on, where it is not the base's.
     warnings: of the last push under this name.
     """
 
@@ -154,6 +156,8 @@ class AdapterVersion:
     state: str = "active"
     quarantined: bool = False
     full_heads: tuple[str, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

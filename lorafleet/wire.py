@@ -74,6 +74,8 @@ def version(message: adapters_pb2.AdapterVersion) -> results.AdapterVersion:
         state=_STATES[message.state],
         quarantined=message.quarantined,
         full_heads=tuple(message.full_heads),
+        end_token_ids=tuple(message.end_token_ids),
+        special_tokens=dict(message.special_tokens),
     )
 
 

@@ -74,6 +74,9 @@ def show(args: argparse.Namespace) -> int:
     say(f"pushed     {_date(version.created_at)}{', protected' if version.protected else ''}")
     say(f"state      {version.state}{', damaged' if version.quarantined else ''}")
     say(f"template   {'its own' if version.has_chat_template else 'of the base'}")
+    say(f"ends       of the base{''.join(f', {each}' for each in version.end_token_ids)}")
+    own = ", ".join(f"{name} {token!r}" for name, token in sorted(version.special_tokens.items()))
+    say(f"tokens     {own or 'of the base'}")
     say(f"content    {content(version)}")
     for warning in version.warnings:
         say(f"warning    {warning}")

@@ -48,7 +48,14 @@ class PushWarning(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
-    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined", "full_heads", "push_warnings")
+    __slots__ = ("tenant", "name", "digest", "modules", "max_rank", "dtypes", "num_bytes", "base_model", "has_chat_template", "created_at_ms", "protected", "warnings", "aliases", "state", "quarantined", "full_heads", "push_warnings", "end_token_ids", "special_tokens")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +73,8 @@ class AdapterVersion(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
     PUSH_WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     name: str
     digest: str
@@ -83,7 +92,9 @@ class AdapterVersion(_message.Message):
     quarantined: bool
     full_heads: _containers.RepeatedScalarFieldContainer[str]
     push_warnings: _containers.RepeatedCompositeFieldContainer[PushWarning]
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ..., full_heads: _Optional[_Iterable[str]] = ..., push_warnings: _Optional[_Iterable[_Union[PushWarning, _Mapping]]] = ...) -> None: ...
+    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    special_tokens: _containers.ScalarMap[str, str]
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[AdapterModule, _Mapping]]] = ..., max_rank: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., base_model: _Optional[str] = ..., has_chat_template: bool = ..., created_at_ms: _Optional[int] = ..., protected: bool = ..., warnings: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[VersionState, str]] = ..., quarantined: bool = ..., full_heads: _Optional[_Iterable[str]] = ..., push_warnings: _Optional[_Iterable[_Union[PushWarning, _Mapping]]] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AliasTarget(_message.Message):
     __slots__ = ("target", "weight")
@@ -110,20 +121,22 @@ class AdapterAlias(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., alias: _Optional[str] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("adapter", "alias", "strict_base", "dry_run", "expected_generation", "strict")
+    __slots__ = ("adapter", "alias", "strict_base", "dry_run", "expected_generation", "strict", "looked_for")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     STRICT_BASE_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
     STRICT_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_FOR_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     alias: str
     strict_base: bool
     dry_run: bool
     expected_generation: int
     strict: bool
-    def __init__(self, adapter: _Optional[str] = ..., alias: _Optional[str] = ..., strict_base: bool = ..., dry_run: bool = ..., expected_generation: _Optional[int] = ..., strict: bool = ...) -> None: ...
+    looked_for: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., alias: _Optional[str] = ..., strict_base: bool = ..., dry_run: bool = ..., expected_generation: _Optional[int] = ..., strict: bool = ..., looked_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("name", "data")

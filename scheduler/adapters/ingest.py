@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Push:
-    """Where a folder goes. As in AdapterStore.put."""
+    """Where a folder goes. As in AdapterStore.put; the trial of its template may add to `warnings`."""
 
     tenant: str
     name: str
@@ -48,6 +48,7 @@ class Push:
     strict_base: bool = False
     dry_run: bool = False
     expected_generation: int | None = None
+    warnings: tuple[PushWarning, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Ingest:
         """
         future = None
         try:
-            warnings = await self._try_template(folder)
+            warnings = [*push.warnings, *await self._try_template(folder)]
             future = self._submit(_put, *self._store, self._limits, spec, folder, push, warnings)
             future.add_done_callback(lambda _: _remove(folder))
             return await asyncio.wrap_future(future)

@@ -4,6 +4,7 @@ What a caller does not see is NOT_FOUND, whatever they may do. Reading the catal
 needs no right; everything else needs "admin". upkeep.py has the calls about copies and bytes.
 """
 
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -12,7 +13,14 @@ from pathlib import Path
 from adapter_store import AdapterNotFound, DataLoss, Manifest, NameRecord, Summary
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters.calls import Context, digest_ref, full_name
-from scheduler.adapters.transfer import disk_errors, read_files, receive_files, receive_header, send_piece
+from scheduler.adapters.transfer import (
+    disk_errors,
+    not_looked_for,
+    read_files,
+    receive_files,
+    receive_header,
+    send_piece,
+)
 from scheduler.adapters.upkeep import Upkeep
 from scheduler.adapters.wire import (
     add_details,
@@ -41,7 +49,8 @@ class AdaptersService(Upkeep):
         self, request_iterator: AsyncIterator[pb.PushRequest], context: Context
     ) -> pb.PushResponse:
         identity = self._identify(context)
-        push = push_target(await receive_header(request_iterator), identity)
+        header = await receive_header(request_iterator)
+        push = push_target(header, identity)
         async with self._heavy_call():
             with disk_errors():
                 folder = await self._run(self._make_folder)
@@ -50,6 +59,7 @@ class AdaptersService(Upkeep):
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
+            push = dataclasses.replace(push, warnings=not_looked_for(header, folder))
             pushed = await self._ingest.put(folder, push, self._spec)
             self._versions.forget(push.tenant, push.name)
         if not push.dry_run:

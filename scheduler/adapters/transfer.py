@@ -10,6 +10,7 @@ from typing import IO
 
 import grpc
 
+from adapter_store import PushWarning
 from lorafleet.v1 import adapters_pb2
 from scheduler.errors import DeadlineExceeded, InvalidRequest, StoreUnavailable
 
@@ -29,6 +30,7 @@ ACCEPTED_FILES = frozenset(
         "README.md",
     }
 )
+_SINCE = "generation_config.json"  # the last that joined the list
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 PULL_CHUNK_BYTES = 1024 * 1024
 # A client that sends, or reads, nothing for so long gives its place up.
@@ -52,6 +54,14 @@ async def receive_header(parts: AsyncIterator[adapters_pb2.PushRequest]) -> adap
             return part.header
         break
     raise InvalidRequest("header", "must be the first message")
+
+
+def not_looked_for(header: adapters_pb2.PushHeader, folder: Path) -> tuple[PushWarning, ...]:
+    """What an older client does not send, of what would change answers."""
+    if _SINCE in header.looked_for or (folder / _SINCE).exists():
+        return ()
+    text = f"{_SINCE} is not looked for by this client: if the folder has one, its end tokens are not known"
+    return (PushWarning("FILE_NOT_LOOKED_FOR", text),)
 
 
 async def receive_files(

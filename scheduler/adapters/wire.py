@@ -66,6 +66,8 @@ def add_details(message: adapters_pb2.AdapterVersion, manifest: Manifest, push: 
     message.full_heads.extend(head.name for head in manifest.full_heads)
     message.dtypes.extend(manifest.dtypes)
     message.has_chat_template = manifest.chat_template is not None
+    message.end_token_ids.extend(manifest.text.end_token_ids)
+    message.special_tokens.update(manifest.text.special_tokens)
     for warning in push.warnings:
         message.push_warnings.add(reason=warning.reason, message=warning.message)
         message.warnings.append(warning.message)

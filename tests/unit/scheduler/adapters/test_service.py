@@ -69,6 +69,18 @@ async def test_a_push_tells_what_its_template_fails_for(service: Running) -> Non
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and "chat_template.jinja" in error.details()
 
 
+async def test_what_is_in_force_is_told_and_what_an_older_client_does_not_send(service: Running) -> None:
+    own = {"tokenizer_config.json": b'{"eos_token": "<|endoftext|>"}'}
+    before = (await push(service, "own-ends", service.content(78) | own)).version
+    assert [*before.end_token_ids] == [0] and before.special_tokens == {"eos_token": "<|endoftext|>"}
+    assert "FILE_NOT_LOOKED_FOR" in {warning.reason for warning in before.push_warnings}
+    ends = {"generation_config.json": b'{"eos_token_id": [1]}'}
+    for files, header in ((own | ends, {}), (own, {"looked_for": ["generation_config.json"]})):
+        version = (await push(service, "own-ends", service.content(78) | files, **header)).version
+        assert "FILE_NOT_LOOKED_FOR" not in {warning.reason for warning in version.push_warnings}
+        assert [*version.end_token_ids] == ([0, 1] if files != own else [0])
+
+
 async def test_the_same_content_again_creates_nothing(service: Running) -> None:
     first = await push(service, "again", service.content(2))
     second = await push(service, "again", service.content(2))
