@@ -1,9 +1,10 @@
-"""One version's content as a folder: immutable, shared by every name that pushed it."""
+"""The content of versions as folders: immutable, shared by every name that pushed it."""
 
 import os
+import threading
 from pathlib import Path
 
-from adapter_store.errors import DataLoss
+from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.files.seal import seal, unseal
 from adapter_store.manifest import Manifest
 from adapter_store.packed.form import Weights
@@ -73,3 +74,53 @@ class Blob:
             return unseal(name, (self.folder / name).read_bytes())
         except FileNotFoundError as error:
             raise DataLoss(f"{name} of stored content {self.folder.name} is gone") from error
+
+
+class Blobs:
+    """All of a store, by digest. Thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
+        self._mutex = threading.Lock()  # guards it
+
+    def of(self, digest: str) -> Blob:
+        return Blob(self.root / digest.removeprefix("sha256:"))
+
+    def stored(self, digest: str) -> Blob:
+        """Raises AdapterNotFound when there is none, OSError when the whole store is away."""
+        blob = self.of(digest)
+        if not blob.folder.exists():
+            self.root.stat()
+            raise AdapterNotFound(f"adapter version {digest} was not found")
+        return blob
+
+    def open(self, digest: str) -> Weights:
+        """Hashed once, for as long as the file is the same. Raises AdapterNotFound, DataLoss."""
+        blob = self.stored(digest)
+        identity = blob.identity()
+        with self._mutex:
+            known = identity is not None and self._verified.get(digest) == identity
+        weights = blob.weights(verify=not known)
+        if weights.manifest.digest != digest:
+            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        if identity is not None:
+            with self._mutex:
+                self._verified[digest] = identity
+        return weights
+
+    def is_healthy(self, digest: str) -> bool:
+        """Hashes all of it, whatever was found before: a push is how damage is repaired."""
+        blob = self.of(digest)
+        if not blob.folder.exists():
+            return False
+        try:
+            blob.verified(digest).close()
+        except DataLoss:
+            return False
+        return True
+
+    def forget(self, digest: str) -> None:
+        """It goes."""
+        with self._mutex:
+            self._verified.pop(digest, None)

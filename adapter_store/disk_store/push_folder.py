@@ -1,9 +1,11 @@
-"""The files of one push in a folder: `files/` as they came, and a `recipe` for the weights."""
+"""The files of each push in a folder: `files/` as they came, and a `recipe` for the weights."""
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from adapter_store.disk_store.record_files import RecordFiles
 from adapter_store.errors import DataLoss
 from adapter_store.files.hashing import bulk_hash, file_hash
 from adapter_store.files.memory import read_file
@@ -14,6 +16,7 @@ from adapter_store.pushed import PushedFiles
 from adapter_store.ref import Ref
 
 _FILES, _RECIPE, _HASHES = "files", "recipe", "hashes.json"
+_OWNER = "+"  # between tenant, name and number of a push; no name has it
 
 
 class PushFolder:
@@ -58,6 +61,46 @@ class PushFolder:
         if bulk_hash(content) != expected:
             raise DataLoss(f"{name} of {ref} no longer matches its hash: push the adapter again")
         return content
+
+
+class PushFolders:
+    """All of a store, by whose they are: `<tenant>+<name>+<files>`. Raises OSError."""
+
+    def __init__(self, root: Path, records: RecordFiles) -> None:
+        self.root, self._records = root, records
+
+    def of(self, ref: Ref, files: str) -> PushFolder:
+        return PushFolder(self.root / _OWNER.join((ref.tenant, ref.name, files)))
+
+    def same(self, pushed: PushFolder, ref: Ref) -> str:
+        """Which files the name has of the version in `ref`, when they are those, and whole; else ""."""
+        entry = self._records.read(ref.tenant, ref.name).versions.get(ref.digest or "")
+        if entry is None or not entry.push.files:
+            return ""
+        stored = self.of(ref, entry.push.files)
+        try:
+            stored.read(ref)
+            return entry.push.files if stored.hashes(ref) == pushed.hashes(ref) else ""
+        except DataLoss:
+            return ""
+
+    def of_name(self, ref: Ref) -> Iterator[Path]:
+        """All that the name has, named by its record or not."""
+        yield from sorted(self.root.glob(_OWNER.join((ref.tenant, ref.name, "*"))))
+
+    def beside(self, files: set[str]) -> Iterator[Path]:
+        """All but these."""
+        for name in os.listdir(self.root):
+            if name.rpartition(_OWNER)[2] not in files:
+                yield self.root / name
+
+    def unnamed(self) -> Iterator[str]:
+        """Those that no record names, as far as records can be read."""
+        for folder in os.listdir(self.root):
+            tenant, name, files = folder.split(_OWNER)
+            record = self._records.read_if_whole(tenant, name)
+            if record is not None and files not in record.push_files():
+                yield folder
 
 
 def _key(ref: Ref) -> str:

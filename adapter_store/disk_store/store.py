@@ -19,9 +19,7 @@ import builtins
 import contextlib
 import functools
 import logging
-import os
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +29,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
-from adapter_store.disk_store.blob import Blob
+from adapter_store.disk_store.blob import Blob, Blobs
 from adapter_store.disk_store.changes_file import ChangesFile
 from adapter_store.disk_store.lease_files import LeaseFiles
 from adapter_store.disk_store.listing import Listings
-from adapter_store.disk_store.push_folder import PushFolder
+from adapter_store.disk_store.push_folder import PushFolder, PushFolders
 from adapter_store.disk_store.record_files import RecordFiles
 from adapter_store.disk_store.store_folder import claim_folder
 from adapter_store.disk_store.user_files import UserFiles
@@ -61,7 +59,6 @@ from adapter_store.summary import Summary, hex_of, is_deleted, is_shown, parse_l
 from adapter_store.watch import News, Watchers
 
 _CACHED_MANIFESTS = 1024
-_OWNER = "+"  # between tenant, name and number of a push; no name has it
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -73,20 +70,19 @@ class DiskStore(Catalogue):
         """`create`, for who changes it: a folder that is missing or empty becomes a store; all records are
         read, for listings, and what crashes left goes. Raises NoStore, OtherFormat, StoreUnavailable."""
         self._root, self._max_file_bytes = root, max_file_bytes
-        self._blobs, self._pushes, self._tmp = root / "blobs", root / "pushes", root / "tmp"
+        self._tmp = root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
+        self._blobs, self._pushes = Blobs(root / "blobs"), PushFolders(root / "pushes", self._records)
         self._users = UserFiles(root / "users", self._tmp, self._records)
         self._changes = ChangesFile(root / "changes", aside=self._tmp)
         self._leases = LeaseFiles(root / "leases")
         self._listings = Listings(self._records, self.news)
-        self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
-        self._mutex = threading.Lock()  # guards it
         self._watchers = Watchers()
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
             claim_folder(root, create=create)
-            for folder in (self._blobs, self._pushes, root / "names", root / "leases", self._tmp):
-                folder.mkdir(parents=True, exist_ok=True)
+            for folder in ("blobs", "pushes", "names", "leases", "tmp"):
+                (root / folder).mkdir(parents=True, exist_ok=True)
             if create:
                 with self._locked():
                     self._read_all()
@@ -152,7 +148,7 @@ class DiskStore(Catalogue):
 
     def open(self, digest: str) -> Weights:
         check_digest(digest)
-        return self._certain(lambda: self._open(digest))
+        return self._certain(lambda: self._blobs.open(digest))
 
     def count(self, tenant: str) -> int:
         with medium_errors():
@@ -190,7 +186,7 @@ class DiskStore(Catalogue):
             entry = record.versions.get(ref.digest or "") if record is not None else None
             if entry is None:
                 return ""
-            return f"{self._blob(str(ref.digest)).upload()} {entry.push.files}"
+            return f"{self._blobs.of(str(ref.digest)).upload()} {entry.push.files}"
 
     def now(self) -> float:
         with medium_errors():
@@ -210,10 +206,9 @@ class DiskStore(Catalogue):
 
     def orphans(self) -> builtins.list[str]:
         with medium_errors(), self._locked():
-            blobs = (f"sha256:{name}" for name in os.listdir(self._blobs))
+            blobs = (f"sha256:{folder.name}" for folder in self._blobs.root.iterdir())
             unused = [digest for digest in blobs if not self._is_used(digest)]
-            unused += [f"push {name}" for name in os.listdir(self._pushes) if not self._is_named(name)]
-            return sorted(unused)
+            return sorted([*unused, *(f"push {folder}" for folder in self._pushes.unnamed())])
 
     def damaged(self, tenant: str) -> builtins.list[str]:
         with medium_errors():
@@ -246,40 +241,14 @@ class DiskStore(Catalogue):
                 with self._locked():
                     return read()
 
-    def _open(self, digest: str) -> Weights:
-        blob = self._stored(digest)
-        identity = blob.identity()
-        with self._mutex:
-            known = identity is not None and self._verified.get(digest) == identity
-        weights = blob.weights(verify=not known)
-        if weights.manifest.digest != digest:
-            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
-        if identity is not None:
-            with self._mutex:
-                self._verified[digest] = identity
-        return weights
-
     def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
         version = self._find(ref)
-        weights = self._blob(version.digest).verified(version.digest)
+        weights = self._blobs.of(version.digest).verified(version.digest)
         own = Ref(version.tenant, version.name, digest=version.digest)
-        return version, weights, self._push_folder(own, version.push.files).read(own)
-
-    def _blob(self, digest: str) -> Blob:
-        return Blob(self._blobs / digest.removeprefix("sha256:"))
-
-    def _push_folder(self, ref: Ref, files: str) -> PushFolder:
-        return PushFolder(self._pushes / _OWNER.join((ref.tenant, ref.name, files)))
-
-    def _stored(self, digest: str) -> Blob:
-        blob = self._blob(digest)
-        if not blob.folder.exists():
-            self._blobs.stat()  # or the whole store is away
-            raise AdapterNotFound(f"adapter version {digest} was not found")
-        return blob
+        return version, weights, self._pushes.of(own, version.push.files).read(own)
 
     def _read_manifest(self, digest: str) -> Manifest:
-        return self._stored(digest).manifest()
+        return self._blobs.stored(digest).manifest()
 
     def _buried(self, before: float) -> Iterator[Summary]:
         with medium_errors():
@@ -315,55 +284,27 @@ class DiskStore(Catalogue):
     ) -> Version:
         """`change` is told which set of files is the push's own."""
         digest = ref.digest or ""
-        healthy, same = self._is_healthy(digest), self._same_files(pushed, ref)  # hash, so not under the lock
+        # They hash, so not under the lock.
+        healthy, same = self._blobs.is_healthy(digest), self._pushes.same(pushed, ref)
         with self._locked():
             record = self._records.read(ref.tenant, ref.name)
             files = same if same in record.push_files() else uuid.uuid4().hex
             change(record, files)  # refused before content moves
-            target = self._blob(digest).folder
-            if target.exists() and not healthy and not self._is_healthy(digest):
+            target = self._blobs.of(digest).folder
+            if target.exists() and not healthy and not self._blobs.is_healthy(digest):
                 self._discard(target)  # damaged: this push repairs it
             if not target.exists():
                 blob.folder.rename(target)
-                sync_folder(self._blobs)
-            own = self._push_folder(ref, files).folder
+                sync_folder(self._blobs.root)
+            own = self._pushes.of(ref, files).folder
             if not own.exists():
                 pushed.folder.rename(own)
-                sync_folder(self._pushes)
+                sync_folder(self._pushes.root)
             return self._version(ref, self._replace(ref, lambda record: change(record, files)), digest)
-
-    def _same_files(self, pushed: PushFolder, ref: Ref) -> str:
-        """Which files this name has of the version, when they are the pushed ones, and whole; else ""."""
-        entry = self._records.read(ref.tenant, ref.name).versions.get(ref.digest or "")
-        if entry is None or not entry.push.files:
-            return ""
-        stored = self._push_folder(ref, entry.push.files)
-        try:
-            stored.read(ref)
-            return entry.push.files if stored.hashes(ref) == pushed.hashes(ref) else ""
-        except DataLoss:
-            return ""
 
     def _is_used(self, digest: str) -> bool:
         """By any record, as far as they can be read."""
         return any(record is None or digest in record.versions for *_, record in self._users_of(digest))
-
-    def _is_named(self, folder: str) -> bool:
-        """A folder of pushed files, by the record of its owner, as far as that can be read."""
-        tenant, name, files = folder.split(_OWNER)
-        record = self._records.read_if_whole(tenant, name)
-        return record is None or files in record.push_files()
-
-    def _is_healthy(self, digest: str) -> bool:
-        """Hashes all of it, whatever was found before: a push is how damage is repaired."""
-        blob = self._blob(digest)
-        if not blob.folder.exists():
-            return False
-        try:
-            blob.verified(digest).close()
-        except DataLoss:
-            return False
-        return True
 
     def _change(self, ref: Ref, change: Change) -> NameRecord:
         with medium_errors(), self._locked():
@@ -392,8 +333,8 @@ class DiskStore(Catalogue):
             record = make(self._users.digests((ref.tenant, ref.name)))
             if not dry_run:
                 self._write_record(ref, NameRecord(), record)
-                for folder in self._pushes.glob(_OWNER.join((ref.tenant, ref.name, "*"))):
-                    self._discard(folder)  # which of them was whose is lost
+                for folder in self._pushes.of_name(ref):
+                    self._discard(folder)  # which of them was of which version is lost
             return record
 
     def _remove(self, ref: Ref, change: Change) -> None:
@@ -402,10 +343,9 @@ class DiskStore(Catalogue):
             digest = record.digest_of(ref)
             self._write_record(ref, record, change(record))
             self._cached_manifest.cache_clear()
-            with self._mutex:
-                self._verified.pop(digest, None)
+            self._blobs.forget(digest)
             if not self._is_used(digest):
-                self._discard(self._blob(digest).folder)
+                self._discard(self._blobs.of(digest).folder)
 
     def _write_record(self, ref: Ref, old: NameRecord, new: NameRecord) -> None:
         name = (ref.tenant, ref.name)
@@ -416,7 +356,7 @@ class DiskStore(Catalogue):
         for digest in old.versions.keys() - new.versions.keys():
             self._users.remove(digest, name)
         for files in old.push_files() - new.push_files():
-            self._discard(self._push_folder(ref, files).folder)
+            self._discard(self._pushes.of(ref, files).folder)
         self._changes.settle()
         self._watchers.wake()
 
@@ -439,12 +379,11 @@ class DiskStore(Catalogue):
             _log.warning("adapter store %s: garbage stays, a record cannot be read", self._root)
             return
         kept = {hex_of(line) for lines in names for line in lines}
-        for name in os.listdir(self._blobs):
-            if name not in kept:
-                self._discard(self._blobs / name)
-        for name in os.listdir(self._pushes):
-            if name.rpartition(_OWNER)[2] not in files:
-                self._discard(self._pushes / name)
+        for folder in self._blobs.root.iterdir():
+            if folder.name not in kept:
+                self._discard(folder)
+        for folder in self._pushes.beside(files):
+            self._discard(folder)
 
     def _change_number(self) -> int:
         with medium_errors():
