@@ -28,6 +28,7 @@ from adapter_store.peft.tokenizer import check_tokenizer, read_chat_template
 from adapter_store.peft.vocabulary import check_vocabulary
 
 WEIGHTS_FILE = "adapter_model.safetensors"
+_SHOWN_CHARS = 200
 _SHOWN = 6  # folders in a message
 
 
@@ -134,7 +135,7 @@ def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> l
     """Shapes decide the base; its name is a hint, since the same model lives under many paths."""
     if is_name_of(settings.base_model, spec):
         return []
-    text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model!r}"
+    text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model[:_SHOWN_CHARS]!r}"
     text += f", this base is {name_of(spec)!r}"
     if strict:
         raise IncompatibleAdapter(text)

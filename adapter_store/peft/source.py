@@ -35,6 +35,8 @@ KNOWN_FILES = (*_KEPT, *_CHECKED)
 # Of one file of a push, unless a store is told otherwise.
 MAX_FILE_BYTES = 16 << 30
 
+_MOST_CHARS = 1000  # of a warning
+
 # What only writing raises: `private` is on the store's side, and its disk is not the pushed folder's fault.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
@@ -62,11 +64,17 @@ def take_adapter(
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
     _check_ranks(adapter, max_rank)
-    told = (*adapter.push.warnings, *warnings)
+    told = tuple(_shortened(each) for each in (*adapter.push.warnings, *warnings))
     if strict and told:
         raise WarningsRefused(tuple((each.reason, each.message) for each in told))
     _drop_checked(private)
     return replace(adapter, push=replace(adapter.push, warnings=told))
+
+
+def _shortened(warning: PushWarning) -> PushWarning:
+    """It quotes what was pushed, and goes with every message about the version."""
+    message = warning.message
+    return warning if len(message) <= _MOST_CHARS else replace(warning, message=f"{message[:_MOST_CHARS]}...")
 
 
 def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int) -> TensorFile | None:

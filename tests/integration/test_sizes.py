@@ -59,16 +59,18 @@ def test_a_long_prompt_with_all_its_scores(main: Pair) -> None:
 def test_pages_of_adapters_fill_messages_and_never_outgrow_them(
     main: Pair, stubs: Stubs, adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A version tells what its base was called, and again that it is another one, however long that is: what
-    cannot be printed takes ten characters for one."""
+    """A version tells what its base was called, however long that is. A warning quotes it, and is short."""
     shutil.copytree(adapter("wordy"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
-    bases = {f"wordy-{n}": "x" * 10**6 for n in range(4)} | {"wordy-4": "\U000e0001" * 900_000}
+    bases = {f"wordy-{n}": "x" * 10**6 for n in range(8)}
+    bases |= {f"wordy-{n}": "\U000e0001" * 900_000 for n in (8, 9)}
     with main.client("ops") as client:
         for alpha, (name, base) in enumerate(bases.items(), start=1):
             config |= {"base_model_name_or_path": base, "lora_alpha": alpha}
             (tmp_path / "adapter_config.json").write_text(json.dumps(config, ensure_ascii=False))
-            assert len(client.adapters.push(tmp_path, name).version.base_model) == len(base)
+            version = client.adapters.push(tmp_path, name).version
+            assert len(version.base_model) == len(base)
+            assert 0 < max(len(warning.message) for warning in version.warnings) < 5000
         pages, token = [], ""
         while not pages or token:
             request = adapters_pb2.ListAdaptersRequest(page_size=1000, page_token=token)

@@ -268,7 +268,7 @@ def test_a_cache_that_cannot_write_still_reads(
 
 def test_damage_in_the_store_is_told(tmp_path: Path, origin: Origin, versions: list[Version]) -> None:
     cache = CachedStore(origin, tmp_path / "cache", ROOMY)
-    (origin.store._blob(versions[0].digest).packed).write_bytes(b"")
+    (origin.store._blobs.of(versions[0].digest).packed).write_bytes(b"")
     with pytest.raises(DataLoss):
         cache.open(versions[0].digest)
     assert kept(tmp_path / "cache") == set()

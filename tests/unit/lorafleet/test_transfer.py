@@ -6,7 +6,7 @@ from lorafleet import DataLoss, InvalidRequest, adapter_operations
 from lorafleet.transfer import PIECE_BYTES, UNSERVED_FILES, Download, left_out, push_messages
 from lorafleet.v1 import adapters_pb2
 
-HEADER = adapter_operations.push("acme/x", "latest", False, False, None).request
+HEADER = adapter_operations.push("acme/x", "latest", False, False, False, None).request
 
 
 def adapter_folder(folder: Path, weights: bytes = b"w" * (2 * PIECE_BYTES + 5)) -> Path:
