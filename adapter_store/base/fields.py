@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from adapter_store.errors import InvalidModel
+from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 
 _REQUIRED = object()
 
@@ -21,6 +22,8 @@ class Fields:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         try:
+            if is_pointer_file(path):
+                raise ValueError(f"it is {WHAT_IT_IS}")
             values = json.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise InvalidModel(f"cannot read {path}: {error}") from error

@@ -18,10 +18,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer
+
 # Parsed in two seconds. Pairs for each of 128 experts in 48 layers take 5 MiB, seven projections of 126 0.3.
 MAX_HEADER_BYTES = 8 << 20
 MAX_DIMENSIONS = 8
-_LFS_POINTER = b"version https://git-lfs"
 
 # Every dtype the format knows, with bytes per element: base checkpoints may hold any of them.
 _ITEM_BYTES = {
@@ -79,8 +80,8 @@ def read_header(path: Path) -> Header:
 
 def header_length(file: str, start: bytes, size: int) -> int:
     """How many bytes of header follow the first 8, `start`, of a file of `size`. Raises DamagedFile."""
-    if _LFS_POINTER.startswith(start) and start:
-        raise DamagedFile(f"{file} is a Git LFS pointer, not weights: fetch the real file")
+    if is_pointer(start):
+        raise DamagedFile(f"{file} is {WHAT_IT_IS}")
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
         raise DamagedFile(f"{file} is cut short, or is not a safetensors file ({size} bytes)")

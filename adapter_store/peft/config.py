@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adapter_store.errors import InvalidAdapter
+from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 from adapter_store.manifest import PushWarning
 from adapter_store.peft.patterns import BadPattern, Patterns
 
@@ -130,6 +131,8 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     try:
         if path.stat().st_size > max_bytes:
             raise InvalidAdapter(f"{path.name} is larger than {max_bytes} bytes")
+        if is_pointer_file(path):
+            raise InvalidAdapter(f"{path.name} is {WHAT_IT_IS}")
         text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text)
         if "\\ud" in text.lower():

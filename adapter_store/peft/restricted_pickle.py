@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter_store.errors import InvalidAdapter
+from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 
 MAX_PICKLE_BYTES = 64 << 20
 _STORAGES: Mapping[str, np.dtype[Any]] = {
@@ -36,6 +37,8 @@ class _StorageType:
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """By name, each contiguous. Raises InvalidAdapter for anything but a flat dictionary of float tensors."""
+    if is_pointer_file(path):
+        raise InvalidAdapter(f"{path.name} is {WHAT_IT_IS}")
     try:
         with zipfile.ZipFile(path) as archive:
             root = _root(archive, path.name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adapter_store.errors import InvalidAdapter
+from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 from adapter_store.manifest import PushWarning
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft.config import read_json_object
@@ -35,6 +36,8 @@ def read_chat_template(folder: Path) -> tuple[PushedTemplate | None, list[PushWa
     """
     file = folder / TEMPLATE_FILE
     if file.exists():
+        if is_pointer_file(file):
+            raise InvalidAdapter(f"{TEMPLATE_FILE} is {WHAT_IT_IS}")
         if file.stat().st_size > MAX_TEMPLATE_BYTES:
             raise InvalidAdapter(f"{TEMPLATE_FILE} is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:

@@ -17,6 +17,7 @@ from adapter_store.base.special_tokens import (
     SpecialTokens,
     read_special_tokens,
 )
+from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 
 
 class InvalidTokenizer(Exception):
@@ -45,10 +46,12 @@ class Tokenizer:
     def from_folder(cls, path: Path) -> "Tokenizer":
         """Reads tokenizer.json and what is beside it. Raises InvalidTokenizer for the one, InvalidModel for
         the others."""
+        file = path / TOKENIZER_FILE
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE))
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # The library raises plain Exception.
-            raise InvalidTokenizer(f"{path / TOKENIZER_FILE}: {error}") from error
+            pointer = file.is_file() and is_pointer_file(file)
+            raise InvalidTokenizer(f"{file}: {f'it is {WHAT_IT_IS}' if pointer else error}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
         special = read_special_tokens(path)

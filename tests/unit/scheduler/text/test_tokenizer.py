@@ -99,3 +99,6 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text("[")
     with pytest.raises(InvalidModel, match=r"tokenizer_config\.json"):
         Tokenizer.from_folder(folder)
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(InvalidTokenizer, match=r"tokenizer\.json: it is a Git LFS pointer"):
+        Tokenizer.from_folder(folder)
