@@ -36,7 +36,10 @@ def convert(source: Path, target: Path) -> None:
     """
     if target.exists():
         raise FileExistsError(f"{target} exists: name a new folder")
-    form = FORMS[_weights_file(source)](source)
+    weights = _weights_file(source)
+    form = FORMS[weights](source)
+    if not form.tensors:
+        raise InvalidAdapter(f"{weights} holds no tensors: whoever saved it saved nothing of the adapter")
     made = {WEIGHTS_FILE} if form.config is None else {WEIGHTS_FILE, CONFIG_FILE}
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     aside.mkdir(parents=True)

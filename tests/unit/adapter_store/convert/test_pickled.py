@@ -49,6 +49,15 @@ def test_parameters_are_tensors(adapter: Path) -> None:
     assert torch.equal(read_tensors(adapter.parent / "converted")["extra"], torch.ones(3))
 
 
+def test_a_file_of_nothing(adapter: Path) -> None:
+    """Some scripts saved the empty rest of what PEFT had filtered before."""
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save({}, adapter / "adapter_model.bin")
+    with pytest.raises(InvalidAdapter, match=r"adapter_model\.bin holds no tensors"):
+        convert(adapter, adapter.parent / "converted")
+    assert not (adapter.parent / "converted").exists()
+
+
 class Touch:
     """A pickle that makes a file when it is loaded."""
 
