@@ -30,8 +30,10 @@ _WHOLE_PART = re.compile(r"(?:modules_to_save\.(?:default\.)?)?weight")
 
 # First match wins; looked for anywhere in a key that means nothing we serve.
 _WRAPPED = "is of a model inside a wrapper: save the model that is inside (accelerate's unwrap_model)"
+_TWICE = "is of a model that PEFT wrapped twice: give get_peft_model the plain model, and save again"
 _OTHER_NAMES = "has a name that PEFT does not write: convert it to PEFT's lora_A.weight and lora_B.weight"
 _REASONS = (
+    ("base_model.model.base_model.model.", _TWICE),
     *((mark, _WRAPPED) for mark in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")),
     *((mark, _OTHER_NAMES) for mark in (".lora_down.", ".lora_up.", ".lora.down.", ".lora.up.")),
     (".lora_E", "belongs to AdaLoRA, which is not served"),

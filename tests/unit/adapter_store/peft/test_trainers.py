@@ -137,3 +137,15 @@ def test_what_peft_saves_of_two_adapters(d0: Path, tmp_path: Path, store: DiskSt
     model.save_pretrained(str(tmp_path / "out"))
     with pytest.raises(InvalidAdapter, match=r"reference/, trained/ in it have adapters, push the one that"):
         store.put(tmp_path / "out", "acme", "x", spec)
+
+
+def test_what_peft_saves_of_a_model_that_it_wrapped_twice(
+    d0: Path, tmp_path: Path, store: DiskStore, spec: ModelSpec
+) -> None:
+    """The file holds both, the config tells of the second alone: its scale may be wrong for the first."""
+    first, second = (
+        LoraConfig(r=4, target_modules=[name], task_type="CAUSAL_LM") for name in ("q_proj", "v_proj")
+    )
+    get_peft_model(get_peft_model(load_base(d0), first), second).save_pretrained(str(tmp_path / "out"))
+    with pytest.raises(InvalidAdapter, match="that PEFT wrapped twice: give get_peft_model the plain model"):
+        store.put(tmp_path / "out", "acme", "x", spec)
