@@ -31,10 +31,11 @@ HONOURED = frozenset({
 # They steer training or loading in PEFT and leave no trace in the maths of a finished adapter. The
 # *_config ones describe an initialisation, which init_lora_weights alone decides. fan_in_fan_out is about
 # layers that keep their weight transposed: PEFT switches it off for all others, and our bases have no such.
+# The last three are of older versions of ms-swift, whose own name for the kind of adapter is swift_type.
 _HARMLESS = frozenset({
     *("auto_mapping", "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size", "revision"),
     *("runtime_config", "task_type", "corda_config", "eva_config", "lora_ga_config", "loftq_config"),
-    "fan_in_fan_out",
+    *("fan_in_fan_out", "lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"),
 })  # fmt: skip
 # These inits start training from the unchanged base. Others (pissa, olora, corda, loftq, lora_ga) move part
 # of the base into the adapter; PEFT's conversion on saving doubles the rank and writes `true` here.
@@ -153,11 +154,15 @@ def _refuse_unserved(config: Mapping[str, Any]) -> None:
             f"is {config['init_lora_weights']!r}: the adapter assumes a changed base. Save it converted "
             "(path_initial_model_for_weight_conversion)",
         )
+    if config.get("swift_type") not in (None, "LORA"):
+        raise _refusal("swift_type", f"is {str(config['swift_type'])[:40]!r}, only LORA is served")
     # Of a base without biases PEFT saves none, and "all" means "none". Those in a file are refused.
     if config.get("bias") not in (None, False, "none", "all", "lora_only"):
         raise _refusal("bias", f"is {str(config['bias'])[:40]!r}, not none, all or lora_only")
     switched_on = [
-        key for key in config if key not in HONOURED | _HARMLESS | {"bias"} and _is_on(config[key])
+        key
+        for key in config
+        if key not in HONOURED | _HARMLESS | {"bias", "swift_type"} and _is_on(config[key])
     ]
     if switched_on:
         key = switched_on[0]

@@ -62,6 +62,15 @@ def ms_swift(folder: Path) -> Mapping[str, bytes]:
     return {**CHECKPOINT, "additional_config.json": additional, "args.json": JSON}
 
 
+def ms_swift_2(folder: Path) -> Mapping[str, bytes]:
+    """Before it had a second file, with the learning rates of LoRA+ and the type that weights trained in."""
+    own = {"swift_type": "LORA", "lora_dtype": "AUTO", "lorap_lr_ratio": 16.0, "lorap_emb_lr": 1e-06}
+    edit_config(
+        folder, **own, use_qa_lora=False, use_merged_linear=False, enable_lora=None, model_key_mapping=None
+    )
+    return {**CHECKPOINT, "sft_args.json": JSON}
+
+
 def llama_factory(folder: Path) -> Mapping[str, bytes]:
     """The final adapter, its last checkpoint as a folder within, logs and a picture; of PPO the value head,
     which scores answers and changes none."""
@@ -74,7 +83,7 @@ def llama_factory(folder: Path) -> Mapping[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "trainer", [peft, unsloth, axolotl, ms_swift, llama_factory], ids=lambda t: t.__name__
+    "trainer", [peft, unsloth, axolotl, ms_swift, ms_swift_2, llama_factory], ids=lambda t: t.__name__
 )
 def test_their_folders(
     adapter: Path,
@@ -149,3 +158,9 @@ def test_what_peft_saves_of_a_model_that_it_wrapped_twice(
     get_peft_model(get_peft_model(load_base(d0), first), second).save_pretrained(str(tmp_path / "out"))
     with pytest.raises(InvalidAdapter, match="that PEFT wrapped twice: give get_peft_model the plain model"):
         store.put(tmp_path / "out", "acme", "x", spec)
+
+
+def test_another_tuner_of_ms_swift(adapter: Path, store: DiskStore, spec: ModelSpec) -> None:
+    edit_config(adapter, swift_type="LONGLORA")
+    with pytest.raises(InvalidAdapter, match="swift_type is 'LONGLORA', only LORA is served"):
+        store.put(adapter, "acme", "x", spec)
