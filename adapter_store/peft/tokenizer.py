@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter_store.errors import InvalidAdapter
+from adapter_store.base.special_tokens import read_special_tokens
+from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 from adapter_store.manifest import PushWarning
 from adapter_store.model_spec import ModelSpec
@@ -97,7 +98,7 @@ def check_tokenizer(folder: Path, spec: ModelSpec) -> list[PushWarning]:
         return []
     base = _read_tokenizer(base_file)
     base_ids = {token: i for token, (i, _) in _added_tokens(base_file.parent).items()} | _token_ids(base)
-    padding = {pad for pad in _pad_tokens(folder) if pad not in base_ids}
+    padding = _pad_tokens(folder) - base_ids.keys()
     taken = frozenset(base_ids.values()) if padding else frozenset()
     for token, (token_id, file) in added.items():
         if token not in padding or token_id in taken:
@@ -174,14 +175,13 @@ def _merges(tokenizer: Mapping[str, Any]) -> list[str]:
     return [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
 
 
-def _pad_tokens(folder: Path) -> tuple[str, ...]:
-    """What the folder pads with: one token or none."""
-    if not (folder / TOKENIZER_CONFIG_FILE).exists():
-        return ()
-    match read_json_object(folder / TOKENIZER_CONFIG_FILE, MAX_TOKENIZER_BYTES).get("pad_token"):
-        case str(token) | {"content": str(token)}:
-            return (token,)
-    return ()
+def _pad_tokens(folder: Path) -> frozenset[str]:
+    """What the folder pads with, whichever of its files says so: one token or none."""
+    try:
+        named = read_special_tokens(folder).named
+    except InvalidModel as error:
+        raise InvalidAdapter(str(error).replace(f"{folder}/", "")) from error
+    return frozenset({named["pad_token"]} if "pad_token" in named else ())
 
 
 def _added_tokens(folder: Path) -> dict[str, tuple[int, str]]:

@@ -71,6 +71,19 @@ def test_a_token_that_only_pads_is_fine(adapter: Path, push: Callable[[], Versio
         push()
 
 
+@pytest.mark.parametrize("config", [None, {"pad_token": None}, {"tokenizer_class": "LlamaTokenizer"}])
+def test_what_pads_may_stand_in_the_older_file(
+    adapter: Path, push: Callable[[], Version], config: Any
+) -> None:
+    """transformers wrote a token that was added later into special_tokens_map.json alone."""
+    digest = push().digest
+    if config is not None:
+        (adapter / "tokenizer_config.json").write_text(json.dumps(config))
+    (adapter / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
+    (adapter / "added_tokens.json").write_text('{"<pad>": 128}')
+    assert push().digest == digest
+
+
 def test_a_token_that_pads_takes_no_id_of_another(adapter: Path, push: Callable[[], Version]) -> None:
     (adapter / "tokenizer_config.json").write_text('{"pad_token": "<pad>"}')
     for files in ({"<pad>": 3}, {"<s>": 4}):
@@ -96,7 +109,7 @@ def test_a_token_that_pads_takes_no_id_of_another(adapter: Path, push: Callable[
             "vocabulary ends at 128",
         ),
         ("tokenizer.json", {"model": {}}, "is not a tokenizer"),
-        ("tokenizer.json", [], "not a JSON object"),
+        ("tokenizer.json", [], "tokenizer.json holds no JSON object"),
         ("added_tokens.json", {"<pad>": 128}, "added_tokens.json: token '<pad>' has id 128"),
         ("added_tokens.json", {"<pad>": "x"}, "damaged"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"4": {"content": "<pad>"}}}, "'<pad>' has id 4"),
