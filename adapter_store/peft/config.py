@@ -119,11 +119,21 @@ def read_config(folder: Path) -> LoraSettings:
         targets=_target_names(config.get("target_modules")),
         narrowed=_is_on(config.get("exclude_modules")) or _is_on(config.get("layers_pattern")),
         expert_blocks_in_b=_choice(config, EXPERT_ORDER, ("interleaved", "blocks")) == "blocks",
-        warnings=tuple(
-            PushWarning("DEFAULT_USED", f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used")
-            for key in missing
-        ),
+        warnings=(*map(_default_used, missing), *_other_task(config)),
     )
+
+
+def _default_used(key: str) -> PushWarning:
+    return PushWarning("DEFAULT_USED", f"{CONFIG_FILE}: {key} is missing, PEFT's default 8 is used")
+
+
+def _other_task(config: Mapping[str, Any]) -> list[PushWarning]:
+    """The tensors of such an adapter have the same names, but its answers are no text: embeddings, say."""
+    task = config.get("task_type")
+    if task is None or str(task).upper() == "CAUSAL_LM":
+        return []
+    text = f"{CONFIG_FILE}: task_type is {str(task)[:40]!r}: the adapter was not trained to write text"
+    return [PushWarning("OTHER_TASK", text)]
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModel
 
 from adapter_store import InvalidAdapter, ModelSpec
 from adapter_store.peft.folder import read_adapter
@@ -42,6 +44,21 @@ def test_a_base_tells_which_modules_have_a_bias(spec: ModelSpec, qwen2: Path, tm
     assert ModelSpec.from_folder(all_of_them).biased == spec.modules.keys() - {"embed_tokens", "lm_head"}
     router = ModelSpec.from_folder(make_moe_base(tmp_path / "moe", "gpt-oss")).biased
     assert router == {"q_proj", "k_proj", "v_proj", "o_proj", "router"}
+
+
+def test_an_adapter_that_does_not_write_text(d0: Path, spec: ModelSpec, tmp_path: Path) -> None:
+    """Embedding models are made of the same layers: their adapters fit, and answer nonsense."""
+    config = LoraConfig(r=4, target_modules=["q_proj"], task_type="FEATURE_EXTRACTION")
+    model = get_peft_model(AutoModel.from_pretrained(d0), config)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(weight)
+    model.save_pretrained(str(tmp_path / "a"))
+    [(reason, message)] = told(tmp_path / "a", spec).items()
+    assert reason == "OTHER_TASK" and "task_type is 'FEATURE_EXTRACTION'" in message
+    for task in ("CAUSAL_LM", None):
+        edit_config(tmp_path / "a", task_type=task)
+        assert told(tmp_path / "a", spec) == {}
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "o_proj"], ["o_proj", "up_proj"]], ids=str)
