@@ -16,6 +16,9 @@ from executor.models.checkpoint import Checkpoint
 from executor.models.expert_weights import expert_targets, foreign_experts
 from executor.models.quantized import Scheme
 
+# Of the frequencies, and of cosines and sines that some trainers save with everything else.
+_ROTARY_BUFFERS = tuple(f".rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
+
 
 class Target(Protocol):
     @property
@@ -51,9 +54,9 @@ def load_weights(
 ) -> None:
     """Fills every parameter, each part of it exactly once, and uses every tensor of the checkpoint.
 
-    Two kinds of tensors are not used: rotary inv_freq buffers of old checkpoints, and the copy of a tied
-    parameter, which must be equal to it. `scheme`: how quantized weights are stored. Raises BadCheckpoint,
-    naming file and tensor.
+    Two kinds of tensors are not used: rotary buffers of old checkpoints, which config.json says too, and the
+    copy of a tied parameter, which must be equal to it. `scheme`: how quantized weights are stored. Raises
+    BadCheckpoint, naming file and tensor.
     """
     checkpoint = Checkpoint.open(folder, scheme)
     sources = checkpoint.sources
@@ -62,7 +65,7 @@ def load_weights(
     if missing := sorted(targets.keys() - sources.keys()):
         raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing: {', '.join(missing[:5])}")
     for name in sorted(sources.keys() - targets.keys() - copies.keys() - _foreign(model)):
-        if not name.endswith(".rotary_emb.inv_freq"):
+        if not name.endswith(_ROTARY_BUFFERS):
             raise BadCheckpoint(f"{sources[name]} has no place in this model")
     for name, tensor in checkpoint.tensors(targets):
         for memory, piece in _pairs(name, tensor, targets[name], checkpoint):

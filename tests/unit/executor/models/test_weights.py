@@ -67,8 +67,9 @@ def test_shards_of_transformers_load(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path)["lm_head.weight"], model.get_output_embeddings().weight)
 
 
-def test_old_inv_freq_buffers_are_ignored(folder: Path) -> None:
-    edit(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+@pytest.mark.parametrize("name", ["inv_freq", "cos_cached", "sin_cached"])
+def test_old_rotary_buffers_are_ignored(folder: Path, name: str) -> None:
+    edit(folder, lambda t: t.update({f"model.layers.0.self_attn.rotary_emb.{name}": torch.ones(8)}))
     load(folder)
 
 
