@@ -92,7 +92,9 @@ def _copy(
         files = Path(folder) / "adapter"
         source.export(ref, files)
         before = target.record(ref.tenant, ref.name).versions
-        copy = target.put(files, ref.tenant, ref.name, spec, alias=None, digest=ref.digest)
+        entry = source.record(ref.tenant, ref.name).versions.get(str(ref.digest))
+        told = entry.push.warnings if entry is not None else ()
+        copy = target.put(files, ref.tenant, ref.name, spec, alias=None, warnings=told, digest=ref.digest)
         if _digest_as_of(source_format, target, copy.digest) != ref.digest:
             if copy.digest not in before:
                 target.delete(Ref(ref.tenant, ref.name, digest=copy.digest))

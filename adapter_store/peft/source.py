@@ -64,7 +64,7 @@ def take_adapter(
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
     _check_ranks(adapter, max_rank)
-    told = tuple(_shortened(each) for each in (*adapter.push.warnings, *warnings))
+    told = tuple(dict.fromkeys(map(_shortened, (*adapter.push.warnings, *warnings))))
     if strict and told:
         raise WarningsRefused(tuple((each.reason, each.message) for each in told))
     _drop_checked(private)

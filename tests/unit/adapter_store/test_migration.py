@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterStore, ModelSpec, Ref, StoreUnavailable, VersionState
+from adapter_store import AdapterStore, ModelSpec, PushWarning, Ref, StoreUnavailable, VersionState
 from lorafleet.migration import Migrated, migrate
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 from tests.support.stores.redis_server import RedisServer
@@ -54,6 +54,18 @@ def test_everything_but_the_deleted_arrives(
         target.verify(Ref("acme", summary.name, digest=summary.digest))
     assert source.orphans() == target.orphans() == []
     assert migrate(source, target, spec) == Migrated(present=5)
+
+
+def test_what_others_found_about_a_push_arrives(
+    media: list[Medium], adapters: list[Path], spec: ModelSpec
+) -> None:
+    """A scheduler, say, that tried its template."""
+    found = PushWarning("FOUND", "by somebody")
+    source, target = media[0].open(), media[1].open()
+    pushed = source.put(adapters[0], "acme", "x", spec, warnings=[found])
+    assert migrate(source, target, spec).copied == 1
+    copied = target.find(Ref.parse("acme/x", ""))
+    assert copied.push.warnings == pushed.push.warnings and found in copied.push.warnings
 
 
 def test_one_tenant_alone(source: AdapterStore, media: list[Medium], spec: ModelSpec) -> None:
