@@ -32,6 +32,12 @@ _WHOLE_PART = re.compile(r"(?:modules_to_save\.(?:default\.)?)?weight")
 _WRAPPED = "is of a model inside a wrapper: save the model that is inside (accelerate's unwrap_model)"
 _TWICE = "is of a model that PEFT wrapped twice: give get_peft_model the plain model, and save again"
 _OTHER_NAMES = "has a name that PEFT does not write: convert it to PEFT's lora_A.weight and lora_B.weight"
+_NO_MODULE = "matches no module of the base model that can carry LoRA"
+_EXPERTS_OF_NONE = (".experts.", ".mlp.gate.")  # marks that are the reason only where the base has none
+_EXPERT_NAMES = (
+    "is of experts under a name that PEFT does not write: it has experts.lora_A for all of them (around "
+    "experts.base_layer.lora_A, if there are two), and experts.0.up_proj.lora_A for one"
+)
 _REASONS = (
     ("base_model.model.base_model.model.", _TWICE),
     *((mark, _WRAPPED) for mark in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")),
@@ -46,7 +52,7 @@ _REASONS = (
         "is a fully trained module (modules_to_save): only lm_head and embed_tokens are served so",
     ),
     (".bias", "is a trained bias (bias, lora_bias), which is not served"),
-    ("lora_", "matches no module of the base model that can carry LoRA"),
+    ("lora_", _NO_MODULE),
     (".weight", "is a fully trained weight (modules_to_save?): only lm_head and embed_tokens are served so"),
 )
 
@@ -66,17 +72,17 @@ def parse_key(key: str, spec: ModelSpec) -> KeyMeaning:
     """Raises InvalidAdapter for a tensor that would end up unused, with the likely reason."""
     match = _KEY.fullmatch(key)
     if match is None:
-        raise _unused(key)
+        raise _unused(key, spec)
     layer, place, table = match["layer"], _PLACES.get(match["path"] or ""), match["table"]
     if table is None and place not in spec.modules:
-        raise _unused(key)
+        raise _unused(key, spec)
     if table is not None and match["part"] in _BASE_COPY_PARTS:
         return KeyMeaning(table, None, "base")
     if table is not None and _WHOLE_PART.fullmatch(match["part"]):
         return KeyMeaning(table, None, "whole")
     part = _part(match["part"], embedding=table == "embed_tokens")
     if part is None:
-        raise _unused(key, match)
+        raise _unused(key, spec, match)
     if table is not None:
         return KeyMeaning(table, None, part)
     return KeyMeaning(f"layers.{layer}.{place}", int(layer), part)
@@ -91,13 +97,17 @@ def _part(text: str, *, embedding: bool) -> Part | None:
     return "a" if half["half"] == "A" else "b"
 
 
-def _unused(key: str, match: re.Match[str] | None = None) -> InvalidAdapter:
+def _unused(key: str, spec: ModelSpec, match: re.Match[str] | None = None) -> InvalidAdapter:
     """`match`: where the base has the key's module, and only the part behind it means nothing."""
-    reason = next((why for mark, why in _REASONS if mark in key), "is not a LoRA tensor")
+    passed_over = () if spec.moe is None else _EXPERTS_OF_NONE
+    reasons = (why for mark, why in _REASONS if mark in key and mark not in passed_over)
+    reason = next(reasons, "is not a LoRA tensor")
     if key.startswith("module."):
         reason = _WRAPPED
     elif match is not None and (named := _NAMED_PART.fullmatch(match["part"])):
         reason = f"is of an adapter named {named['adapter']!r}: PEFT's save_pretrained leaves that name out"
     elif match is not None and match["table"] == "embed_tokens" and _LINEAR_PART.fullmatch(match["part"]):
         reason = "is of a linear layer, and embed_tokens is none: PEFT writes lora_embedding_A and _B"
+    elif reason == _NO_MODULE and spec.moe is not None and ".experts." in key:
+        reason = _EXPERT_NAMES
     return InvalidAdapter(f"tensor {key[:200]!r} {reason}")

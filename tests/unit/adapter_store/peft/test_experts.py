@@ -257,6 +257,9 @@ def _without(tensor: str) -> Callable[[Path], object]:
     return lambda folder: rewrite(folder, lambda all_: {n: t for n, t in all_.items() if n != tensor})
 
 
+OTHER_NAME = "is of experts under a name that PEFT does not write"
+
+
 def _with(name: str, *shape: int) -> Callable[[Path], object]:
     return lambda folder: rewrite(folder, lambda all_: all_ | {name: torch.ones(shape)})
 
@@ -271,7 +274,10 @@ def _with(name: str, *shape: int) -> Callable[[Path], object]:
         ("qwen3-moe", _with(f"{PATH}.4.up_proj.lora_A.weight", 2, 64), IncompatibleAdapter, "has 4 experts"),
         ("qwen3-moe", _with(f"{PATH}.1.up_proj.lora_A.weight", 2, 64), InvalidAdapter, "no matching lora_B"),
         ("qwen3-moe", _with(f"{PATH}.1.mid_proj.lora_A.weight", 2, 64), InvalidAdapter, "matches no module"),
-        ("qwen3-moe", _with(f"{INNER}.base_layer.lora_A.weight", 2, 64), InvalidAdapter, "matches no"),
+        ("qwen3-moe", _with(f"{INNER}.base_layer.lora_A.weight", 2, 64), InvalidAdapter, OTHER_NAME),
+        ("qwen3-moe", _with(f"{PATH}.w1.lora_A.weight", 4, 2, 64), InvalidAdapter, OTHER_NAME),
+        ("gpt-oss", _with(f"{PATH}.gate_up_proj.lora_A", 4, 2, 64), InvalidAdapter, OTHER_NAME),
+        ("qwen3-moe", _with(f"{PATH[:-8]}.gate.weight", 4, 64), InvalidAdapter, "fully trained weight"),
         ("qwen3-moe", _with(f"{NO_LAYER}.lora_A.weight", 2, 8), IncompatibleAdapter, "layer 2"),
         ("qwen3-moe", lambda f: edit_config(f, use_dora=True), InvalidAdapter, "use_dora is true"),
         ("dense-first", lambda folder: None, IncompatibleAdapter, "layer 0 of the base has no experts"),
