@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adapter_store.base.checkpoint import read_tensors
 from adapter_store.base.config import CONFIG_FILE, BaseConfig
+from adapter_store.base.model_name import model_name
 from adapter_store.errors import InvalidModel
 from adapter_store.files.safetensors_file import DamagedFile, TensorFile
 from adapter_store.module_names import PATHS_IN_LAYER, layer_of, place_of
@@ -74,7 +75,7 @@ class ModelSpec:
             hidden_size=base.hidden_size,
             modules=_modules(base, moe),
             max_model_len=base.max_position_embeddings,
-            name=path.resolve().name,
+            name=model_name(str(path.resolve())),
             moe=moe,
             biased=_biased(tensors),
             folder=path.resolve(),

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adapter_store.base.model_name import model_name
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter
 from adapter_store.files.safetensors_file import NUMPY_DTYPES, DamagedFile, TensorFile, TensorInfo
 from adapter_store.manifest import FullHead, ModuleInfo, PushFacts, PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft.base_copy import check_base_copy
-from adapter_store.peft.base_name import is_name_of, name_of
 from adapter_store.peft.config import CONFIG_FILE, LoraSettings, read_config
 from adapter_store.peft.experts import read_experts
 from adapter_store.peft.foreign import foreign_file
@@ -132,11 +132,12 @@ def _what_is_there(folder: Path) -> str:
 
 
 def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[PushWarning]:
-    """Shapes decide the base; its name is a hint, since the same model lives under many paths."""
-    if is_name_of(settings.base_model, spec):
+    """Shapes decide the base; its name is a hint, since the same model lives under many paths. Capitals do
+    not count: trainers write names in small letters."""
+    if model_name(settings.base_model).casefold() in ("", spec.name.casefold()):
         return []
     text = f"{CONFIG_FILE}: base_model_name_or_path is {settings.base_model[:_SHOWN_CHARS]!r}"
-    text += f", this base is {name_of(spec)!r}"
+    text += f", this base is {spec.name!r}"
     if strict:
         raise IncompatibleAdapter(text)
     return [PushWarning("OTHER_BASE_MODEL", text)]

@@ -58,6 +58,7 @@ def test_a_base_in_the_cache_of_a_hub(adapter: Path, d0: Path, store: DiskStore,
     """Its folder is named by a commit, which no adapter's config says."""
     snapshot = tmp_path / "models--maker--Tiny2.5-1B-Chat" / "snapshots" / COMMIT
     spec = ModelSpec.from_folder(shutil.copytree(d0, snapshot))
+    assert spec.name == "Tiny2.5-1B-Chat"
     edit_config(adapter, base_model_name_or_path="maker/Tiny2.5-1B-Chat")
     assert store.put(adapter, "acme", "x", spec, strict_base=True).push.warnings == ()
     edit_config(adapter, base_model_name_or_path="maker/other")
