@@ -16,6 +16,7 @@ from adapter_store.peft.patterns import BadPattern, Patterns
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
+_MAX_TEXT_CHARS = 4096  # of what is kept with every record of the name: as long as a path may be
 
 # Ours, not PEFT's: says that a trainer packed lora_B of fused experts expert by expert ("blocks") instead of
 # letting the expert run fastest ("interleaved", what PEFT does). The files do not show it.
@@ -253,6 +254,8 @@ def _text(config: Mapping[str, Any], key: str) -> str | None:
     value = config.get(key)
     if value is not None and not isinstance(value, str):
         raise _refusal(key, f"is {value!r}, not a string")
+    if value is not None and len(value) > _MAX_TEXT_CHARS:
+        raise _refusal(key, f"has {len(value)} characters, at most {_MAX_TEXT_CHARS} are taken")
     return value
 
 

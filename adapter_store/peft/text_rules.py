@@ -1,5 +1,6 @@
 """What a pushed folder says about text beside its template: honoured for its requests, or warned of."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,14 @@ from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_special_
 from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.manifest import PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
-from adapter_store.peft.tokenizer import TOKENIZER_CONFIG_FILE
+from adapter_store.peft.config import read_json_object
+from adapter_store.peft.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE
 
+# Every request of the adapter carries its ends, and every conversation its special tokens.
+_MAX_ENDS = 64
+_MAX_SPECIAL_TOKENS = 64
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,57}_token")  # what a template can say, of special tokens
+_SHOWN_CHARS = 80
 # A prompt or an answer has none of it.
 _PADDING = "pad_token"
 # Of generation_config.json, what would change answers. Here requests say it, or leave it at our defaults.
@@ -38,8 +45,7 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
         return TextRules(), []
     try:
         generation, config, special = (
-            Fields.from_file_if_there(folder / name)
-            for name in (GENERATION_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
+            _fields(folder, name) for name in (GENERATION_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
         )
         ends = generation.token_ids("eos_token_id")
         named = read_special_tokens(folder).named if config.values or special.values else {}
@@ -52,8 +58,13 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
     other = {
         name: token
         for name, token in named.items()
-        if name in said and name != _PADDING and token != base.get(name)
+        if name in said and _NAME.fullmatch(name) and name != _PADDING and token != base.get(name)
     }
+    if len(other) > _MAX_SPECIAL_TOKENS:
+        raise InvalidAdapter(
+            f"{TOKENIZER_CONFIG_FILE}: {len(other)} special tokens are others than the base's, at most "
+            f"{_MAX_SPECIAL_TOKENS} may be"
+        )
     known = {name: token for name, token in other.items() if token in ids}
     if "eos_token" in known:
         ends = (*ends, ids[known["eos_token"]])
@@ -61,19 +72,28 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
         raise InvalidAdapter(
             f"{GENERATION_FILE}: eos_token_id has {outside[0]}, the vocabulary ends at {spec.vocab_size}"
         )
-    rules = TextRules(
-        end_token_ids=tuple(sorted({*ends} - {*read_end_tokens(spec.folder)})),
-        special_tokens=tuple(sorted(known.items())),
-    )
+    own_ends = sorted({*ends} - {*read_end_tokens(spec.folder)})
+    if len(own_ends) > _MAX_ENDS:
+        raise InvalidAdapter(
+            f"{GENERATION_FILE}: eos_token_id has {len(own_ends)} ends beside the base's, at most "
+            f"{_MAX_ENDS} are taken"
+        )
+    rules = TextRules(end_token_ids=tuple(own_ends), special_tokens=tuple(sorted(known.items())))
     unknown = [
         PushWarning(
             "UNKNOWN_SPECIAL_TOKEN",
-            f"{TOKENIZER_CONFIG_FILE}: {name} is {other[name]!r}, which the base's tokenizer does not have: "
-            "the base's is used",
+            f"{TOKENIZER_CONFIG_FILE}: {name} is {other[name][:_SHOWN_CHARS]!r}, which the base's tokenizer "
+            "does not have: the base's is used",
         )
         for name in sorted(other.keys() - known.keys())
     ]
     return rules, unknown + _unused(config, generation, spec.folder)
+
+
+def _fields(folder: Path, name: str) -> Fields:
+    """Without the file, an object without fields. Raises InvalidAdapter."""
+    there = (folder / name).exists()
+    return Fields(read_json_object(folder / name, MAX_TOKENIZER_BYTES) if there else {}, name)
 
 
 def _unused(config: Fields, generation: Fields, base: Path) -> list[PushWarning]:

@@ -57,6 +57,9 @@ def rules(*ends: str, **special: str) -> TextRules:
         ({"tokenizer_config": {"pad_token": TEXT_END}}, rules()),
         ({"tokenizer_config": {"bos_token": None}}, rules()),
         ({"tokenizer_config": {"tokenizer_class": "GPT2Tokenizer", "model_max_length": 7}}, rules()),
+        # Names that no template could say, or that it has for something else.
+        ({"special_tokens_map": {"\x1b[31m_token": START, "a b_token": "</none>"}}, rules()),
+        ({"tokenizer_config": {"messages": 1, "extra_special_tokens": {"messages": START}}}, rules()),
     ],
 )  # fmt: skip
 def test_what_is_honoured(
@@ -109,6 +112,11 @@ def test_rules_of_another_tokenizer_are_told(
         ({"generation_config": {"eos_token_id": 128}}, "the vocabulary ends at 128"),
         ({"generation_config": {"eos_token_id": "</s>"}}, "generation_config.json: eos_token_id"),
         ({"special_tokens_map": {"eos_token": 7}}, "eos_token must be a token"),
+        ({"special_tokens_map": {"\ud800_token": START}}, "special_tokens_map.json cannot be read"),
+        ({"generation_config": {"transformers_version": "\udc00"}}, "generation_config.json cannot be read"),
+        # They go with every request.
+        ({"generation_config": {"eos_token_id": [*range(70)]}}, "at most 64 are taken"),
+        ({"special_tokens_map": {f"a{i}_token": START for i in range(65)}}, "at most 64 may be"),
     ],
 )
 def test_what_cannot_be_is_refused(
