@@ -21,12 +21,14 @@ from adapter_store.old_stores.open import MigrationSource
 from adapter_store.record import AliasEntry
 
 PAGE = 1000
+_DAMAGED = "what the source says of its versions is damaged"
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """Versions by what became of them; `failed` says why, by "tenant/name@digest". `renamed`: the digest that
-    a version has in the target, where that is another one, by "tenant/name@digest" too."""
+    """Versions by what became of them; `failed` says why, by "tenant/name@digest", or by "tenant/name" where
+    the source's record of all of them is damaged. `renamed`: the digest that a version has in the target,
+    where that is another one, by "tenant/name@digest" too."""
 
     copied: int = 0
     present: int = 0
@@ -51,8 +53,11 @@ def migrate(
     copied (it is damaged, or made for another base) is told in the result; the others go on. Digests of
     format 2 are others: its versions are stored again, and checked against both. Raises StoreUnavailable.
     """
-    versions = [each for tenant in tenants or source.tenants() for each in _versions(source, tenant)]
-    copied, present, failed, renamed = 0, 0, dict[str, str](), dict[str, str]()
+    asked = tenants or source.tenants()
+    damaged = [f"{tenant}/{name}" for tenant in asked for name in source.damaged(tenant)]
+    found = (each for tenant in asked for each in _versions(source, tenant))
+    versions = [each for each in found if f"{each.tenant}/{each.name}" not in damaged]
+    copied, present, failed, renamed = 0, 0, dict.fromkeys(damaged, _DAMAGED), dict[str, str]()
     for number, version in enumerate(versions):
         on_progress(number, len(versions))
         ref = Ref(version.tenant, version.name, digest=version.digest)

@@ -30,12 +30,14 @@ class OldStore(ABC):
     """The part of an AdapterStore (../store.py) that a migration reads.
 
     It kept the files of whoever pushed a content first, for all who pushed it, so it cannot be told whose
-    they are where several tenants have it: then those get a copy without what does not change answers.
+    they are where several tenants have it, or one may whose record cannot be read: then those get a copy
+    without what does not change answers.
     """
 
     def __init__(self, number: int) -> None:
         """`number`: of its format. Raises StoreUnavailable."""
         self.number = number
+        self._damaged: set[tuple[str, str]] = set()  # (tenant, name) of records that cannot be read
         self._records = {name: record for name in self._names() if (record := self._readable(*name))}
         self._tenants: dict[str, set[str]] = {}  # by digest
         for (tenant, _), record in self._records.items():
@@ -43,7 +45,11 @@ class OldStore(ABC):
                 self._tenants.setdefault(digest, set()).add(tenant)
 
     def tenants(self) -> list[str]:
-        return sorted({tenant for tenant, _ in self._records})
+        return sorted({tenant for tenant, _ in (*self._records, *self._damaged)})
+
+    def damaged(self, tenant: str) -> list[str]:
+        """Names whose records cannot be read."""
+        return sorted(name for owner, name in self._damaged if owner == tenant)
 
     def record(self, tenant: str, name: str) -> NameRecord:
         return self._records.get((tenant, name), NameRecord())
@@ -67,7 +73,7 @@ class OldStore(ABC):
             raise not_found(ref)
         target.mkdir()
         self._write_files(digest, target)
-        if len(self._tenants[digest]) > 1:
+        if (self._tenants[digest] | {tenant for tenant, _ in self._damaged}) - {ref.tenant}:
             _leave_out(target, read_manifest(self._manifest_text(digest)), entry.push.base_model)
 
     @abstractmethod
@@ -91,6 +97,7 @@ class OldStore(ABC):
             return _record(self._record_text(tenant, name))
         except DataLoss as error:  # the others are copied all the same
             _log.error("adapter store: %s/%s is not copied: %s", tenant, name, error)
+            self._damaged.add((tenant, name))
             return None
 
 

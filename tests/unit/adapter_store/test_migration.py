@@ -108,6 +108,17 @@ def test_what_is_damaged_is_told_and_the_rest_goes_on(
     assert len(target.summaries("acme")) == 3
 
 
+def test_a_name_whose_record_is_damaged_is_told_and_the_rest_goes_on(
+    source: AdapterStore, media: list[Medium], spec: ModelSpec
+) -> None:
+    media[0].change_record("acme", "x", lambda data: data[:-1])
+    target = media[1].open()
+    done = migrate(media[0].open(), target, spec)
+    assert [*done.failed] == ["acme/x"]
+    assert target.find(Ref.parse("acme/y", "")).protected
+    assert target.find(Ref.parse("zoo/z", "")).state is VersionState.DRAINING
+
+
 def test_what_only_the_target_has_stays(
     source: AdapterStore, media: list[Medium], adapters: list[Path], spec: ModelSpec
 ) -> None:

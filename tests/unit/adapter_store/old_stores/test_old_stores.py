@@ -151,6 +151,19 @@ def test_records_and_manifests_are_sealed(old: Old, tmp_path: Path) -> None:
     target = DiskStore(tmp_path / "new")
     _, done = migrated(old(change), target)
     assert done.copied == 3 and not target.record("acme", "y").versions
+    assert [*done.failed] == ["acme/y"]
+
+
+def test_who_may_have_a_content_is_not_known_beside_a_damaged_record(old: Old, tmp_path: Path) -> None:
+    """The files beside zoo's content are those of acme, which pushed it first."""
+
+    def change(name: str, data: bytes) -> bytes:
+        return data[:-1] if name.endswith(("acme/x", "acme/x.json")) else data
+
+    target = DiskStore(tmp_path / "new")
+    migrated(old(change), target)
+    target.export(Ref("zoo", "z", digest=target.list("zoo")[0].digest), tmp_path / "out")
+    assert b"acme" not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 
 def test_no_service_takes_them(old: Old) -> None:
