@@ -64,7 +64,6 @@ def test_the_longest_name_of_a_base_is_told_and_a_warning_quotes_it_in_short(
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     longest = "\U000e0001" * 4096
 
-
     def named(base: str) -> Path:
         text = json.dumps(config | {"base_model_name_or_path": base}, ensure_ascii=False)
         (tmp_path / "adapter_config.json").write_text(text)
