@@ -48,9 +48,7 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
         Fields.from_file_if_there(folder / name)
         for name in (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     )
-    values = dict(said.values)
-    if _LISTED not in values:  # an older folder: what the map says wins, null too
-        values = _overlaid(values, Fields.from_file_if_there(folder / SPECIAL_TOKENS_FILE).values)
+    values = _values(folder, said)
     defaults = dict(default_tokens(config.values, said.values, folder / TOKENIZER_FILE))
     match tokenizer.values.get("padding"):
         case {"pad_token": str(pad)}:
@@ -68,12 +66,28 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     )
 
 
+def read_named_tokens(folder: Path) -> dict[str, str]:
+    """Only how chat templates know them, and not the token for padding that tokenizer.json alone may name:
+    that file, of many megabytes, is not parsed. Raises InvalidModel."""
+    config, said = (Fields.from_file_if_there(folder / name) for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE))
+    defaults = default_tokens(config.values, said.values, folder / TOKENIZER_FILE)
+    named = _named({**defaults, **_values(folder, said)}, said.origin)
+    return {name: token.content for name, token in named.items()}
+
+
 def added_ids(tokenizer: Fields) -> dict[str, int]:
     """The tokens that tokenizer.json itself adds to its vocabulary. Raises InvalidModel."""
     try:
         return {token["content"]: token["id"] for token in tokenizer.values.get("added_tokens") or []}
     except (KeyError, TypeError) as error:
         raise InvalidModel(f"{tokenizer.origin}: added_tokens is damaged: {error!r}") from error
+
+
+def _values(folder: Path, said: Fields) -> dict[str, Any]:
+    """Of tokenizer_config.json; in an older folder what the map says wins, null too."""
+    if _LISTED in said.values:
+        return dict(said.values)
+    return _overlaid(said.values, Fields.from_file_if_there(folder / SPECIAL_TOKENS_FILE).values)
 
 
 def _overlaid(values: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from adapter_store.base.end_tokens import GENERATION_FILE, read_end_tokens, read_vocabulary
 from adapter_store.base.fields import Fields
-from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_special_tokens
+from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_named_tokens
 from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.manifest import PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
@@ -48,13 +48,13 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
             _fields(folder, name) for name in (GENERATION_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
         )
         ends = generation.token_ids("eos_token_id")
-        named = read_special_tokens(folder).named if config.values or special.values else {}
+        named = read_named_tokens(folder) if config.values or special.values else {}
     except InvalidModel as error:
         raise InvalidAdapter(str(error).replace(f"{folder}/", "")) from error
     if not (generation.values or named):
         return TextRules(), _unused(config, generation, spec.folder)
     said = {name for values in (config.values, special.values) for name in values if values[name] is not None}
-    base, ids = read_special_tokens(spec.folder).named, read_vocabulary(spec.folder)
+    base = read_named_tokens(spec.folder)
     other = {
         name: token
         for name, token in named.items()
@@ -65,6 +65,7 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
             f"{TOKENIZER_CONFIG_FILE}: {len(other)} special tokens are others than the base's, at most "
             f"{_MAX_SPECIAL_TOKENS} may be"
         )
+    ids = read_vocabulary(spec.folder) if other else {}  # only where it is needed: it is large
     known = {name: token for name, token in other.items() if token in ids}
     if "eos_token" in known:
         ends = (*ends, ids[known["eos_token"]])

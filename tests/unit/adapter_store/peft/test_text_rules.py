@@ -4,6 +4,7 @@ of what it says about text is told."""
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from adapter_store import DataLoss, DiskStore, InvalidAdapter, Manifest, ModelSpec, Ref, Version
 from adapter_store.manifest import TextRules
 from adapter_store.peft.folder import read_adapter
+from adapter_store.peft.text_rules import read_text_rules
 from lorafleet.migration import migrate
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.stores.media import Medium, at
@@ -67,6 +69,16 @@ def test_what_is_honoured(
 ) -> None:
     adapter = read_adapter(with_files(files), base)
     assert adapter.text == expected and adapter.push.warnings == ()
+
+
+def test_a_folder_that_says_nothing_else_costs_no_parsing_of_tokenizers(
+    with_files: Callable[[Files], Path], base: ModelSpec, tmp_path: Path
+) -> None:
+    """They are of many megabytes; here they could not be parsed."""
+    folder = Path(shutil.copytree(str(base.folder), tmp_path / "base"))
+    for each in (folder, adapter := with_files({"tokenizer_config": {"eos_token": END, "bos_token": START}})):
+        (each / "tokenizer.json").write_text("{")
+    assert read_text_rules(adapter, replace(base, folder=folder)) == (rules(), [])
 
 
 @pytest.mark.parametrize(
