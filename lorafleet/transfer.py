@@ -104,11 +104,14 @@ def _pieces(paths: list[Path], first: Message, on_progress: Progress | None) -> 
     yield first
     for path in paths:
         with path.open("rb") as file:
-            while data := file.read(PIECE_BYTES):
+            data = file.read(PIECE_BYTES)
+            while True:  # an empty file is one empty piece: what is wrong with it, the server tells
                 yield adapters_pb2.PushRequest(chunk=adapters_pb2.FileChunk(name=path.name, data=data))
                 sent += len(data)
                 if on_progress is not None:
                     on_progress(sent, total)
+                if not (data := file.read(PIECE_BYTES)):
+                    break
 
 
 class Download:

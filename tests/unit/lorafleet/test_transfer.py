@@ -39,6 +39,13 @@ def test_a_push_is_the_header_and_then_the_files_in_pieces(tmp_path: Path) -> No
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
+def test_an_empty_file_is_sent_for_the_server_to_judge(tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "a")
+    (folder / "chat_template.jinja").write_bytes(b"")
+    _, *pieces = push_messages(folder, HEADER, None)
+    assert [each.chunk.data for each in pieces if each.chunk.name == "chat_template.jinja"] == [b""]
+
+
 def test_a_folder_that_is_no_adapter_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="save_pretrained"):
         push_messages(tmp_path / "none", HEADER, None)
