@@ -66,13 +66,17 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     )
 
 
-def read_named_tokens(folder: Path) -> dict[str, str]:
-    """Only how chat templates know them, and not the token for padding that tokenizer.json alone may name:
-    that file, of many megabytes, is not parsed. Raises InvalidModel."""
+def read_token_names(folder: Path) -> tuple[dict[str, str], frozenset[str]]:
+    """How chat templates know them, and all that the folder itself mentions; but not the token for padding
+    that tokenizer.json alone may name: that file, of many megabytes, is not parsed. Raises InvalidModel."""
     config, said = (Fields.from_file_if_there(folder / name) for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE))
     defaults = default_tokens(config.values, said.values, folder / TOKENIZER_FILE)
-    named = _named({**defaults, **_values(folder, said)}, said.origin)
-    return {name: token.content for name, token in named.items()}
+    values = _values(folder, said)
+    named = _named({**defaults, **values}, said.origin)
+    by_class = {name for name in defaults if values.get(name) is None}
+    own = (token for name, token in named.items() if name not in by_class)
+    mentioned = frozenset(token.content for token in (*own, *_more(values)))
+    return {name: token.content for name, token in named.items()}, mentioned
 
 
 def added_ids(tokenizer: Fields) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """What a pushed folder says about text beside its template: honoured for its requests, or warned of."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from adapter_store.base.end_tokens import GENERATION_FILE, read_end_tokens, read_vocabulary
 from adapter_store.base.fields import Fields
-from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_named_tokens
+from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_token_names
 from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.manifest import PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
@@ -18,7 +18,7 @@ from adapter_store.peft.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_F
 _MAX_ENDS = 64
 _MAX_SPECIAL_TOKENS = 64
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,57}_token")  # what a template can say, of special tokens
-_SHOWN_CHARS = 80
+_SHOWN, _SHOWN_CHARS = 3, 80  # of unknown tokens
 # A prompt or an answer has none of it.
 _PADDING = "pad_token"
 # Of generation_config.json, what would change answers. Here requests say it, or leave it at our defaults.
@@ -48,47 +48,58 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
             _fields(folder, name) for name in (GENERATION_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
         )
         ends = generation.token_ids("eos_token_id")
-        named = read_named_tokens(folder) if config.values or special.values else {}
+        named, mentioned = read_token_names(folder)
     except InvalidModel as error:
         raise InvalidAdapter(str(error).replace(f"{folder}/", "")) from error
-    if not (generation.values or named):
-        return TextRules(), _unused(config, generation, spec.folder)
+    warnings = _unused(config, generation, spec.folder)
+    if not (generation.values or config.values or special.values):
+        return TextRules(), warnings
     said = {name for values in (config.values, special.values) for name in values if values[name] is not None}
-    base = read_named_tokens(spec.folder)
+    base, base_mentioned = read_token_names(spec.folder)
     other = {
         name: token
         for name, token in named.items()
-        if name in said and _NAME.fullmatch(name) and name != _PADDING and token != base.get(name)
+        if name in said and token != base.get(name) and name != _PADDING and _NAME.fullmatch(name)
     }
-    if len(other) > _MAX_SPECIAL_TOKENS:
+    new = mentioned - base_mentioned - {named.get(_PADDING)}
+    ids = read_vocabulary(spec.folder) if other or new else {}  # only where it is needed: it is large
+    own = _bounded({name: token for name, token in other.items() if token in ids})
+    if "eos_token" in own:
+        ends = (*ends, ids[own["eos_token"]])
+    warnings += _unknown(sorted(new - ids.keys()))
+    return TextRules(_own_ends(ends, spec.folder, spec.vocab_size), tuple(sorted(own.items()))), warnings
+
+
+def _bounded(own: Mapping[str, str]) -> Mapping[str, str]:
+    if len(own) > _MAX_SPECIAL_TOKENS:
         raise InvalidAdapter(
-            f"{TOKENIZER_CONFIG_FILE}: {len(other)} special tokens are others than the base's, at most "
+            f"{TOKENIZER_CONFIG_FILE}: {len(own)} special tokens are others than the base's, at most "
             f"{_MAX_SPECIAL_TOKENS} may be"
         )
-    ids = read_vocabulary(spec.folder) if other else {}  # only where it is needed: it is large
-    known = {name: token for name, token in other.items() if token in ids}
-    if "eos_token" in known:
-        ends = (*ends, ids[known["eos_token"]])
-    if outside := [each for each in ends if each >= spec.vocab_size]:
+    return own
+
+
+def _own_ends(ends: Iterable[int], base: Path, vocab_size: int) -> tuple[int, ...]:
+    own = sorted({*ends} - {*read_end_tokens(base)})
+    if own and own[-1] >= vocab_size:
         raise InvalidAdapter(
-            f"{GENERATION_FILE}: eos_token_id has {outside[0]}, the vocabulary ends at {spec.vocab_size}"
+            f"{GENERATION_FILE}: eos_token_id has {own[-1]}, the vocabulary ends at {vocab_size}"
         )
-    own_ends = sorted({*ends} - {*read_end_tokens(spec.folder)})
-    if len(own_ends) > _MAX_ENDS:
+    if len(own) > _MAX_ENDS:
         raise InvalidAdapter(
-            f"{GENERATION_FILE}: eos_token_id has {len(own_ends)} ends beside the base's, at most "
+            f"{GENERATION_FILE}: eos_token_id has {len(own)} ends beside the base's, at most "
             f"{_MAX_ENDS} are taken"
         )
-    rules = TextRules(end_token_ids=tuple(own_ends), special_tokens=tuple(sorted(known.items())))
-    unknown = [
-        PushWarning(
-            "UNKNOWN_SPECIAL_TOKEN",
-            f"{TOKENIZER_CONFIG_FILE}: {name} is {other[name][:_SHOWN_CHARS]!r}, which the base's tokenizer "
-            "does not have: the base's is used",
-        )
-        for name in sorted(other.keys() - known.keys())
-    ]
-    return rules, unknown + _unused(config, generation, spec.folder)
+    return tuple(own)
+
+
+def _unknown(tokens: Iterable[str]) -> list[PushWarning]:
+    names = [repr(token[:_SHOWN_CHARS]) for token in tokens]
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    text = f"{', '.join(names[:_SHOWN])}{more} is a special token, and none of the base's tokenizer"
+    return [PushWarning("UNKNOWN_SPECIAL_TOKEN", f"{TOKENIZER_CONFIG_FILE}: {text}: it stays plain text")]
 
 
 def _fields(folder: Path, name: str) -> Fields:

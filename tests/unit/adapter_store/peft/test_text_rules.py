@@ -59,8 +59,9 @@ def rules(*ends: str, **special: str) -> TextRules:
         ({"tokenizer_config": {"pad_token": TEXT_END}}, rules()),
         ({"tokenizer_config": {"bos_token": None}}, rules()),
         ({"tokenizer_config": {"tokenizer_class": "GPT2Tokenizer", "model_max_length": 7}}, rules()),
+        ({"tokenizer_config": {"tokenizer_class": "LlamaTokenizer", "eos_token": END}}, rules()),
         # Names that no template could say, or that it has for something else.
-        ({"special_tokens_map": {"\x1b[31m_token": START, "a b_token": "</none>"}}, rules()),
+        ({"special_tokens_map": {"\x1b[31m_token": START, "a b_token": TEXT_END}}, rules()),
         ({"tokenizer_config": {"messages": 1, "extra_special_tokens": {"messages": START}}}, rules()),
     ],
 )  # fmt: skip
@@ -85,6 +86,16 @@ def test_a_folder_that_says_nothing_else_costs_no_parsing_of_tokenizers(
     ("files", "reason", "named"),
     [
         ({"tokenizer_config": {"eos_token": "</none>"}}, "UNKNOWN_SPECIAL_TOKEN", "'</none>'"),
+        (
+            {"special_tokens_map": {"additional_special_tokens": [END, "<a>", "<b>", "<c>", "<d>"]}},
+            "UNKNOWN_SPECIAL_TOKEN",
+            "'<a>', '<b>', '<c>' and 1 more",
+        ),
+        (
+            {"tokenizer_config": {"extra_special_tokens": {"a_token": "<a>"}}},
+            "UNKNOWN_SPECIAL_TOKEN",
+            "'<a>'",
+        ),
         ({"generation_config": {"temperature": 0.3, "top_p": 0.9}}, "GENERATION_CONFIG_UNUSED", "top_p"),
         ({"tokenizer_config": {"add_eos_token": True}}, "TOKENIZER_RULES_UNUSED", "add_eos_token"),
     ],
