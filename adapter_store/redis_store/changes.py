@@ -119,7 +119,7 @@ class Changes:
                 if content:
                     uploads["content"] = self._uploader.upload(digest, prepared.content)
                 if not files:
-                    uploads["pushed"] = self._uploader.upload(digest, prepared.pushed)
+                    uploads["pushed"] = self._uploader.upload(digest, prepared.pushed, owner=ref)
                     files = uploads["pushed"].upload
             publication = Publication(prepared.manifest, uploads.get("content"), uploads.get("pushed"))
             record = self._commit(ref, change, files, publication if uploads else None)

@@ -266,9 +266,12 @@ class Metadata:
         there = [("EXISTS", *chunks) for chunks in keys]
         return Provided((*claims, *persist, *there, seen), check)
 
-    def claim(self, claim: Claim) -> None:
-        """Of an upload that is not published."""
-        self._primary.run(self._claiming(claim, self._keys.blob(claim.digest)))
+    def claim(self, claim: Claim, owner: Ref | None = None) -> None:
+        """Of an upload that is not published: of content, or of the files of a push by that name."""
+        home = self._keys.blob(claim.digest)
+        if owner is not None:
+            home = self._keys.push(owner.tenant, owner.name, claim.upload)
+        self._primary.run(self._claiming(claim, home))
 
     def _claiming(self, claim: Claim, home: str) -> Command:
         """`home`: the key that has the claim once it is published."""

@@ -11,6 +11,7 @@ from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.primary import Primary
 from adapter_store.redis_store.transfer import ChunkWriter
+from adapter_store.ref import Ref
 
 UPLOAD_SECONDS = 3600  # that an upload may take, and for which a dead one's chunks stay
 UNHASHED = ""  # a chunk's hash, where the version's digest speaks for the whole file
@@ -41,8 +42,10 @@ class Uploader:
     def __init__(self, primary: Primary, keys: Keys, metadata: Metadata) -> None:
         self._primary, self._keys, self._metadata = primary, keys, metadata
 
-    def upload(self, digest: str, files: Mapping[str, Sendable]) -> Index:
-        """Everything is stored and claimed, and nobody sees it yet. Raises StoreUnavailable."""
+    def upload(self, digest: str, files: Mapping[str, Sendable], owner: Ref | None = None) -> Index:
+        """Everything is stored and claimed, and nobody sees it yet. `owner`: of the files of a push.
+
+        Raises StoreUnavailable."""
         upload, number = uuid.uuid4().hex, 0
         stored = list[StoredFile]()
         with ChunkWriter(self._primary, UPLOAD_SECONDS) as writer:
@@ -55,7 +58,7 @@ class Uploader:
                 stored.append(StoredFile(name, num_bytes, tuple(hashes)))
             writer.finish()
         index = Index(digest, upload, tuple(stored), CHUNK_BYTES)
-        self._metadata.claim(index.claim)
+        self._metadata.claim(index.claim, owner)
         return index
 
 

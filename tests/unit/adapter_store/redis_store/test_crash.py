@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from adapter_store import AdapterNotFound, ModelSpec, Ref, StoreUnavailable
+from adapter_store.redis_store import scripts
 from adapter_store.redis_store.index import Claim
 from adapter_store.redis_store.primary import Provided
 from adapter_store.redis_store.store import RedisStore
 from tests.support.adapters.peft import edit_config
 from tests.support.stores.crashes import run_until_step
 from tests.support.stores.garbage import chunk_keys, garbage
-from tests.support.stores.media import RedisMedium
+from tests.support.stores.media import RedisMedium, at
 from tests.support.stores.redis_server import RedisServer
 
 STEPS = ("sendall", "recv")  # before a command is sent, and before its reply is read
@@ -120,6 +121,25 @@ def test_an_upload_that_was_swept_is_not_published(
     with pytest.raises(StoreUnavailable, match="push the adapter again"):
         store.put(adapters[0], "acme", "x", spec)
     assert redis_medium.leftovers() == []
+
+
+def test_a_claim_that_arrives_once_more_after_its_upload_is_published_harms_nothing(
+    redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec
+) -> None:
+    """A server may have read it long before it runs it; who sent it has given that connection up by then."""
+    store, late = redis_medium.open(), list[Sequence[Any]]()
+    run = store._primary.run
+
+    def remember(*commands: Sequence[Any], **options: Any) -> list[Any]:
+        late.extend(command for command in commands if command[:2] == ("EVAL", scripts.CLAIM))
+        return run(*commands, **options)
+
+    store._primary.run = remember  # type: ignore[method-assign]
+    version = store.put(adapters[0], "acme", "x", spec)
+    assert len(late) == 2  # of the content, and of the files of the push
+    run(*late)
+    pass_time(redis_medium)
+    redis_medium.open().verify(at(version))
 
 
 @pytest.mark.parametrize("fsync", ["always", "everysec"])
