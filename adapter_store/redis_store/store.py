@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
+from adapter_store.catalogue import Catalogue, Change, aliases_in, version_of, with_push
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.files.durable import medium_errors
 from adapter_store.lease import Lease
@@ -109,7 +109,7 @@ class RedisStore(Catalogue):
             record = self._changes.publish(ref, change, prepared)
         self._cached_manifest.cache_clear()
         self._wake()
-        return self._version(ref, record, manifest.digest)
+        return version_of(ref, record, manifest.digest, manifest)  # which may be deleted by now
 
     def record(self, tenant: str, name: str) -> NameRecord:
         return self._metadata.record(tenant, name).record

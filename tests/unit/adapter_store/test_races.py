@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, ModelSpec, Ref
-from tests.support.stores.media import Medium
+from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, ModelSpec, NameRecord, Ref
+from tests.support.stores.media import Medium, RedisMedium
 
 ROUNDS = 20
 FORK = multiprocessing.get_context("fork")
@@ -104,6 +104,23 @@ def test_push_and_delete_at_once(medium: Medium, adapters: list[Path], spec: Mod
         for alias in store.aliases("acme"):
             store.delete_alias("acme", "x", alias.alias)
         store.delete(Ref("acme", "x", digest=left.digest))
+
+
+def test_a_push_was_made_though_somebody_deletes_it_at_once(
+    redis_medium: RedisMedium, adapters: list[Path], spec: ModelSpec
+) -> None:
+    """A store in a folder answers before it lets the next one in."""
+    store = redis_medium.open()
+    publish = store._changes.publish
+
+    def overtaken(*arguments: Any) -> NameRecord:
+        record = publish(*arguments)
+        redis_medium.open().delete(LATEST)
+        return record
+
+    store._changes.publish = overtaken  # type: ignore[method-assign]
+    version = store.put(adapters[0], "acme", "x", spec)
+    assert version.digest and store.list("acme") == []
 
 
 def test_an_alias_and_the_delete_of_its_target_at_once(
