@@ -24,16 +24,17 @@ from adapter_store.peft.tokenizer import (
 )
 
 README_FILE = "README.md"
-_KEPT = (
-    *(CONFIG_FILE, WEIGHTS_FILE, README_FILE),
+_TEXTS = (
+    *(CONFIG_FILE, README_FILE),
     *(TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, GENERATION_FILE),
 )
 # Only looked at: their ids equal the base's, and they would take megabytes per adapter.
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
-KNOWN_FILES = (*_KEPT, *_CHECKED)
+KNOWN_FILES = (WEIGHTS_FILE, *_TEXTS, *_CHECKED)
 
 # Of one file of a push, unless a store is told otherwise.
 MAX_FILE_BYTES = 16 << 30
+_MAX_TEXT_BYTES = 16 << 20  # of each that is kept beside the weights: pulls and checks have all in memory
 
 _MOST_CHARS = 1000  # of a warning
 
@@ -130,6 +131,8 @@ def _is_usable(source: Path, name: str, max_bytes: int) -> bool:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise InvalidAdapter(f"{name} is not a regular file")
+    if name in _TEXTS:
+        max_bytes = min(max_bytes, _MAX_TEXT_BYTES)
     if status.st_size > max_bytes:
         raise InvalidAdapter(f"{name} has {status.st_size} bytes, at most {max_bytes} are taken")
     return True

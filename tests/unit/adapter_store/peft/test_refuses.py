@@ -374,6 +374,14 @@ def test_files_over_the_limit(tmp_path: Path, adapter: Path, spec: ModelSpec) ->
         store.put(adapter, "default", "x", spec)
 
 
+@pytest.mark.parametrize("name", ["README.md", "tokenizer_config.json", "generation_config.json"])
+def test_texts_over_their_limit(adapter: Path, refused: Callable[..., None], name: str) -> None:
+    """A pull, and a look whether a version is whole, have them all in memory."""
+    with (adapter / name).open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    refused(adapter, f"{name} has 16777217 bytes, at most 16777216 are taken")
+
+
 def test_another_intermediate_size(tmp_path: Path, refused: Callable[..., None]) -> None:
     folder = raw_adapter(tmp_path / "a", lora_pair("model.layers.0.mlp.down_proj", 80, 64))
     refused(
