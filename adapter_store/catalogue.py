@@ -72,6 +72,10 @@ class Catalogue(ABC):
         DataLoss."""
 
     @abstractmethod
+    def _pushed(self, version: Version) -> PushedFiles:
+        """Raises DataLoss."""
+
+    @abstractmethod
     def _buried(self, before: float) -> Iterator[Summary]:
         """The versions of all tenants that are DELETED since `before`."""
 
@@ -99,6 +103,9 @@ class Catalogue(ABC):
         _, weights, pushed = self._certain(lambda: self._whole(ref))
         with weights:
             pushed.write(weights, target)
+
+    def pushed(self, ref: Ref) -> PushedFiles:
+        return self._certain(lambda: self._pushed(self._find(ref)))
 
     def list(
         self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100

@@ -10,6 +10,7 @@ from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, PushWarning, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
+from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
 from adapter_store.summary import Summary
@@ -243,6 +244,13 @@ class AdapterStore(WeightsSource, Protocol):
         made if need be.
 
         Raises AdapterNotFound, DataLoss, or FileExistsError when `target` is not empty.
+        """
+        ...
+
+    def pushed(self, ref: Ref) -> PushedFiles:
+        """The files of the last push of that version under this name, without the weights.
+
+        Raises AdapterNotFound, DataLoss.
         """
         ...
 

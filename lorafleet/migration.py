@@ -49,7 +49,8 @@ def migrate(
     """All versions but the deleted ones, of all tenants when none is named, then what is said about them:
     states, protections, times, aliases with their generations.
 
-    What the target has is not copied again, so it can be ended and started anew. A version that cannot be
+    What the target has is not copied again, so it can be ended and started anew, unless the files of a push
+    were replaced meanwhile by another one of the same content. A version that cannot be
     copied (it is damaged, or made for another base) is told in the result; the others go on. Digests of
     format 2 are others: its versions are stored again, and checked against both. Raises StoreUnavailable.
     """
@@ -62,7 +63,7 @@ def migrate(
         on_progress(number, len(versions))
         ref = Ref(version.tenant, version.name, digest=version.digest)
         there = target.record(ref.tenant, ref.name).versions
-        if version.digest in there:
+        if version.digest in there and _has_files(source, target, ref):
             present += 1
             continue
         try:
@@ -87,6 +88,18 @@ def _versions(store: MigrationSource, tenant: str) -> Iterator[Summary]:
     while page := store.summaries(tenant, after=after, limit=PAGE):
         yield from page
         after = page[-1].key
+
+
+def _has_files(source: MigrationSource, target: AdapterStore, ref: Ref) -> bool:
+    """Whether the target has the files of the name's last push into the source, or nobody can copy them."""
+    try:
+        pushed = source.pushed(ref)
+    except DataLoss:
+        return True
+    try:
+        return pushed is None or pushed == target.pushed(ref)
+    except DataLoss:
+        return False
 
 
 def _copy(

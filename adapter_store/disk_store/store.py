@@ -244,8 +244,11 @@ class DiskStore(Catalogue):
     def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
         version = self._find(ref)
         weights = self._blobs.of(version.digest).verified(version.digest)
+        return version, weights, self._pushed(version)
+
+    def _pushed(self, version: Version) -> PushedFiles:
         own = Ref(version.tenant, version.name, digest=version.digest)
-        return version, weights, self._pushes.of(own, version.push.files).read(own)
+        return self._pushes.of(own, version.push.files).read(own)
 
     def _read_manifest(self, digest: str) -> Manifest:
         return self._blobs.stored(digest).manifest()

@@ -15,6 +15,7 @@ from adapter_store.packed.form import Weights, content_digest
 from adapter_store.peft.config import CONFIG_FILE, HONOURED
 from adapter_store.peft.folder import WEIGHTS_FILE
 from adapter_store.peft.tokenizer import TEMPLATE_FILE
+from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord, not_found
 from adapter_store.ref import Ref
 from adapter_store.summary import Summary, is_shown, lines_of, parse_lines
@@ -64,6 +65,10 @@ class OldStore(ABC):
             if is_shown(line, deleted=False)
         )
         return [each for each in parse_lines(tenant, lines) if each.key > after][:limit]
+
+    def pushed(self, ref: Ref) -> PushedFiles | None:
+        """None: the files of the first push of a content were never replaced."""
+        return None
 
     def export(self, ref: Ref, target: Path) -> None:
         """Writes the pushed files of the version in a digest ref into `target`, a new folder. That they are

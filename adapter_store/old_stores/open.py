@@ -6,6 +6,7 @@ from typing import Protocol
 from adapter_store.errors import OtherFormat
 from adapter_store.formats import FORMAT, MIGRATED
 from adapter_store.old_stores.disk import OldDiskStore
+from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord
 from adapter_store.ref import Ref
 from adapter_store.store import folder_of, open_store
@@ -13,7 +14,7 @@ from adapter_store.summary import Summary
 
 
 class MigrationSource(Protocol):
-    """The part of an AdapterStore (../store.py) that is read."""
+    """The part of an AdapterStore (../store.py) that is read. `pushed`: None where no push replaces any."""
 
     def tenants(self) -> list[str]: ...
 
@@ -22,6 +23,8 @@ class MigrationSource(Protocol):
     def record(self, tenant: str, name: str) -> NameRecord: ...
 
     def summaries(self, tenant: str, *, after: str = "", limit: int = 100) -> list[Summary]: ...
+
+    def pushed(self, ref: Ref) -> PushedFiles | None: ...
 
     def export(self, ref: Ref, target: Path) -> None: ...
 

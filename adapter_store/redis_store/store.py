@@ -210,13 +210,16 @@ class RedisStore(Catalogue):
         tried: str | None = None
         while True:
             version = self._find(ref)
-            own, files = Ref(version.tenant, version.name, digest=version.digest), version.push.files
             try:
-                return version, self._content.weights(version.digest), self._content.pushed(own, files)
+                return version, self._content.weights(version.digest), self._pushed(version)
             except DataLoss:
-                if files == tried:
+                if version.push.files == tried:
                     raise
-                tried = files
+                tried = version.push.files
+
+    def _pushed(self, version: Version) -> PushedFiles:
+        own = Ref(version.tenant, version.name, digest=version.digest)
+        return self._content.pushed(own, version.push.files)
 
     def _manifests(self, digests: builtins.list[str]) -> Mapping[str, Manifest]:
         return self._metadata.manifests(digests)

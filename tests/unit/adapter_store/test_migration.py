@@ -1,5 +1,6 @@
 """From a folder to a Redis and back: everything arrives, and an ended run goes on where it was."""
 
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from adapter_store import AdapterStore, ModelSpec, PushWarning, Ref, StoreUnavailable, VersionState
 from lorafleet.migration import Migrated, migrate
-from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium, at
 from tests.support.stores.redis_server import RedisServer
 
 
@@ -117,6 +118,20 @@ def test_a_name_whose_record_is_damaged_is_told_and_the_rest_goes_on(
     assert [*done.failed] == ["acme/x"]
     assert target.find(Ref.parse("acme/y", "")).protected
     assert target.find(Ref.parse("zoo/z", "")).state is VersionState.DRAINING
+
+
+def test_files_that_were_pushed_since_the_last_run_are_copied(
+    source: AdapterStore, media: list[Medium], adapters: list[Path], spec: ModelSpec, tmp_path: Path
+) -> None:
+    target = media[1].open()
+    migrate(source, target, spec)
+    folder = Path(shutil.copytree(adapters[0], tmp_path / "again"))
+    (folder / "README.md").write_text("what came later")
+    version = source.put(folder, "acme", "y", spec)
+    assert migrate(source, target, spec) == Migrated(present=5)
+    target.export(at(version), tmp_path / "out")
+    assert (tmp_path / "out" / "README.md").read_text() == "what came later"
+    assert everything(target) == everything(source)
 
 
 def test_what_only_the_target_has_stays(
