@@ -32,7 +32,8 @@ class OldStore(ABC):
 
     It kept the files of whoever pushed a content first, for all who pushed it, so it cannot be told whose
     they are where several tenants have it, or one may whose record cannot be read: then those get a copy
-    without what does not change answers.
+    without what does not change answers. So does a name that called the base otherwise than the files do:
+    who pushed them first is gone.
     """
 
     def __init__(self, number: int) -> None:
@@ -78,7 +79,9 @@ class OldStore(ABC):
             raise not_found(ref)
         target.mkdir()
         self._write_files(digest, target)
-        if (self._tenants[digest] | {tenant for tenant, _ in self._damaged}) - {ref.tenant}:
+        owners = self._tenants[digest] | {tenant for tenant, _ in self._damaged}
+        base = _config(target).get("base_model_name_or_path") or ""
+        if owners != {ref.tenant} or base != entry.push.base_model:
             _leave_out(target, read_manifest(self._manifest_text(digest)), entry.push.base_model)
 
     @abstractmethod
@@ -140,8 +143,8 @@ def read_manifest(text: str) -> Manifest:
 def _leave_out(folder: Path, manifest: Manifest, base_model: str) -> None:
     """All that may be another tenant's: of the config what does not change answers, names in the header of
     the weights, and all files but these two. `base_model`: what this name's own push called it."""
-    config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8-sig"))
-    config = {key: value for key, value in config.items() if key in HONOURED and key != "peft_version"}
+    told = _config(folder)
+    config = {key: value for key, value in told.items() if key in HONOURED and key != "peft_version"}
     config["base_model_name_or_path"] = base_model
     for file in folder.iterdir():
         if file.name != WEIGHTS_FILE:
@@ -150,6 +153,11 @@ def _leave_out(folder: Path, manifest: Manifest, base_model: str) -> None:
     if manifest.chat_template is not None:
         (folder / TEMPLATE_FILE).write_text(manifest.chat_template, encoding="utf-8")
     _without_metadata(folder / WEIGHTS_FILE)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8-sig"))
+    return config
 
 
 def _without_metadata(path: Path) -> None:

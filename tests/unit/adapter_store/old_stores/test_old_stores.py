@@ -166,6 +166,22 @@ def test_who_may_have_a_content_is_not_known_beside_a_damaged_record(old: Old, t
     assert b"acme" not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 
+def test_files_of_a_first_pusher_who_is_gone_are_nobodys(
+    old: Old, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """acme removed x, and the content stayed for zoo, which called the base otherwise."""
+    url, number = old()
+    if url.startswith("disk:"):
+        (Path(url.removeprefix("disk:")) / "names/acme/x.json").unlink()
+    else:
+        with request.getfixturevalue("own_server").client() as client:
+            client.delete(*client.keys("*record:acme/x"))
+    target = DiskStore(tmp_path / "new")
+    migrated((url, number), target)
+    target.export(Ref("zoo", "z", digest=target.list("zoo")[0].digest), tmp_path / "out")
+    assert b"acme" not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+
+
 def test_no_service_takes_them(old: Old) -> None:
     url, number = old()
     with pytest.raises(OtherFormat, match=f"format {number}, not 4: `lorafleet adapters migrate` copies it"):
