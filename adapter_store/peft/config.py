@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from adapter_store.peft.patterns import BadPattern, Patterns
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
 _MAX_TEXT_CHARS = 4096  # of what is kept with every record of the name: as long as a path may be
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a listing would send them to an operator's terminal
 
 # Ours, not PEFT's: says that a trainer packed lora_B of fused experts expert by expert ("blocks") instead of
 # letting the expert run fastest ("interleaved", what PEFT does). The files do not show it.
@@ -256,6 +259,8 @@ def _text(config: Mapping[str, Any], key: str) -> str | None:
         raise _refusal(key, f"is {value!r}, not a string")
     if value is not None and len(value) > _MAX_TEXT_CHARS:
         raise _refusal(key, f"has {len(value)} characters, at most {_MAX_TEXT_CHARS} are taken")
+    if value is not None and _CONTROL.search(value):
+        raise _refusal(key, f"is {value[:80]!r}, which has control characters")
     return value
 
 

@@ -97,6 +97,7 @@ def refused(
         ("layers_to_transform", "1"),
         ("base_model_name_or_path", 7),
         ("base_model_name_or_path", "x" * 5000),
+        ("base_model_name_or_path", "base\x1b[2J"),
     ],
 )
 def test_config_fields(adapter: Path, refused: Callable[..., None], field: str, value: object) -> None:
