@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -27,7 +27,8 @@ from adapter_store import (
     VersionState,
     open_store,
 )
-from adapter_store.peft.tokenizer import read_chat_template
+from adapter_store.peft.text_rules import read_text_rules
+from adapter_store.peft.tokenizer import PushedTemplate, read_chat_template
 from scheduler.adapters.template_trial import try_template
 from scheduler.errors import StoreUnavailable
 from scheduler.text.chat import ChatTemplates
@@ -92,7 +93,7 @@ class Ingest:
         """
         future = None
         try:
-            warnings = [*push.warnings, *await self._try_template(folder)]
+            warnings = [*push.warnings, *await self._try_template(folder, spec)]
             future = self._submit(_put, *self._store, self._limits, spec, folder, push, warnings)
             future.add_done_callback(lambda _: _remove(folder))
             return await asyncio.wrap_future(future)
@@ -111,10 +112,10 @@ class Ingest:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _try_template(self, folder: Path) -> list[PushWarning]:
+    async def _try_template(self, folder: Path, spec: ModelSpec) -> list[PushWarning]:
         """Before anything is stored. Read in the process, as a tokenizer's config may be large."""
-        template, _ = await asyncio.wrap_future(self._submit(read_chat_template, folder))
-        return [] if template is None else await try_template(self._templates, template)
+        template, tokens = await asyncio.wrap_future(self._submit(_read_template, folder, spec))
+        return [] if template is None else await try_template(self._templates, template, tokens)
 
     def _submit(self, call: Callable[..., T], *arguments: object) -> "Future[T]":
         with self._lock:
@@ -153,6 +154,15 @@ def _remove(folder: Path) -> None:
 def _store(url: str, allow_volatile: bool) -> AdapterStore:
     """Opened once a process: opening reads every record, to sweep out what crashes left."""
     return open_store(url, allow_volatile=allow_volatile)
+
+
+def _read_template(folder: Path, spec: ModelSpec) -> tuple[PushedTemplate | None, Mapping[str, str]]:
+    """With the special tokens of its own that it will have. Raises InvalidAdapter."""
+    template, _ = read_chat_template(folder)
+    if template is None:
+        return None, {}
+    rules, _ = read_text_rules(folder, spec)
+    return template, dict(rules.special_tokens)
 
 
 def _put(

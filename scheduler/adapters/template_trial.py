@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from adapter_store import InvalidAdapter, PushWarning
 from adapter_store.peft.tokenizer import PushedTemplate
-from scheduler.text.chat import ChatTemplates, CostlyTemplate
+from scheduler.text.chat import NO_TOKENS, ChatTemplates, CostlyTemplate
 from scheduler.text.template import InvalidTemplate, RefusedConversation, TemplateFailed
 
 _SYSTEM = {"role": "system", "content": "Answer in one word."}
@@ -18,15 +18,17 @@ _CONVERSATIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
 }
 
 
-async def try_template(templates: ChatTemplates, template: PushedTemplate) -> list[PushWarning]:
-    """Warns of conversations that fail while others do not.
+async def try_template(
+    templates: ChatTemplates, template: PushedTemplate, tokens: Mapping[str, str] = NO_TOKENS
+) -> list[PushWarning]:
+    """Warns of conversations that fail while others do not. `tokens`: special ones of the adapter's own.
 
     Raises InvalidAdapter for a template that is not valid, too costly, or good for no conversation.
     """
     failures: dict[str, TemplateFailed] = {}
     for name, messages in _CONVERSATIONS.items():
         try:
-            if not (await templates.render_apart(template.text, messages)).strip():
+            if not (await templates.render_apart(template.text, messages, tokens)).strip():
                 failures[name] = TemplateFailed("the chat template writes nothing")
         except (InvalidTemplate, CostlyTemplate) as error:
             raise InvalidAdapter(f"{template.place}: {error}") from error

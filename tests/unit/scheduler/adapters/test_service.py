@@ -69,6 +69,15 @@ async def test_a_push_tells_what_its_template_fails_for(service: Running) -> Non
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and "chat_template.jinja" in error.details()
 
 
+async def test_a_template_is_tried_with_the_special_tokens_that_its_chats_will_have(service: Running) -> None:
+    template = "{% if eos_token == '<|endoftext|>' %}{{ raise_exception('Mine') }}{% endif %}{{ messages }}"
+    files = service.content(79, chat_template=template)
+    await push(service, "bases-tokens", files)
+    own = {"tokenizer_config.json": b'{"eos_token": "<|endoftext|>"}'}
+    error = await refused(push(service, "own-tokens", files | own))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and "says: Mine" in error.details()
+
+
 async def test_what_is_in_force_is_told_and_what_an_older_client_does_not_send(service: Running) -> None:
     own = {"tokenizer_config.json": b'{"eos_token": "<|endoftext|>"}'}
     before = (await push(service, "own-ends", service.content(78) | own)).version
