@@ -96,11 +96,12 @@ class PushFolders:
 
     def unnamed(self) -> Iterator[str]:
         """Those that no record names, as far as records can be read."""
-        for folder in os.listdir(self.root):
-            tenant, name, files = folder.split(_OWNER)
-            record = self._records.read_if_whole(tenant, name)
-            if record is not None and files not in record.push_files():
-                yield folder
+        for folder in self.root.iterdir():
+            if folder.is_dir():
+                tenant, name, files = folder.name.split(_OWNER)
+                record = self._records.read_if_whole(tenant, name)
+                if record is not None and files not in record.push_files():
+                    yield folder.name
 
 
 def _key(ref: Ref) -> str:

@@ -206,7 +206,8 @@ class DiskStore(Catalogue):
 
     def orphans(self) -> builtins.list[str]:
         with medium_errors(), self._locked():
-            blobs = (f"sha256:{folder.name}" for folder in self._blobs.root.iterdir())
+            folders = (folder for folder in self._blobs.root.iterdir() if folder.is_dir())
+            blobs = (f"sha256:{folder.name}" for folder in folders)
             unused = [digest for digest in blobs if not self._is_used(digest)]
             return sorted([*unused, *(f"push {folder}" for folder in self._pushes.unnamed())])
 
@@ -368,7 +369,7 @@ class DiskStore(Catalogue):
         doomed = self._tmp / uuid.uuid4().hex
         with contextlib.suppress(FileNotFoundError):  # somebody else took it away
             folder.rename(doomed)
-            shutil.rmtree(doomed)
+            shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()  # a hand's file
 
     def _read_all(self) -> None:
         """Removes garbage, and prepares listings with what was read for that."""

@@ -65,17 +65,18 @@ def take_adapter(
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
     _check_ranks(adapter, max_rank)
-    told = tuple(dict.fromkeys(map(_shortened, (*adapter.push.warnings, *warnings))))
+    told = tuple(dict.fromkeys(map(_printable, (*adapter.push.warnings, *warnings))))
     if strict and told:
         raise WarningsRefused(tuple((each.reason, each.message) for each in told))
     _drop_checked(private)
     return replace(adapter, push=replace(adapter.push, warnings=told))
 
 
-def _shortened(warning: PushWarning) -> PushWarning:
-    """It quotes what was pushed, and goes with every message about the version."""
-    message = warning.message
-    return warning if len(message) <= _MOST_CHARS else replace(warning, message=f"{message[:_MOST_CHARS]}...")
+def _printable(warning: PushWarning) -> PushWarning:
+    """It quotes what was pushed, goes with every message about the version, and is shown in terminals."""
+    message = warning.message[:_MOST_CHARS] + ("..." if len(warning.message) > _MOST_CHARS else "")
+    shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
+    return replace(warning, message="".join(shown))
 
 
 def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int) -> TensorFile | None:

@@ -12,7 +12,7 @@ from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.manifest import PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft.config import read_json_object
-from adapter_store.peft.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE
+from adapter_store.peft.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, added_tokens
 
 # Every request of the adapter carries its ends, and every conversation its special tokens.
 _MAX_ENDS = 64
@@ -62,12 +62,17 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
         if name in said and token != base.get(name) and name != _PADDING and _NAME.fullmatch(name)
     }
     new = mentioned - base_mentioned - {named.get(_PADDING)}
-    ids = read_vocabulary(spec.folder) if other or new else {}  # only where it is needed: it is large
+    ids = _base_ids(spec.folder) if other or new else {}  # only where it is needed: it is large
     own = _bounded({name: token for name, token in other.items() if token in ids})
     if "eos_token" in own:
         ends = (*ends, ids[own["eos_token"]])
     warnings += _unknown(sorted(new - ids.keys()))
     return TextRules(_own_ends(ends, spec.folder, spec.vocab_size), tuple(sorted(own.items()))), warnings
+
+
+def _base_ids(base: Path) -> dict[str, int]:
+    """Of all tokens, whichever of its files adds them."""
+    return {token: token_id for token, (token_id, _) in added_tokens(base).items()} | read_vocabulary(base)
 
 
 def _bounded(own: Mapping[str, str]) -> Mapping[str, str]:

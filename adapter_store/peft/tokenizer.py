@@ -87,7 +87,7 @@ def check_tokenizer(folder: Path, spec: ModelSpec) -> list[PushWarning]:
 
     A token for padding that the base lacks is none: trainers add one, and no prompt or answer has it.
     """
-    tokenizer, added = folder / TOKENIZER_FILE, _added_tokens(folder)
+    tokenizer, added = folder / TOKENIZER_FILE, added_tokens(folder)
     base_file = spec.folder / TOKENIZER_FILE if spec.folder is not None else None
     if not tokenizer.exists() and not added:
         return []
@@ -97,7 +97,7 @@ def check_tokenizer(folder: Path, spec: ModelSpec) -> list[PushWarning]:
     if tokenizer.exists() and tokenizer.read_bytes() == base_file.read_bytes() and not added:
         return []
     base = _read_tokenizer(base_file)
-    base_ids = {token: i for token, (i, _) in _added_tokens(base_file.parent).items()} | _token_ids(base)
+    base_ids = {token: i for token, (i, _) in added_tokens(base_file.parent).items()} | _token_ids(base)
     padding = _pad_tokens(folder) - base_ids.keys()
     taken = frozenset(base_ids.values()) if padding else frozenset()
     for token, (token_id, file) in added.items():
@@ -184,7 +184,7 @@ def _pad_tokens(folder: Path) -> frozenset[str]:
     return frozenset({named["pad_token"]} if "pad_token" in named else ())
 
 
-def _added_tokens(folder: Path) -> dict[str, tuple[int, str]]:
+def added_tokens(folder: Path) -> dict[str, tuple[int, str]]:
     """Token -> (id, the file that says so), from the two files beside tokenizer.json that may add tokens."""
     added: dict[str, tuple[int, str]] = {}
     try:

@@ -189,3 +189,13 @@ def test_who_only_reads_removes_nothing(tmp_path: Path, adapters: list[Path], sp
     assert all(folder.exists() for folder in crashed)
     open_store(str(tmp_path / "store")).open(version.digest).close()
     assert not any(folder.exists() for folder in crashed)
+
+
+def test_files_that_a_hand_left_stop_nothing(tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
+    root = tmp_path / "store"
+    version = DiskStore(root).put(adapters[0], "acme", "x", spec)
+    for folder in ("blobs", "pushes"):
+        (root / folder / ".DS_Store").write_text("")
+    assert DiskStore(root, create=False).orphans() == []
+    DiskStore(root).verify(Ref("acme", "x", digest=version.digest))
+    assert [*root.rglob(".DS_Store")] == []

@@ -35,6 +35,12 @@ def test_what_the_caller_found_is_kept_behind_the_store_s_own(
     assert reasons(store.put(adapter, "acme", "x", spec).push.warnings) == ["OTHER_BASE_MODEL"]
 
 
+def test_what_they_quote_is_short_and_printable(store: AdapterStore, adapter: Path, spec: ModelSpec) -> None:
+    odd = PushWarning("ODD", "\x1b[31m" + "x" * 5000)
+    [warning] = store.put(adapter, "acme", "x", spec, warnings=[odd, odd]).push.warnings
+    assert warning.message.startswith("\\x1b[31mxx") and len(warning.message) < 1100
+
+
 @pytest.mark.parametrize("dry_run", [False, True], ids=["push", "dry run"])
 def test_a_strict_push_with_warnings_names_each_and_stores_nothing(
     store: AdapterStore, adapter: Path, spec: ModelSpec, medium: Medium, dry_run: bool

@@ -72,6 +72,16 @@ def test_what_is_honoured(
     assert adapter.text == expected and adapter.push.warnings == ()
 
 
+def test_tokens_that_other_files_of_the_base_add_are_known(
+    with_files: Callable[[Files], Path], base: ModelSpec, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(str(base.folder), tmp_path / "base"))
+    (folder / "added_tokens.json").write_text('{"<end>": 127}')
+    adapter = with_files({"tokenizer_config": {"eos_token": "<end>"}})
+    expected = TextRules((127,), (("eos_token", "<end>"),))
+    assert read_text_rules(adapter, replace(base, folder=folder)) == (expected, [])
+
+
 def test_a_folder_that_says_nothing_else_costs_no_parsing_of_tokenizers(
     with_files: Callable[[Files], Path], base: ModelSpec, tmp_path: Path
 ) -> None:

@@ -4,11 +4,13 @@ import logging
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from adapter_store import Lease, ModelSpec, Ref, StoreUnavailable, UnsafeStore, open_store
+from lorafleet.ports import free_port
 from tests.support.services.proxy import Proxy
 from tests.support.stores.media import RedisMedium
 from tests.support.stores.redis_server import RedisServer
@@ -174,7 +176,10 @@ def test_every_command_keeps_to_one_slot_of_a_cluster(
     tmp_path: Path, adapters: list[Path], spec: ModelSpec
 ) -> None:
     """One node that owns all slots answers CROSSSLOT to what a larger cluster could not do."""
-    with RedisServer(tmp_path / "redis", "--cluster-enabled", "yes") as server:
+    with ExitStack() as reserved:
+        # Of its own choice the server's second port may be an outgoing connection's.
+        bus = ("--cluster-port", str(free_port(reserved, "127.0.0.1")))
+        server = reserved.enter_context(RedisServer(tmp_path / "redis", "--cluster-enabled", "yes", *bus))
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
