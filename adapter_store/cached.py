@@ -17,13 +17,12 @@ import contextlib
 import logging
 import os
 import shutil
-import threading
 import time
 import uuid
 from pathlib import Path
 
-from adapter_store.disk_store.blob import Blob
-from adapter_store.errors import DataLoss
+from adapter_store.disk_store.blob import Blob, Blobs
+from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.files.durable import claimed, exclusive, medium_errors, remove_unclaimed
 from adapter_store.packed.form import Weights
 from adapter_store.ref import check_digest
@@ -39,8 +38,7 @@ class CachedStore:
         """Raises StoreUnavailable when the folder cannot be used."""
         self._store, self._folder, self._max_bytes = store, folder, max_bytes
         self._entries, self._locks, self._tmp = folder / "entries", folder / "locks", folder / "tmp"
-        self._verified: dict[str, tuple[int, int, int]] = {}  # digest -> identity of the file that was hashed
-        self._mutex = threading.Lock()
+        self._blobs = Blobs(self._entries)
         with medium_errors():
             for each in (self._entries, self._locks, self._tmp):
                 each.mkdir(parents=True, exist_ok=True)
@@ -63,7 +61,7 @@ class CachedStore:
         check_digest(digest)
         turn, lock = self._locks / digest.removeprefix("sha256:")[:2], self._folder / "lock"
         with medium_errors(), exclusive(turn), exclusive(lock):
-            self._discard(self._blob(digest).folder)
+            self._discard(self._blobs.of(digest).folder)
 
     def held(self) -> dict[str, int]:
         """Bytes of the packed files that are here, by digest. Others who share the folder change it, too."""
@@ -73,26 +71,18 @@ class CachedStore:
         return {f"sha256:{name}": size for name, size in found.items() if size is not None}
 
     def _find(self, digest: str) -> Weights | None:
-        blob = self._blob(digest)
+        blob = self._blobs.of(digest)
         if not blob.folder.exists():
             return None
         try:
-            identity = blob.identity()
-            with self._mutex:
-                known = identity is not None and self._verified.get(digest) == identity
-            weights = blob.weights(verify=not known)
-            if weights.manifest.digest != digest:
-                raise DataLoss(f"the content kept as {digest} is {weights.manifest.digest}")
+            weights = self._blobs.open(digest)
             _mark_used(blob.folder)
-        except (DataLoss, OSError) as error:
+            return weights
+        except (AdapterNotFound, DataLoss, OSError) as error:
             _log.warning("adapter cache: %s is fetched again: %s", digest, error)
             with exclusive(self._folder / "lock"):
                 self._discard(blob.folder)
             return None
-        if identity is not None:
-            with self._mutex:
-                self._verified[digest] = identity
-        return weights
 
     def _keep(self, weights: Weights) -> None:
         """A disk that fails or is full costs the copy, not the load."""
@@ -109,7 +99,7 @@ class CachedStore:
                 Blob(folder).write_copy(weights)
                 _mark_used(folder)
                 with exclusive(self._folder / "lock"):
-                    target = self._blob(manifest.digest).folder
+                    target = self._blobs.of(manifest.digest).folder
                     self._discard(target)
                     folder.rename(target)
                     self._evict()
@@ -133,12 +123,8 @@ class CachedStore:
             folder.rename(doomed)
         except FileNotFoundError:
             return
-        with self._mutex:
-            self._verified.pop(f"sha256:{folder.name}", None)
+        self._blobs.forget(f"sha256:{folder.name}")
         shutil.rmtree(doomed, ignore_errors=True)
-
-    def _blob(self, digest: str) -> Blob:
-        return Blob(self._entries / digest.removeprefix("sha256:"))
 
 
 def _mark_used(folder: Path) -> None:

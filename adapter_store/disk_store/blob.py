@@ -59,9 +59,9 @@ class Blob:
             return ""
         return f"{status.st_ino}-{status.st_ctime_ns}"
 
-    def verified(self, digest: str) -> Weights:
-        """Hashes everything. Raises DataLoss, naming what is damaged."""
-        weights = self.weights()
+    def verified(self, digest: str, *, known: bool = False) -> Weights:
+        """Hashes everything, unless the file is `known`. Raises DataLoss, naming what is damaged."""
+        weights = self.weights(verify=not known)
         if weights.manifest.digest != digest:
             raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
         return weights
@@ -77,7 +77,7 @@ class Blob:
 
 
 class Blobs:
-    """All of a store, by digest. Thread-safe."""
+    """All of a store or a cache, by digest. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -101,9 +101,7 @@ class Blobs:
         identity = blob.identity()
         with self._mutex:
             known = identity is not None and self._verified.get(digest) == identity
-        weights = blob.weights(verify=not known)
-        if weights.manifest.digest != digest:
-            raise DataLoss(f"the content stored as {digest} is {weights.manifest.digest}")
+        weights = blob.verified(digest, known=known)
         if identity is not None:
             with self._mutex:
                 self._verified[digest] = identity
