@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,3 +266,9 @@ def _text(config: Mapping[str, Any], key: str) -> str | None:
 
 def _refusal(field: str, reason: str) -> InvalidAdapter:
     return InvalidAdapter(f"{CONFIG_FILE}: {field} {reason}")
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """For a message: the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -15,7 +15,7 @@ from adapter_store.manifest import FullHead, ModuleInfo, PushFacts, PushWarning,
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import in_model_order, layer_of, place_of
 from adapter_store.peft.base_copy import check_base_copy
-from adapter_store.peft.config import CONFIG_FILE, LoraSettings, read_config
+from adapter_store.peft.config import CONFIG_FILE, LoraSettings, few, read_config
 from adapter_store.peft.experts import read_experts
 from adapter_store.peft.foreign import foreign_file
 from adapter_store.peft.full_heads import check_full_heads, named_heads
@@ -127,8 +127,7 @@ def _what_is_there(folder: Path) -> str:
     below = sorted(f"{path.parent.relative_to(folder)}/" for path in found)
     if len(below) <= 1:
         return f": {below[0]} in it has an adapter, push that folder" if below else ""
-    more = f" and {len(below) - _SHOWN} more" if len(below) > _SHOWN else ""
-    return f": {', '.join(below[:_SHOWN])}{more} in it have adapters, push the one that is meant"
+    return f": {few(below, _SHOWN)} in it have adapters, push the one that is meant"
 
 
 def _check_base_name(settings: LoraSettings, spec: ModelSpec, strict: bool) -> list[PushWarning]:

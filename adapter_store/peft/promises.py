@@ -14,7 +14,7 @@ from adapter_store.files.safetensors_file import TensorFile, TensorInfo
 from adapter_store.manifest import ModuleInfo, PushWarning
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, layer_of, place_of
-from adapter_store.peft.config import CONFIG_FILE, LoraSettings, tails
+from adapter_store.peft.config import CONFIG_FILE, LoraSettings, few, tails
 from adapter_store.peft.stacked import Order, StackedPair
 
 _SHOWN = 3  # names in a message; the rest is counted
@@ -127,6 +127,4 @@ def _has_values(file: TensorFile, tensor: TensorInfo) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    every = sorted(names)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(name[:_SHOWN_CHARS] for name in every[:_SHOWN]) + more
+    return few([name[:_SHOWN_CHARS] for name in sorted(names)], _SHOWN)

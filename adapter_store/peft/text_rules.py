@@ -11,7 +11,7 @@ from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE, read_token_na
 from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.manifest import PushWarning, TextRules
 from adapter_store.model_spec import ModelSpec
-from adapter_store.peft.config import read_json_object
+from adapter_store.peft.config import few, read_json_object
 from adapter_store.peft.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, added_tokens
 
 # Every request of the adapter carries its ends, and every conversation its special tokens.
@@ -102,8 +102,7 @@ def _unknown(tokens: Iterable[str]) -> list[PushWarning]:
     names = [repr(token[:_SHOWN_CHARS]) for token in tokens]
     if not names:
         return []
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    text = f"{', '.join(names[:_SHOWN])}{more} is a special token, and none of the base's tokenizer"
+    text = f"{few(names, _SHOWN)} is a special token, and none of the base's tokenizer"
     return [PushWarning("UNKNOWN_SPECIAL_TOKEN", f"{TOKENIZER_CONFIG_FILE}: {text}: it stays plain text")]
 
 

@@ -10,7 +10,7 @@ from adapter_store.errors import InvalidAdapter, InvalidModel
 from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 from adapter_store.manifest import PushWarning
 from adapter_store.model_spec import ModelSpec
-from adapter_store.peft.config import read_json_object
+from adapter_store.peft.config import few, read_json_object
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILE = "tokenizer.json"
@@ -120,8 +120,7 @@ def _other_rules(ours: Mapping[str, Any], base: Mapping[str, Any]) -> list[PushW
     parts += [f"token {t!r}" for t in sorted(forms.keys() & base_forms) if forms[t] != base_forms[t]]
     if not parts:
         return []
-    shown = ", ".join(parts[:_SHOWN]) + (f" and {len(parts) - _SHOWN} more" if parts[_SHOWN:] else "")
-    text = f"{TOKENIZER_FILE}: {shown} is another than the base's, which is used"
+    text = f"{TOKENIZER_FILE}: {few(parts, _SHOWN)} is another than the base's, which is used"
     return [PushWarning("TOKENIZER_RULES_UNUSED", text)]
 
 
