@@ -75,8 +75,12 @@ def take_adapter(
 def _printable(warning: PushWarning) -> PushWarning:
     """It quotes what was pushed, goes with every message about the version, and is shown in terminals."""
     message = warning.message[:_MOST_CHARS] + ("..." if len(warning.message) > _MOST_CHARS else "")
-    shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
-    return replace(warning, message="".join(shown))
+    return replace(warning, message=printable(message))
+
+
+def printable(text: str) -> str:
+    """With no halves of characters, and no codes for a terminal."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int) -> TensorFile | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from adapter_store import InvalidAdapter, PushWarning
+from adapter_store.peft.source import printable
 from adapter_store.peft.tokenizer import PushedTemplate
 from scheduler.text.chat import NO_TOKENS, ChatTemplates, CostlyTemplate
 from scheduler.text.template import InvalidTemplate, RefusedConversation, TemplateFailed
@@ -38,12 +39,7 @@ async def try_template(
         first = next(iter(failures.values()))
         raise InvalidAdapter(f"{template.place}: fails for every conversation that was tried: {first}")
     return [
-        PushWarning("TEMPLATE_FAILS", f"{template.place}: fails for {name}: {_printable(str(error))}")
+        PushWarning("TEMPLATE_FAILS", f"{template.place}: fails for {name}: {printable(str(error))}")
         for name, error in failures.items()
         if not (isinstance(error, RefusedConversation) and _SYSTEM in _CONVERSATIONS[name])
     ]
-
-
-def _printable(text: str) -> str:
-    """A template says what it likes, and that is kept: no halves of characters, no codes for a terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
