@@ -42,6 +42,8 @@ from executor.step.forward_pass import ForwardPass
 from executor.step.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.step.sampler import Sampler
 from executor.step.shard import Shard, dtype_of, lora_dtype_of
+from executor.step.trace import NO_TRACE
+from executor.step_trace import StepTrace
 from kernels.launching.slot_block import table_bytes
 
 logger = logging.getLogger(__name__)
@@ -84,9 +86,10 @@ def build_engine(
     sampler.warm_up(spec.vocab_size)
     info = _info(config, spec, limits, kv_blocks)
     logger.info("model %s is loaded: %s", spec.name, info)
+    trace = StepTrace(Path(config.step_trace), shard.kv_cache.device) if config.step_trace else NO_TRACE
     return Engine(
         info=info,
-        runner=ModelRunner(parts.forward_pass, sampler, parts.writer, limits, parts.others),
+        runner=ModelRunner(parts.forward_pass, sampler, parts.writer, limits, parts.others, trace),
         batcher=_batcher(config, slots, kv_blocks),
         pager=_pager(config, parts.adapters, slots, metrics, wake, discard_copy),
         limits=limits,
@@ -95,6 +98,7 @@ def build_engine(
         clock=clock,
         steps_ahead=int(config.schedules_ahead),
         short_step_tokens=MOST_MIXED_ROWS,  # the largest step that a GPU replays
+        trace=trace,
     )
 
 

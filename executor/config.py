@@ -139,6 +139,9 @@ class ExecutorConfig:
         120.0, "Seconds that another rank may take longer to start than this one."
     )
     drain_timeout: float = _setting(60.0, "Seconds that accepted work has to finish after SIGTERM.")
+    step_trace: str = _setting(
+        "", "File for one JSON line a step: its rows, its times on host and device, what waits. Empty: none."
+    )
     log_format: str = _setting("text", "text or json.")
     log_level: str = _setting("info", f"One of {', '.join(LOG_LEVELS)}.")
 
@@ -176,6 +179,8 @@ class ExecutorConfig:
         _require("max-full-heads", one_rank or heads == 0, "0 with --tensor-parallel-size above 1")
         both = self.expert_parallel and self.fully_sharded_loras
         _require("fully-sharded-loras", not both, "false with --expert-parallel")
+        there = not self.step_trace or Path(self.step_trace).absolute().parent.is_dir()
+        _require("step-trace", there, f"a file in a folder that is there, not {self.step_trace!r}")
         _require("log-format", self.log_format in ("text", "json"), "text or json")
         _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
 

@@ -22,6 +22,7 @@ from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, St
 from executor.metrics import Metrics
 from executor.rejection import Rejection, draining, internal, no_seats, no_token, rejection_of
 from executor.step.model_runner import Launched, ModelRunner, ShareResult
+from executor.step.trace import NO_TRACE, Trace, TracedStep
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class _Flight:
     plan: StepPlan
     launched: Launched
     launched_at: float
+    traced: TracedStep | None
 
 
 class Engine:
@@ -57,6 +59,7 @@ class Engine:
         *,
         short_step_tokens: int,
         steps_ahead: int = 0,
+        trace: Trace = NO_TRACE,
     ) -> None:
         """short_step_tokens: of a step while a burst comes in; some milliseconds of work."""
         self.info = info
@@ -68,6 +71,7 @@ class Engine:
         self._metrics = metrics
         self._clock = clock
         self._steps_ahead = steps_ahead
+        self._trace = trace
         self._short_step_tokens = short_step_tokens
         self._flights: deque[_Flight] = deque()  # launched and not over, oldest first
         self._draining = False
@@ -85,7 +89,7 @@ class Engine:
         """One heartbeat. When it raises, call `fail` with the exception before anything else."""
         self._settle(now := self._clock())
         plan = self._plan = self.batcher.plan(now, self.pager.host, self._most_tokens())
-        self.pager.page_in(plan.page_ins)
+        self._page_in(plan)
         if plan.num_tokens:
             self._launch(plan, now)
         landing = len(self._flights) - (self._steps_ahead if plan.num_tokens else 0)
@@ -160,6 +164,7 @@ class Engine:
         """Stop the loader threads and end the other ranks."""
         self.pager.close()
         self._runner.close()
+        self._trace.close()
 
     def check(self) -> None:
         """Raise RuntimeError unless all books balance: blocks, slots, seats, adapter users."""
@@ -195,6 +200,7 @@ class Engine:
 
     def _settle(self, now: float) -> None:
         """What happened since the last step: time limits that passed, loads that ended."""
+        self._trace.beat_begins()
         self._plan = StepPlan()
         for sequence in list(self.batcher.sequences.values()):
             deadline = sequence.dispatch.deadline
@@ -203,11 +209,18 @@ class Engine:
         for failure in self.pager.collect(self.batcher.wanted(), now):
             for sequence in self.batcher.without_slot(failure.digest):
                 self._reject(sequence, failure.rejection)
+        self._trace.lap("settle")
+
+    def _page_in(self, plan: StepPlan) -> None:
+        self._trace.lap("plan")
+        self.pager.page_in(plan.page_ins)
+        self._trace.lap("page_in")
 
     def _launch(self, plan: StepPlan, now: float) -> None:
         launched = self._runner.launch(plan)
         self.batcher.launched(plan)
-        self._flights.append(_Flight(plan, launched, now))
+        traced = self._trace.launched(plan, self.batcher, self.pager)
+        self._flights.append(_Flight(plan, launched, now, traced))
 
     def _land(self, flight: _Flight) -> None:
         """Wait for the oldest step, take in what it brought, and let go of those who have ended meanwhile."""
@@ -221,6 +234,8 @@ class Engine:
             raise
         now, begin = self._clock(), max(flight.launched_at, self._landed_at)
         self._metrics.step_done(flight.plan, len(self._tokens) - told, now - begin)
+        self._trace.lap("apply")
+        self._trace.landed(flight.traced, now - begin)
         self._landed_at = now
         self._steps += 1
 
@@ -228,6 +243,7 @@ class Engine:
         try:
             results = self._runner.collect(flight.launched)
         finally:
+            self._trace.lap("wait")
             for sequence in self.batcher.landed(flight.plan.num_tokens):
                 self._release(sequence)
         for result in results:
@@ -340,6 +356,7 @@ class Engine:
             dropped=self.pager.take_dropped(),
         )
         self._tokens, self._finished, self._rejected = [], [], []
+        self._trace.beat_over()
         return events
 
     def _status(self) -> Status:

@@ -25,6 +25,7 @@ from executor.metrics import Metrics
 from executor.step.inputs import SequenceRows
 from executor.step.model_runner import ModelRunner, NoOtherRanks
 from executor.step.sampler import Sampler
+from executor.step.trace import NO_TRACE, Trace
 
 VOCAB, LENGTH, PROMPT, STEPS = 128_256, 2048, 64, 100
 
@@ -51,7 +52,9 @@ class NoModel:
     def close(self) -> None:
         pass
 
-    def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None, trace: Trace = NO_TRACE
+    ) -> Tensor:
         return self._logits[: sum(len(sequence.logit_rows) for sequence in sequences)]
 
 

@@ -25,6 +25,7 @@ from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from executor.step.buffers import StepBuffers, StepShape
 from executor.step.inputs import SequenceRows, check
+from executor.step.trace import NO_TRACE, Trace
 from kernels.metadata.launch_plan import LaunchPlan
 from kernels.metadata.meta import LoRAMapping
 from kernels.punica import PunicaWrapperBase
@@ -124,7 +125,9 @@ class GraphedForwardPass:
         self._eager(step.sequences, None, self._layer_kinds, step.plan)
 
     @torch.inference_mode()
-    def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None, trace: Trace = NO_TRACE
+    ) -> Tensor:
         for sequence in sequences:
             check(sequence, self._kv_cache)
         if not sequences:
@@ -133,11 +136,17 @@ class GraphedForwardPass:
         decode = rows == len(sequences)
         size = self._sizes.fitting(rows, decode)
         if size:
-            return self._replay(sequences, last_tokens, size, decode)
-        return self._eager(sequences, last_tokens)
+            trace.captured(size)
+            return self._replay(sequences, last_tokens, size, decode, trace)
+        return self._eager(sequences, last_tokens, trace=trace)
 
     def _replay(
-        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None, size: int, decode: bool
+        self,
+        sequences: Sequence[SequenceRows],
+        last_tokens: Tensor | None,
+        size: int,
+        decode: bool,
+        trace: Trace,
     ) -> Tensor:
         runs = step_runs(sequences, size)
         marked = any(marks.among(sequence.slot for sequence in sequences) for marks in self._marks)
@@ -148,6 +157,7 @@ class GraphedForwardPass:
             self._between = self._plan_attention(self._few_rows, shape, size, "rows")
         self._describe_lora(sequences, runs, plan)
         captured = self._graphs[_Key(size, decode, plan, marked)]
+        trace.lap("build")
         captured.replay()
         rows = None if decode and shape.logits_rows == shape.rows else self._few_rows.logits_rows
         return self._logits(captured.out, shape, rows)
@@ -158,11 +168,13 @@ class GraphedForwardPass:
         last_tokens: Tensor | None,
         layers: Sequence[int] | None = None,
         plan: LaunchPlan | None = None,
+        trace: Trace = NO_TRACE,
     ) -> Tensor:
         shape = self._many_rows.fill(sequences, last_tokens)
         many = shape.rows >= _PREFILL_ROWS * max(len(sequences), 1)
         step = self._plan_attention(self._many_rows, shape, shape.rows, "prefill" if many else "rows")
         self._describe_lora(sequences, step_runs(sequences), plan, plan)
+        trace.lap("build")
         hidden = self._model(*self._inputs(self._many_rows, shape.rows, step), layers)
         return self._logits(hidden, shape, self._many_rows.logits_rows)
 

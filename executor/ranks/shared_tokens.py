@@ -8,6 +8,7 @@ from torch import Tensor
 from executor.distributed import ParallelGroup
 from executor.step.forward_pass import ForwardPass
 from executor.step.inputs import SequenceRows
+from executor.step.trace import NO_TRACE, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,9 @@ class SharedTokensPass:
     def close(self) -> None:
         self.inner.close()
 
-    def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None, trace: Trace = NO_TRACE
+    ) -> Tensor:
         if last_tokens is not None and any(sequence.pending >= 0 for sequence in sequences):
             self.group.broadcast(last_tokens)
-        return self.inner.run(sequences, last_tokens)
+        return self.inner.run(sequences, last_tokens, trace)

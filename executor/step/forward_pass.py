@@ -10,6 +10,7 @@ from executor.layers.attention import KVCache
 from executor.layers.followers import TORCH_FOLLOWERS, Followers
 from executor.models import CausalLM
 from executor.step.inputs import SequenceRows, build_step
+from executor.step.trace import NO_TRACE, Trace
 from kernels.punica import PunicaWrapperBase
 
 
@@ -20,14 +21,17 @@ class ForwardPass(Protocol):
         """Capture what can be captured, once; no slot may be written meanwhile. `warm_up_steps` have run
         before: they compile what is captured or not."""
 
-    def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None, trace: Trace = NO_TRACE
+    ) -> Tensor:
         """Logits float32 [wanted rows, vocab], in the order of the sequences and of their logit_rows; the
         rows' keys and values are in the cache.
 
         `last_tokens` is int64 [any] on the device: what sequences with a `pending` index need. On a GPU this
         only enqueues: it waits for no more than the copies of the step before the last one, and the logits
         are valid until the next call. So two steps may be in flight, if what reads the first one's logits is
-        enqueued before the second call. Raises ValueError for impossible rows, before anything is enqueued.
+        enqueued before the second call. `trace` is told the end of "build", what comes before the model's
+        kernels. Raises ValueError for impossible rows, before anything is enqueued.
         """
         ...
 
@@ -57,9 +61,12 @@ class EagerForwardPass:
         pass
 
     @torch.inference_mode()
-    def run(self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, sequences: Sequence[SequenceRows], last_tokens: Tensor | None = None, trace: Trace = NO_TRACE
+    ) -> Tensor:
         token_ids, context = build_step(sequences, self._kv_cache, self._punica, self._followers)
         fill_pending(token_ids, sequences, last_tokens)
+        trace.lap("build")
         hidden = self._model(token_ids, context)
         return self._model.compute_logits(hidden, context)
 

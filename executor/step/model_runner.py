@@ -12,6 +12,7 @@ from executor.batch.sequence import PromptLogprob, Sequence, StopLimits
 from executor.step.forward_pass import ForwardPass
 from executor.step.inputs import SequenceRows
 from executor.step.sampler import Drawn, Sampler
+from executor.step.trace import NO_TRACE, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,14 @@ class ModelRunner:
         writer: SlotWriter,
         limits: StopLimits,
         others: OtherRanks,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self._forward_pass = forward_pass
         self._sampler = sampler
         self._writer = writer
         self._limits = limits
         self._others = others
+        self._trace = trace
 
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue a step behind those launched before; waits for none of them. The i-th of `plan.draws` draws
@@ -89,12 +92,17 @@ class ModelRunner:
         )
         rows = tuple(share.rows for share in shares)
         slots = {each.slot for each in rows if each.slot >= 0}
+        self._trace.device_begins()
         self._writer.before_step(slots)
         with self._others.step(rows):
-            logits = self._forward_pass.run(rows, self._sampler.last_tokens)
+            logits = self._forward_pass.run(rows, self._sampler.last_tokens, self._trace)
         self._writer.after_step(slots)
+        self._trace.lap("launch")
         wanted = [row for share in shares for row in self._wanted(share)]
-        return Launched(shares, self._sampler.launch(logits, wanted))
+        launched = Launched(shares, self._sampler.launch(logits, wanted))
+        self._trace.device_ends()
+        self._trace.lap("sample")
+        return launched
 
     def collect(self, launched: Launched) -> list[ShareResult]:
         """Wait for the end of a step; steps are collected in the order of their launches."""
