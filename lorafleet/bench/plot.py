@@ -7,6 +7,7 @@ from typing import Any
 
 from lorafleet.bench.errors import BenchError
 from lorafleet.bench.statistics import CURVE_POINTS
+from lorafleet.bench.traffic.picture import panels_of
 
 _BARS = (
     ("peer_default", "vLLM 0.24 on an H100, default", "C0"),
@@ -23,7 +24,8 @@ def check_pictures() -> None:
 
 
 def plot(results: Mapping[str, Any], png: Path) -> None:
-    """A panel of bars for each unit, then one for each latency: what share of them is below how many ms.
+    """A panel of bars for each unit, then one for each latency: what share of them is below how many ms. Real
+    traffic has more of them.
 
     Raises BenchError without matplotlib.
     """
@@ -36,14 +38,17 @@ def plot(results: Mapping[str, Any], png: Path) -> None:
     rows = [row for row in results["rows"] if row["ours"] is not None]
     units = list(dict.fromkeys(row["unit"] for row in rows))
     curves = [entry for entry in _CURVES if any(row.get(entry[0]) for row in rows)]
-    panels = len(units) + len(curves)
+    traffic = panels_of(rows)
+    panels = len(units) + len(curves) + len(traffic)
     if not panels:
         raise BenchError("there is nothing to draw: the file has no rows with a figure")
     figure, axes = pyplot.subplots(panels, 1, figsize=(11, 3.6 * panels), squeeze=False)
     for unit, axis in zip(units, axes[:, 0], strict=False):
         _bars(axis, [row for row in rows if row["unit"] == unit], unit)
-    for (key, label), axis in zip(curves, axes[len(units) :, 0], strict=True):
+    for (key, label), axis in zip(curves, axes[len(units) :, 0], strict=False):
         _curves(axis, rows, key, label)
+    for draw, axis in zip(traffic, axes[len(units) + len(curves) :, 0], strict=True):
+        draw(axis)
     axes[0, 0].set_title(f"{results['gpu'] or 'no GPU'}, {results['command']}"[:110], fontsize=9)
     figure.tight_layout()
     figure.savefig(png, dpi=110)

@@ -14,6 +14,7 @@ def rows_table(rows: Sequence[Row]) -> str:
     """One line a row, then what two plays compared say, and everything that failed, by name."""
     lines = [table(_HEAD, [_cells(row) for row in rows])]
     lines += [f"{row['workload']}: {', '.join(found)}" for row in rows if (found := _compared(row))]
+    lines += [f"{row['workload']}: {_traffic(row)}" for row in rows if "crowds" in row]
     lines += [
         f"failed in {row['workload']}, {row['adapters']} adapters: {count} x {reason}"
         for row in rows
@@ -68,6 +69,19 @@ def _compared(row: Row) -> list[str]:
         "of_8_adapters": f"with {row['adapters']} adapters {{}}x that with 8",
     }
     return [text.format(_text(row[key])) for key, text in texts.items() if row.get(key) is not None]
+
+
+def _traffic(row: Row) -> str:
+    """What traffic/measure.py adds to its rows, in milliseconds."""
+    first, between = (
+        [_text((row[f"{name}_ms"] or {}).get(at)) for at in ("p50", "p99")] + [_text(row[f"{name}_max_ms"])]
+        for name in ("ttft", "itl")
+    )
+    return (
+        f"first token p50 {first[0]}, p99 {first[1]}, longest {first[2]}; between tokens p50 {between[0]}, "
+        f"p99 {between[1]}, longest {between[2]} ms; {row['pause_moments']} pauses; "
+        f"{_text(row.get('slot_hit_rate'))} of the slots' uses were hits"
+    )
 
 
 def _cells(row: Row) -> list[str]:

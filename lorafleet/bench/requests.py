@@ -32,7 +32,7 @@ class Record:
     """One request as its sender saw it. Times are seconds on the clock of the sender.
 
     `pieces` are (time, tokens) of what arrived. `error` is empty unless it failed; `cut` says that it was
-    ended from here, which is no failure.
+    ended from here, which is no failure. `retry_after`: seconds, where its failure named some.
     """
 
     lane: str
@@ -42,6 +42,7 @@ class Record:
     pieces: list[tuple[float, int]] = field(default_factory=list)
     ended: float | None = None
     error: str = ""
+    retry_after: float | None = None
     cut: bool = False
 
     @property

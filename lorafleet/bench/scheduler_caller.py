@@ -53,6 +53,7 @@ class SchedulerCaller:
                         record.pieces.append((time.monotonic(), count))
         except LoraFleetError as error:
             record.error = error.reason or error.code.name
+            record.retry_after = error.retry_after
 
     async def flush(self) -> None:
         """A call is sent a turn after it was made: of many made in one turn, the first waits for the last."""

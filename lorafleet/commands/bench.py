@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lorafleet.bench.adapters import AdapterMaker, Shapes, make_folders, push, put_into_store
@@ -11,12 +12,13 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.bench.plot import plot
 from lorafleet.bench.render import comparison_table
 from lorafleet.bench.shapes import SHAPES, write_shapes
+from lorafleet.bench.traffic.load import Traffic
 from lorafleet.bench.workload import Names
-from lorafleet.commands import bench_runs, connection
+from lorafleet.commands import bench_runs, bench_traffic, connection
 from lorafleet.commands.parsing import Subparsers, add_command, add_group, count
 from lorafleet.terminal import ProgressBar, note, say, say_json, size
 
-_PUSH_THREADS = 8
+_PUSH_THREADS = 16
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -89,8 +91,10 @@ def _add_make_adapters(group: Subparsers) -> None:
         "Make adapters of one rank on all projections of every layer, those of each expert included, with\n"
         "random values that are the same each time: as PEFT folders (--folder), straight into a store\n"
         "(--store), or pushed to a scheduler (neither). They are called bench-0000 and so on, as\n"
-        "`lorafleet bench` asks for them.",
+        "`lorafleet bench` asks for them. With --real-traffic they are those that this preset draws, in its\n"
+        "ranks (8, 16 and 32).",
         "  lorafleet bench make-adapters --model M --store S --count 128 --rank 16\n"
+        "  lorafleet bench make-adapters --model M --store S --real-traffic --draws 2000\n"
         "  lorafleet bench make-adapters --model M --folder ./adapters --count 4\n"
         "  lorafleet bench make-adapters --model M --count 16 --target 127.0.0.1:50051",
         _run_make_adapters,
@@ -98,7 +102,10 @@ def _add_make_adapters(group: Subparsers) -> None:
     parser.add_argument(
         "--model", type=Path, required=True, metavar="FOLDER", help="the base model; its config.json is read"
     )
-    parser.add_argument("--count", type=count, required=True, metavar="N", help="how many")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--count", type=count, metavar="N", help="how many, of one rank")
+    which.add_argument("--real-traffic", action="store_true", help="those of `bench preset real-traffic`")
+    bench_traffic.add_draws(parser, bench_traffic.DRAWS)
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first (default: 0)")
     parser.add_argument(
         "--rank", type=count, default=16, metavar="R", help="their rank (default: %(default)s)"
@@ -112,25 +119,37 @@ def _add_make_adapters(group: Subparsers) -> None:
 
 
 def _run_make_adapters(args: argparse.Namespace) -> int:
-    maker = AdapterMaker.make(Shapes.of(args.model, attention_only=args.attention_only), args.rank)
-    numbers = range(args.first, args.first + args.count)
-    names = Names(0, args.adapter_prefix)
-    named = {number: str(names.adapter(number)) for number in numbers}
-    bar, done = ProgressBar(), []
+    shapes = Shapes.of(args.model, attention_only=args.attention_only)
+    numbers = {args.rank: list(range(args.first, args.first + (args.count or 0)))}
+    if args.real_traffic:
+        numbers = Traffic(draws=args.draws).named()
+    bar, total, done = ProgressBar(), sum(map(len, numbers.values())), []
 
     def told(name: str) -> None:
         done.append(name)
-        bar.update(f"{args.count} adapters of {size(maker.num_bytes)}", len(done) / args.count)
+        bar.update(f"{total} adapters", len(done) / total)
 
+    made = 0
+    for rank, some in numbers.items():
+        maker = AdapterMaker.make(shapes, rank)
+        _make_adapters(args, maker, some, told)
+        made += maker.num_bytes * len(some)
+    note(f"{total} adapters of {size(made)} together")
+    return 0
+
+
+def _make_adapters(
+    args: argparse.Namespace, maker: AdapterMaker, numbers: Iterable[int], told: Callable[[str], None]
+) -> None:
+    names = Names(0, args.adapter_prefix)
+    named = {number: str(names.adapter(number)) for number in numbers}
     if args.folder:
         make_folders(maker, args.folder, named, told)
     elif args.store:
-        threads = min(_PUSH_THREADS, os.cpu_count() or 1)
-        put_into_store(maker, args.store, args.model, named, told, threads)
+        put_into_store(maker, args.store, args.model, named, told, min(_PUSH_THREADS, os.cpu_count() or 1))
     else:
         with connection.connect(args) as client:
             push(maker, client.adapters, named, told)
-    return 0
 
 
 def _add_shapes(group: Subparsers) -> None:

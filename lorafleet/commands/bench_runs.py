@@ -18,7 +18,7 @@ from lorafleet.bench.session import Played, Session
 from lorafleet.bench.statistics import summarize
 from lorafleet.bench.system import session, started
 from lorafleet.bench.workload import Description, Names, generate, read_trace
-from lorafleet.commands import bench_system
+from lorafleet.commands import bench_system, bench_traffic
 from lorafleet.commands.parsing import Subparsers, add_command, count
 from lorafleet.terminal import note, say
 
@@ -119,7 +119,7 @@ def add_load(group: Subparsers) -> None:
 
 
 def add_preset(group: Subparsers) -> None:
-    names = [*presets.PRESETS, *measures.MEASURES]
+    names = [*presets.PRESETS, *measures.MEASURES, bench_traffic.NAME]
     parser = add_command(
         group,
         "preset",
@@ -136,16 +136,19 @@ def add_preset(group: Subparsers) -> None:
         "  first-use           8, adapters 0 to 5 of the ranks 8, 8, 16, 16, 64, 64; nothing asked before\n"
         "  arriving-prompts    8 and more: what short prompts do to 64 running streams\n"
         "  no-cliff            8: first tokens with 8, 12, 16 and 32 adapters\n"
-        "  base-traffic        8, and --max-model-len 8192: what resident adapters cost requests without one",
+        "  base-traffic        8, and --max-model-len 8192: what resident adapters cost others\n"
+        "  real-traffic        any of rank 32: 1,000 adapters, prompts of all lengths, up to overload",
         "  lorafleet bench preset d1 d3 --json d1.json --png d1.png\n"
         "  lorafleet bench preset d1 --local --model M --store S --executor-args '--max-loras 64'\n"
-        "  lorafleet bench preset d1 --shrink 16",
+        "  lorafleet bench preset d1 --shrink 16\n"
+        "  lorafleet bench preset real-traffic --local --model M --store S --step-trace steps --at 0.7 2",
         run_preset,
     )
     parser.add_argument("preset", nargs="+", choices=names, metavar="PRESET", help=", ".join(names))
     parser.add_argument(
         "--shrink", type=count, default=1, metavar="N", help="divide lengths by N, to try it out (default: 1)"
     )
+    bench_traffic.add_arguments(parser)
     bench_system.add_arguments(parser)
 
 
@@ -185,6 +188,9 @@ async def _load(current: Session, outcome: Outcome) -> None:
 async def _presets(current: Session, outcome: Outcome) -> None:
     shrink = outcome.args.shrink
     for name in outcome.args.preset:
+        if name == bench_traffic.NAME:
+            async for measured in bench_traffic.measure(outcome.args, current):
+                outcome.add(measured)
         if name in measures.MEASURES:
             async for measured in measures.MEASURES[name](current, measures.shrunk(shrink)):
                 outcome.add(measured)

@@ -23,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     system.add_argument("--store", default="", metavar="STORE", help="for --local and --in-process")
     add_service_arguments(system)
     system.add_argument(
+        "--step-trace",
+        type=Path,
+        metavar="FILE",
+        help="the executor writes a line for each step here; with --target, it does already",
+    )
+    system.add_argument(
         "--executor-metrics",
         nargs="+",
         default=(),
@@ -55,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config(args: argparse.Namespace) -> SystemConfig:
+    traced = ("--step-trace", str(args.step_trace.absolute())) if args.step_trace else ()
     return SystemConfig(
         kind="local" if args.local else "in-process" if args.in_process else "target",
         target=args.target,
@@ -64,7 +71,7 @@ def config(args: argparse.Namespace) -> SystemConfig:
         metrics_urls=tuple(args.executor_metrics),
         model=args.model,
         store=args.store,
-        executor_args=args.executor_args,
+        executor_args=(*args.executor_args, *traced),
         scheduler_args=args.scheduler_args,
         ready_timeout=args.ready_timeout,
         vocab_size=args.vocab_size,
@@ -77,6 +84,6 @@ def check_results(args: argparse.Namespace) -> None:
     """Before anything is measured: can the results be kept? Raises BenchError or OSError."""
     if args.png:
         check_pictures()
-    for file in (args.json, args.png):
+    for file in (args.json, args.png, args.step_trace):
         if file and not file.parent.is_dir():
             raise BenchError(f"there is no folder {file.parent} for {file.name}")

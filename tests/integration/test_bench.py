@@ -230,3 +230,25 @@ def test_an_interrupt_leaves_what_a_measurement_has_so_far(home: Path) -> None:
     _, rows = interrupted(home, "preset", "no-cliff", "--shrink", "2", rows=2)
     assert rows[1]["workload"] == "TTFT p50, 8 requests/s"
     assert "interrupted" in rows[-1]["workload"]
+
+
+def test_real_traffic_and_what_the_engine_did_in_it(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = ["--model", str(home / "model"), "--store", str(tmp_path / "store")]
+    assert lorafleet(["bench", "make-adapters", *made, "--real-traffic", "--draws", "20"]) == 0
+    preset = ["preset", "real-traffic", "--local", "--shrink", "16", "--draws", "20", "--pause-ms", "1"]
+    preset += ["--step-trace", str(tmp_path / "steps"), "--at", "2", "--overload-seconds", "0.3"]
+    preset += ["--capacity-requests", "40", "--under-way", "8"]
+    settings = f"{EXECUTOR} --max-lora-rank 32 --max-seats 8"
+    _, capacity, heavy = measured(home, "traffic", *preset, executor=settings, store=str(tmp_path / "store"))
+    assert capacity["ours"] > 0 and capacity["whole"] == 40 and capacity["unit"] == "requests/s"
+    assert heavy["offered_requests_per_s"] == pytest.approx(capacity["ours"] * 2, rel=0.01)
+    for row in (capacity, heavy):
+        assert row["failed"] == row["wrong_length"] == 0
+        assert row["steps"]["count"] == sum(of["count"] for of in row["steps"]["by_rows"].values()) > 0
+        assert row["steps"]["page_ins"] <= row["page_ins"], "what landed in time"
+        assert sum(of["count"] for of in row["crowds"].values() if of) == row["requests"]
+        assert row["pause_moments"] >= len(row["pauses"]) > 0
+        assert any(pause["steps"] for pause in row["pauses"])
+    assert "first token p50" in capsys.readouterr().out
