@@ -10,8 +10,7 @@ that may not be evicted, fewer than there are stripes, always leave one whole st
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -23,6 +22,7 @@ from executor.adapters.extents import Extents
 from executor.adapters.pinned_memory import pin, present_memory
 from executor.errors import HostMemoryFull
 from executor.lora.image import Buffer
+from executor.start_log import start_part
 
 SEGMENT_BYTES = 1 << 30
 _ALIGNMENT = 4096  # so that copies from it start at a page
@@ -163,17 +163,17 @@ class HostPool:
             if region not in self._copying:
                 self._stripes[region.stripe][1].give(region.start, region.size)
 
-    def _grow(self, sizes: Iterable[int]) -> None:
-        started = time.monotonic()
-        for size in sizes:
-            if self._closed.is_set():
-                return
-            memory = self._memory(size)
-            self._grown.put(memory)
-            self._wake()
-            if memory is None:
-                return
-        logger.info("host memory for adapters is there after %.1f s", time.monotonic() - started)
+    def _grow(self, sizes: Sequence[int]) -> None:
+        with start_part("taking host memory for adapters, in segments", len(sizes)) as part:
+            for size in sizes:
+                if self._closed.is_set():
+                    return
+                memory = self._memory(size)
+                self._grown.put(memory)
+                self._wake()
+                if memory is None:
+                    return
+                part.advance()
 
     def _memory(self, size: int) -> Tensor | None:
         """None where it cannot be had: claims must not wait for it, what is there is shared out."""

@@ -30,6 +30,7 @@ from executor.layers.linear import kv_head_share
 from executor.layers.model_config import ModelConfig
 from executor.layers.triton_followers import TritonFollowers
 from executor.models import CausalLM, load_model, read_config
+from executor.start_log import start_part
 from executor.step.forward_pass import ForwardPass
 from executor.step.sampler import Sampler
 from executor.step.shard import Shard, Slots, attach_slots, check_lora_dtype, dtype_of
@@ -78,15 +79,14 @@ def compile_sampler(config: ExecutorConfig) -> None:
 def _builder(
     config: ExecutorConfig, group: ParallelGroup, device: torch.device, attention: StepPlanner | None = None
 ) -> "_Builder":
-    started = time.monotonic()
     dummy = config.load_format == "dummy"
-    model = load_model(
-        Path(config.model), dtype_of(config), device, group,
-        dummy=dummy, expert_parallel=config.expert_parallel,
-    )  # fmt: skip
-    punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
-    slots = attach_slots(config, model, punica)
-    logger.info("weights and slots are on %s after %.1f s", device, time.monotonic() - started)
+    with start_part(f"making the model and its slots on {device}"):
+        model = load_model(
+            Path(config.model), dtype_of(config), device, group,
+            dummy=dummy, expert_parallel=config.expert_parallel,
+        )  # fmt: skip
+        punica = PunicaWrapperGPU(config.max_loras, config.step_tokens, device)
+        slots = attach_slots(config, model, punica)
     return _Builder(config, group, device, model, punica, slots, attention)
 
 
@@ -137,7 +137,10 @@ class _Builder:
     def _fastest_attention(self, heads: int, kv_heads: int) -> StepPlanner:
         model = self.model.config
         if serves(model, self._dtype, self._device):
-            return FlashInfer(model, heads, kv_heads, self._dtype, self._device)
+            with start_part(
+                f"FlashInfer's attention for {self._dtype}, compiled by nvcc where it is not yet"
+            ):
+                return FlashInfer(model, heads, kv_heads, self._dtype, self._device)
         logger.warning(
             "FlashInfer is not installed or does not serve this model: attention of prompts is torch's"
         )
@@ -194,8 +197,10 @@ class _Builder:
         )
 
     def _run_largest(self, forward_pass: GraphedForwardPass, kv_cache: KVCache) -> None:
-        for step in self._warm_up_steps(kv_cache):
-            forward_pass.rehearse_eager(step)
+        with start_part("running the largest steps, and one for each choice of kernels") as part:
+            for step in self._warm_up_steps(kv_cache):
+                forward_pass.rehearse_eager(step)
+                part.advance()
 
     def _warm_up_steps(self, kv_cache: KVCache) -> Iterator[WarmUpStep]:
         experts = self.model.config.moe is not None

@@ -13,10 +13,9 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,6 +26,7 @@ import kernels
 from executor.config import ExecutorConfig
 from executor.gpu.attention.flashinfer import FORMS
 from executor.gpu.free_memory import free_host_memory
+from executor.start_log import start_part
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +62,22 @@ class Compilation:
         parts = self._config.compile_processes or min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2)
         if parts < 2 or self._marker.exists():
             return
-        began = time.monotonic()
         settings = json.dumps(asdict(replace(self._config, store="unused")))
-        commands = [
-            (sys.executable, "-m", "executor.gpu.compile_process", *share) for share in _shares(parts)
-        ]
-        logger.info("no kernels are compiled yet: %d processes compile them", len(commands))
-        with ThreadPoolExecutor(len(commands)) as pool:
-            said = list(pool.map(lambda command: (run or _run)(command, settings), commands))
+        shares = _shares(parts)
+        names = tuple(share.name for share in shares)
+        with (
+            start_part("compiling kernels, as none are yet, in processes", len(shares), names) as part,
+            ThreadPoolExecutor(len(shares)) as pool,
+        ):
+
+            def compile_share(share: _Share) -> str:
+                said = (run or _run)(share.command, settings)
+                part.advance(share.name)
+                return said
+
+            said = list(pool.map(compile_share, shares))
         for line in filter(None, said):
             logger.warning("compiling ahead failed, kernels are compiled one by one: %s", line)
-        logger.info("compiled ahead in %.1f s", time.monotonic() - began)
 
     def done(self) -> None:
         """Everything is compiled now: starts like this one need not look any more."""
@@ -83,10 +88,23 @@ class Compilation:
             logger.warning("the next start compiles again: %s", error)
 
 
-def _shares(parts: int) -> list[tuple[str, str]]:
-    """What each process is told."""
-    others = [*(("attention", form) for form in FORMS), ("sampler", "all")]
-    return [*others, *((str(part), str(parts)) for part in range(parts))]
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a process compiles: for people, and as it is told."""
+
+    name: str
+    what: str
+    which: str
+
+    @property
+    def command(self) -> Command:
+        return sys.executable, "-m", "executor.gpu.compile_process", self.what, self.which
+
+
+def _shares(parts: int) -> list[_Share]:
+    attention = [_Share(f"FlashInfer's {form} (nvcc)", "attention", form) for form in FORMS]
+    others = [_Share(f"part {part + 1} of Triton's", str(part), str(parts)) for part in range(parts)]
+    return [*attention, _Share("the sampler", "sampler", "all"), *others]
 
 
 def _key(config: ExecutorConfig) -> str:

@@ -1,7 +1,6 @@
 """The forward pass on a GPU: captured steps where the rows are few, steps layer by layer beyond."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from executor.layers.context import ForwardContext
 from executor.layers.followers import Followers
 from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
+from executor.start_log import start_part
 from executor.step.buffers import StepBuffers, StepShape
 from executor.step.inputs import SequenceRows, check
 from executor.step.trace import NO_TRACE, Trace
@@ -88,21 +88,21 @@ class GraphedForwardPass:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        started = time.monotonic()
+        # The largest first: smaller ones find room in the memory that those leave.
+        keys = sorted(self._keys(), key=lambda key: key.rows, reverse=True)
         try:
-            with without_collection():
-                # The largest first: smaller ones find room in the memory that those leave.
-                for key in sorted(self._keys(), key=lambda key: key.rows, reverse=True):
+            with start_part("capturing steps", len(keys)) as part, without_collection():
+                for key in keys:
                     self._capture(key)
+                    part.advance()
         except BaseException:
             self.close()
             raise
         with_lora = [key for key in self._graphs if key.plan is not None]
         marked = sum(key.marked for key in with_lora)
         logger.info(
-            "%d steps captured in %.1f s: %d without adapters, %d with, %d for DoRA and tables of their own",
+            "%d steps are captured: %d without adapters, %d with, %d for DoRA and tables of their own",
             len(self._graphs),
-            time.monotonic() - started,
             len(self._graphs) - len(with_lora),
             len(with_lora) - marked,
             marked,

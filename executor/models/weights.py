@@ -15,6 +15,7 @@ from executor.layers.fused_moe import FusedMoE
 from executor.models.checkpoint import Checkpoint
 from executor.models.expert_weights import expert_targets, foreign_experts
 from executor.models.quantized import Scheme
+from executor.start_log import start_part
 
 # Of the frequencies, and of cosines and sines that some trainers save with everything else.
 _ROTARY_BUFFERS = tuple(f".rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
@@ -67,9 +68,11 @@ def load_weights(
     for name in sorted(sources.keys() - targets.keys() - copies.keys() - _foreign(model)):
         if not name.endswith(_ROTARY_BUFFERS):
             raise BadCheckpoint(f"{sources[name]} has no place in this model")
-    for name, tensor in checkpoint.tensors(targets):
-        for memory, piece in _pairs(name, tensor, targets[name], checkpoint):
-            memory.copy_(piece)
+    with start_part("loading weights", len(targets)) as part:
+        for name, tensor in checkpoint.tensors(targets):
+            for memory, piece in _pairs(name, tensor, targets[name], checkpoint):
+                memory.copy_(piece)
+            part.advance()
     for name, tensor in checkpoint.tensors(copies.keys() & sources.keys()):
         pairs = _pairs(name, tensor, copies[name], checkpoint)
         if not all(torch.equal(piece.to(memory), memory) for memory, piece in pairs):

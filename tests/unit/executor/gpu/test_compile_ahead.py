@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kernels
+from executor import start_log
 from executor.config import ExecutorConfig
 from executor.gpu.compile_ahead import Command, Compilation
 from executor.gpu.compile_process import cut_to_one_layer
@@ -47,6 +48,26 @@ def test_each_process_has_its_part_and_no_secrets(config: ExecutorConfig, tmp_pa
     for _, settings in processes.started:
         settings["lora_modules"] = tuple(settings["lora_modules"])  # type: ignore[arg-type]
         assert ExecutorConfig(**settings) == replace(config, store="unused")  # type: ignore[arg-type]
+
+
+def test_the_log_says_what_is_compiled_and_what_is_left(
+    config: ExecutorConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc's part of attention, too, which takes longest."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(start_log, "EVERY_S", 0.001)
+    left = (
+        "2 of 6 done, not yet: FlashInfer's fa2 (nvcc), FlashInfer's fa3 (nvcc), part 1 of Triton's, part 2"
+    )
+
+    def run(command: Command, settings: str) -> str:
+        if command[-2:] not in (("sampler", "all"), ("2", "3")):
+            wait_until(lambda: any(left in message for message in caplog.messages), "it is told")
+        return ""
+
+    Compilation(config, tmp_path).start(run)
+    assert caplog.messages[0] == "start: compiling kernels, as none are yet, in processes (6)"
+    assert caplog.messages[-1].startswith("start: compiling kernels, as none are yet, in processes took ")
 
 
 def test_a_start_like_one_before_starts_none(config: ExecutorConfig, tmp_path: Path) -> None:
