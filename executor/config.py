@@ -92,6 +92,9 @@ class ExecutorConfig:
         "Tokens in one step; longer prompts take several. At least max-seats; 0: 512, or 8192 on a GPU, or "
         "max-seats if that is more.",
     )
+    captured_rows: int = _setting(
+        512, "Rows of the largest captured step with prompts, 512 to 1024; longer ones are launched slowly."
+    )
     async_scheduling: str = _setting(
         "auto",
         "Plan a step while the one before it runs: true, false or auto, which is true for one rank on a GPU. "
@@ -161,6 +164,7 @@ class ExecutorConfig:
         _require("compile-processes", self.compile_processes >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
+        _require("captured-rows", 512 <= self.captured_rows <= 1024, "512 to 1024")
         modes = ("auto", "true", "false")
         _require("async-scheduling", self.async_scheduling in modes, f"one of {', '.join(modes)}")
         unknown = sorted(set(self.lora_modules) - set(MODULE_KINDS))

@@ -173,7 +173,9 @@ class _Builder:
     def _sizes(self) -> GraphSizes:
         limits = self._limits
         # Collectives are captured too: every rank captures and replays the same steps in the same order.
-        return GraphSizes.up_to(limits.max_sequences, limits.max_rows) if self._captures else _NO_GRAPHS
+        if not self._captures:
+            return _NO_GRAPHS
+        return GraphSizes.up_to(limits.max_sequences, limits.max_rows, self._config.captured_rows)
 
     def _cache(self, blocks: int) -> KVCache:
         config = self._config

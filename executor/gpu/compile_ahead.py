@@ -39,7 +39,7 @@ _NOT_LAUNCHED = frozenset({"bench", "vllm"})
 # Settings that choose what is compiled.
 _SETTINGS = (
     "dtype", "lora_dtype", "lora_modules", "max_loras", "max_lora_rank", "max_seats", "max_batched_tokens",
-    "max_model_len", "block_size", "cuda_graphs",
+    "max_model_len", "block_size", "cuda_graphs", "captured_rows",
 )  # fmt: skip
 
 Command = Sequence[str]

@@ -13,7 +13,8 @@ from kernels.metadata.work_list import typical_class
 
 Runs = npt.NDArray[np.int32]
 
-# Largest piecewise captured step: beyond, the GPU takes longer than Python does to launch all kernels.
+# Largest piecewise captured step, unless more are wished: beyond, the GPU takes longer than Python does to
+# launch all kernels, where nothing else wants the interpreter. The warm-up counts on so many at least.
 MOST_MIXED_ROWS = 512
 # Entries of the graphs for few adapters, whose kernels have no programs for more. Up to 24 shrink runs beside
 # the base products: 64 sequences on 16 adapters bring 8,410 tok/s, 7,670 with the graphs for any number; 8
@@ -34,12 +35,12 @@ class GraphSizes:
     mixed: tuple[int, ...]
 
     @classmethod
-    def up_to(cls, max_sequences: int, max_rows: int) -> "GraphSizes":
+    def up_to(cls, max_sequences: int, max_rows: int, most_mixed: int = MOST_MIXED_ROWS) -> "GraphSizes":
         """1, 2, 4, 8, then steps of 8, 16 and 32: a filled-up row costs nearly nothing, until it takes the
-        products to another tile height."""
+        products to another tile height. Mixed ones in steps of 64 to 512, of 128 beyond."""
         steps = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))
         decode = (*(rows for rows in steps if rows < max_sequences), min(max_sequences, 512))
-        mixed = (32, 64, *range(128, MOST_MIXED_ROWS + 1, 64))
+        mixed = (32, 64, *range(128, 513, 64), *range(640, most_mixed + 1, 128))
         return cls(tuple(sorted(set(decode))), tuple(rows for rows in mixed if rows <= max_rows))
 
     @property

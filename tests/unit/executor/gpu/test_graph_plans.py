@@ -21,6 +21,13 @@ def test_sizes_end_at_what_can_come() -> None:
     assert (SIZES.decode[0], SIZES.decode[-1], SIZES.mixed[-1], SIZES.largest) == (1, 256, 512, 512)
 
 
+@pytest.mark.parametrize(("most", "beyond"), [(512, ()), (700, (640,)), (1024, (640, 768, 896, 1024))])
+def test_larger_mixed_steps_are_captured_if_wished(most: int, beyond: tuple[int, ...]) -> None:
+    sizes = GraphSizes.up_to(256, 8192, most)
+    assert (sizes.mixed, sizes.decode) == ((*SIZES.mixed, *beyond), SIZES.decode)
+    assert GraphSizes.up_to(256, 600, most) == SIZES
+
+
 @pytest.mark.parametrize(
     ("rows", "decode", "size"),
     [(1, True, 1), (3, True, 4), (64, True, 64), (65, True, 80), (256, True, 256), (257, True, 0),
