@@ -1,6 +1,7 @@
 """Builds the engine from a configuration: the only place that knows how its parts fit together."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from executor.adapters.pooled import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
 from executor.adapters.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.batch.batcher import Batcher
 from executor.batch.blocks import BlockPool
+from executor.batch.pace import Pace, StepTimes
 from executor.batch.sequence import StopLimits
 from executor.batch.slots import SlotTable
 from executor.build_shard import build_shard
@@ -28,7 +30,7 @@ from executor.distributed import SINGLE
 from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
-from executor.gpu.graph_plans import MOST_MIXED_ROWS
+from executor.gpu.graph_plans import GraphSizes
 from executor.lora.arena import SlotArena
 from executor.lora.full_heads import check_full_heads
 from executor.lora.image import SlotImage, build_slot_image
@@ -96,8 +98,8 @@ def build_engine(
         vocab_size=spec.vocab_size,
         metrics=metrics,
         clock=clock,
+        pace=_pace(config),
         steps_ahead=int(config.schedules_ahead),
-        short_step_tokens=MOST_MIXED_ROWS,  # the largest step that a GPU replays
         trace=trace,
     )
 
@@ -213,6 +215,14 @@ def _batcher(config: ExecutorConfig, slots: SlotTable, kv_blocks: int) -> Batche
         max_page_ins=config.page_ins_per_step,
         aging_s=config.adapter_aging,
     )
+
+
+def _pace(config: ExecutorConfig) -> Pace:
+    captures = config.cuda_graphs and config.device != "cpu"
+    sizes = GraphSizes.up_to(config.max_seats, config.step_tokens, config.captured_rows)
+    times = StepTimes(sizes.mixed if captures else (), config.step_tokens)
+    bound_s = {-1.0: None, 0.0: math.inf}.get(config.max_step_ms, config.max_step_ms / 1000)
+    return Pace(times, config.step_tokens, bound_s)
 
 
 def _pager(

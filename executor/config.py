@@ -92,6 +92,12 @@ class ExecutorConfig:
         "Tokens in one step; longer prompts take several. At least max-seats; 0: 512, or 8192 on a GPU, or "
         "max-seats if that is more.",
     )
+    max_step_ms: float = _setting(
+        -1.0,
+        "Milliseconds that a step should take at most while sequences decode: its prompts get as many tokens "
+        "as such steps had time for, and 32 at least. Up to 12 times as long while a crowd of prompts waits. "
+        "-1: 2.5 times a step that only decodes, as measured; 0: no bound.",
+    )
     captured_rows: int = _setting(
         512, "Rows of the largest captured step with prompts, 512 to 1024; longer ones are launched slowly."
     )
@@ -164,6 +170,7 @@ class ExecutorConfig:
         _require("compile-processes", self.compile_processes >= 0, "at least 0")
         _require("torch-threads", self.torch_threads >= 0, "at least 0")
         _require("max-model-len", self.max_model_len >= 0, "at least 0")
+        _require("max-step-ms", self.max_step_ms == -1 or self.max_step_ms >= 0, "-1, or at least 0")
         _require("captured-rows", 512 <= self.captured_rows <= 1024, "512 to 1024")
         modes = ("auto", "true", "false")
         _require("async-scheduling", self.async_scheduling in modes, f"one of {', '.join(modes)}")

@@ -15,6 +15,7 @@ from executor.adapters.drops import DropKey
 from executor.adapters.pager import Pager
 from executor.adapters.residency import Copy, Tier
 from executor.batch.batcher import Batcher, StepPlan
+from executor.batch.pace import Pace
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 from executor.errors import InvalidDispatch
@@ -26,9 +27,6 @@ from executor.step.trace import NO_TRACE, Trace, TracedStep
 
 logger = logging.getLogger(__name__)
 
-# While a burst comes in (see `_most_tokens`): so many short steps in a row.
-MOST_SHORT_STEPS = 4
-
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -36,7 +34,8 @@ class _Flight:
 
     plan: StepPlan
     launched: Launched
-    launched_at: float
+    launched_at: float  # when its planning began
+    launch_s: float  # what the host took to plan and launch it
     traced: TracedStep | None
 
 
@@ -56,12 +55,11 @@ class Engine:
         vocab_size: int,
         metrics: Metrics,
         clock: Callable[[], float],
+        pace: Pace,
         *,
-        short_step_tokens: int,
         steps_ahead: int = 0,
         trace: Trace = NO_TRACE,
     ) -> None:
-        """short_step_tokens: of a step while a burst comes in; some milliseconds of work."""
         self.info = info
         self.batcher = batcher
         self.pager = pager
@@ -72,15 +70,13 @@ class Engine:
         self._clock = clock
         self._steps_ahead = steps_ahead
         self._trace = trace
-        self._short_step_tokens = short_step_tokens
+        self._pace = pace
         self._flights: deque[_Flight] = deque()  # launched and not over, oldest first
         self._draining = False
         self._plan = StepPlan()  # of the step that is being launched or landed: what fails when that raises
         self._steps = 0
         self._landed_at = 0.0
         self._arrivals = 0
-        self._planned_arrivals = 0  # when the last step was planned
-        self._short_steps = 0  # in a row
         self._tokens: list[NewToken] = []
         self._finished: list[Finished] = []
         self._rejected: list[Rejected] = []
@@ -88,7 +84,7 @@ class Engine:
     def step(self) -> StepEvents:
         """One heartbeat. When it raises, call `fail` with the exception before anything else."""
         self._settle(now := self._clock())
-        plan = self._plan = self.batcher.plan(now, self.pager.host, self._most_tokens())
+        plan = self._plan = self._next_plan(now)
         self._page_in(plan)
         if plan.num_tokens:
             self._launch(plan, now)
@@ -156,6 +152,7 @@ class Engine:
         while self._flights:
             self._land_or_reject(self._flights.popleft())
         self._reject_all(list(plan.num_tokens or self.batcher.running or self.batcher.waiting), rejection)
+        self._reject_all(self.batcher.in_slots_to_fill(), rejection)  # they have begun without a token
         self.pager.abandon_loading()
         self._plan = StepPlan()
         return self._emit(ran=False)
@@ -178,25 +175,9 @@ class Engine:
         if users != self.pager.users():
             raise RuntimeError(f"adapters are used by {users}, counted {self.pager.users()}")
 
-    def _most_tokens(self) -> int:
-        """Of the next step, asked once for each: few while a burst of requests comes in behind the one under
-        way.
-
-        The requests of a burst come one by one, over some ten milliseconds. A step for those that are there
-        by now would be of a thousand rows or more, so no captured one, and its launch competes with the
-        arrivals for the interpreter: 13 prompts of 128 tokens took 45 ms to launch, for 33 ms on the GPU. A
-        captured step takes a tenth of that to launch and no more time a token on the GPU. So the GPU has such
-        steps to do until nobody came during one of them, and then all the rest in one.
-
-        An idle engine begins with all that are there. Where requests never stop coming, every
-        `MOST_SHORT_STEPS` + 1st step is not short.
-        """
-        comes, self._planned_arrivals = self._arrivals > self._planned_arrivals, self._arrivals
-        if not comes or not self._flights or self._short_steps == MOST_SHORT_STEPS:
-            self._short_steps = 0
-            return self.batcher.max_batched_tokens
-        self._short_steps += 1
-        return max(self._short_step_tokens, self.batcher.max_seats)
+    def _next_plan(self, now: float) -> StepPlan:
+        loaded = self.pager.host
+        return self.batcher.plan(now, loaded, self._pace.most_tokens(self.batcher.load(loaded)))
 
     def _settle(self, now: float) -> None:
         """What happened since the last step: time limits that passed, loads that ended."""
@@ -219,8 +200,9 @@ class Engine:
     def _launch(self, plan: StepPlan, now: float) -> None:
         launched = self._runner.launch(plan)
         self.batcher.launched(plan)
+        launch_s = self._clock() - now
         traced = self._trace.launched(plan, self.batcher, self.pager)
-        self._flights.append(_Flight(plan, launched, now, traced))
+        self._flights.append(_Flight(plan, launched, now, launch_s, traced))
 
     def _land(self, flight: _Flight) -> None:
         """Wait for the oldest step, take in what it brought, and let go of those who have ended meanwhile."""
@@ -234,10 +216,22 @@ class Engine:
             raise
         now, begin = self._clock(), max(flight.launched_at, self._landed_at)
         self._metrics.step_done(flight.plan, len(self._tokens) - told, now - begin)
+        self._observe(flight, now)
         self._trace.lap("apply")
         self._trace.landed(flight.traced, now - begin)
         self._landed_at = now
         self._steps += 1
+
+    def _observe(self, flight: _Flight, now: float) -> None:
+        """One ahead, a step takes as long as the host or the device needs for it. Where the launch of the
+        step behind it was by far the longer one, its end was only seen when that was over, which tells
+        nothing of it."""
+        launched = flight.launched_at + (flight.launch_s if self._steps_ahead else 0.0)
+        seconds = max(flight.launch_s, now - max(launched, self._landed_at))
+        behind = self._flights[0].launch_s if self._flights else 0.0
+        if behind - flight.launch_s <= seconds / 2:
+            rows = sum(flight.plan.num_tokens.values())
+            self._pace.times.observe(rows, rows == len(flight.plan.num_tokens), seconds)
 
     def _take_in(self, flight: _Flight) -> None:
         try:

@@ -9,14 +9,18 @@ last step that it is part of is over. Only KV blocks of a preempted sequence pas
 writes to them after the one that runs has read them.
 
 Rules, in order:
-1. Running sequences first, oldest first. Each gets a token at least, the older ones what is left; together
-   those that want log-probabilities of their prompts get few of these.
+1. Running sequences first. Each that decodes gets its token. The prompts share what is left: half of it is
+   for the oldest one, so that it is done whatever else comes, and the other half for those that need least,
+   so that short ones do not wait for long ones. Together those that want log-probabilities of their prompts
+   get few tokens.
 2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
    its tokens anew later. What it delivered stays delivered. Nothing new starts in such a step.
 3. Waiting sequences follow in order of arrival. One whose adapter cannot have a slot now, or is not in host
    memory yet, is passed over and holds nothing, and so is one whose adapter would be page-in number
    `max_page_ins` + 1 of the step: everybody in a step waits for its page-ins, and so many are done while the
-   step before it runs. One that lacks KV blocks ends the search.
+   step before it runs. One that lacks KV blocks, beside those that prompts under way will need, ends the
+   search. When a step has no token left, further ones begin without one until `MOST_UNFINISHED` prompts are
+   under way: a short one can have its part of the next step so, and its page-in runs meanwhile.
 4. Against starvation: once the oldest waiting sequence whose adapter is loaded but has no slot has waited
    `aging_s`, no younger one may join an adapter in use, except those that waited for it when its use began.
    So some slot is idle, at the latest, when all that runs, all that is older and all such have ended; and
@@ -28,12 +32,15 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from executor.batch.blocks import BlockPool
+from executor.batch.pace import Load
 from executor.batch.sequence import Key, Sequence
-from executor.batch.slots import SlotTable
+from executor.batch.slots import SlotState, SlotTable
 
 # Rows of a step that reach the head for a prompt's log-probabilities, beside one of each sequence: a row of
 # logits takes six bytes a token of the vocabulary, and memory is measured with steps that have few of them.
 MAX_SCORED = 512
+# Prompts that are begun and not done when a step is full, at which no further one begins.
+MOST_UNFINISHED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +155,51 @@ class Batcher:
             return []
         return [sequence for sequence in self.waiting if sequence.digest == digest]
 
+    def in_slots_to_fill(self) -> list[Sequence]:
+        """Running sequences whose page-in was planned and has not ended."""
+        loading = {
+            slot for slot in self.slots.digests.values() if self.slots.state(slot) is SlotState.LOADING
+        }
+        return [sequence for sequence in self.running if sequence.slot in loading]
+
+    def load(self, loaded: Container[str]) -> Load:
+        """What the next step could have, about: waiting sequences count if their adapter has a slot, or is
+        among `loaded` and could get one."""
+        wanted = [sequence.uncomputed for sequence in self.running]
+        prompts = [count for count in wanted if count > 1]
+        page_ins = min(self.max_page_ins, len(self.slots) - self.slots.in_use) if self.waiting else 0
+        for sequence in self.waiting:
+            if sequence.digest and self.slots.find(sequence.digest) is None:
+                if not page_ins or sequence.digest not in loaded:
+                    continue
+                page_ins -= 1
+            prompts.append(sequence.uncomputed)
+        return Load(wanted.count(1), len(prompts), sum(prompts))
+
     def plan(self, now: float, loaded: Container[str], most_tokens: int | None = None) -> StepPlan:
         """The next step; `loaded` are the adapters in host memory. Page-ins must be done before it runs.
 
-        `most_tokens`, at least the number of seats, makes it a shorter one than `max_batched_tokens`."""
+        `most_tokens`, at least one for each that decodes, makes it shorter than `max_batched_tokens`."""
         plan = StepPlan()
         budget = min(self.max_batched_tokens, most_tokens or self.max_batched_tokens)
         budget = self._plan_running(plan, budget)
-        self._plan_waiting(plan, budget, now, loaded)
+        if not plan.preempted:
+            self._plan_waiting(plan, budget, now, loaded)
         return plan
 
     def _plan_running(self, plan: StepPlan, budget: int) -> int:
         """Returns what is left of the budget."""
+        shares = self._shares(budget)
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
-            if not sequence.uncomputed:
+            if sequence not in shares:
                 continue
-            younger = len(self.running) - index
-            count = _bounded(plan, sequence, min(sequence.uncomputed, budget - younger))
+            if _has_computed_nothing(sequence):  # but others may have computed its prefix since it began
+                self.blocks.close(sequence.held)
+                self._look_up(sequence)
+            count = _bounded(plan, sequence, min(shares[sequence], sequence.uncomputed))
             while self.blocks.grow(sequence.held, sequence.computed + count) is None:
                 victim = self.running[-1]
                 self._preempt(victim, plan)
@@ -176,21 +208,53 @@ class Batcher:
             budget -= _give(plan, sequence, count)
         return budget
 
+    def _shares(self, budget: int) -> dict[Sequence, int]:
+        """Of running sequences that get tokens: how many, as if there were KV blocks for all."""
+        shares, prompts = dict[Sequence, int](), list[Sequence]()
+        for sequence in self.running:
+            if (uncomputed := sequence.uncomputed) == 1:
+                shares[sequence] = 1
+            elif uncomputed:
+                prompts.append(sequence)
+        left = budget - len(shares)
+        if not prompts or left <= 0:
+            return shares
+        shares[prompts[0]] = min(prompts[0].uncomputed, -(-left // 2))
+        left -= shares[prompts[0]]
+        for sequence in sorted(prompts, key=_uncomputed):
+            share = shares.get(sequence, 0)
+            more = min(sequence.uncomputed - share, left)
+            if more:
+                shares[sequence] = share + more
+                left -= more
+        return shares
+
     def _plan_waiting(self, plan: StepPlan, budget: int, now: float, loaded: Container[str]) -> None:
+        if not self.waiting:
+            return
         starving = self._starving(now, loaded)
+        unfinished = [s for s in self.running if s.uncomputed > plan.num_tokens.get(s, 0)]
+        promised = sum(map(self._missing, unfinished))
+        num_unfinished = len(unfinished)
         for sequence in list(self.waiting):
-            if budget == 0 or plan.preempted:
+            if budget == 0 and num_unfinished >= MOST_UNFINISHED:
                 break
             if not self._may_have_slot(sequence, starving, loaded, plan):
                 continue
-            if not self._open(sequence, plan):
+            if not self._open(sequence, plan, promised):
                 break
             self._enter_slot(sequence, plan)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_arrival)
-            count = _bounded(plan, sequence, min(sequence.uncomputed, budget))
-            self.blocks.grow(sequence.held, sequence.computed + count)
-            budget -= _give(plan, sequence, count)
+            if count := _bounded(plan, sequence, min(sequence.uncomputed, budget)):
+                self.blocks.grow(sequence.held, sequence.computed + count)
+                budget -= _give(plan, sequence, count)
+            promised += self._missing(sequence)
+            num_unfinished += count < sequence.uncomputed
+
+    def _missing(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence will take for all its known tokens and one more."""
+        return max(0, self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(sequence.held.block_ids))
 
     def _starving(self, now: float, loaded: Container[str]) -> int | None:
         """Arrival of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
@@ -211,26 +275,23 @@ class Batcher:
             return may_page_in and self.slots.has_place(sequence.digest)
         return starving is None or sequence.arrival < starving or sequence.arrival <= self._waited_until[slot]
 
-    def _open(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Cached blocks for it, if there is room for all its known tokens and one more."""
+    def _open(self, sequence: Sequence, plan: StepPlan, promised: int) -> bool:
+        """Cached blocks for it, if there is room for all its known tokens and one more, and for what is
+        promised to others."""
+        self._look_up(sequence)
+        if self._missing(sequence) > self.blocks.num_free - promised:
+            self._let_go(sequence)
+            return False
+        return True
+
+    def _look_up(self, sequence: Sequence) -> None:
         dispatch = sequence.dispatch
-        table = self.blocks.open(
+        sequence.table = self.blocks.open(
             (dispatch.cache_salt, dispatch.digest),
             sequence.token_ids,
             read_cache=dispatch.prompt_logprobs is None,
         )
-        needed = self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(table.block_ids)
-        if needed > self.blocks.num_free:
-            self.blocks.close(table)
-            return False
-        sequence.table = table
-        sequence.computed = table.num_cached
-        plan.looked_up += len(sequence.token_ids)
-        plan.cached += table.num_cached
-        if not sequence.started:
-            sequence.cached_prompt_tokens = min(table.num_cached, len(dispatch.prompt_token_ids))
-        sequence.started = True
-        return True
+        sequence.computed = sequence.table.num_cached
 
     def _enter_slot(self, sequence: Sequence, plan: StepPlan) -> None:
         if not sequence.digest:
@@ -282,16 +343,27 @@ class Batcher:
 
 
 def _bounded(plan: StepPlan, sequence: Sequence, most: int) -> int:
-    """Of `most` tokens, how many may be in the step: one at least."""
+    """Of `most` tokens, how many may be in the step: one at least, unless `most` is 0."""
     dispatch = sequence.dispatch
-    if dispatch.prompt_logprobs is None or sequence.computed >= len(dispatch.prompt_token_ids):
+    if not most or dispatch.prompt_logprobs is None or sequence.computed >= len(dispatch.prompt_token_ids):
         return most
     count = max(1, min(most, MAX_SCORED - plan.scored))
     plan.scored += count
     return count
 
 
+def _has_computed_nothing(sequence: Sequence) -> bool:
+    """What a running sequence holds is what the prefix cache had."""
+    return sequence.computed == sequence.held.num_cached
+
+
 def _give(plan: StepPlan, sequence: Sequence, count: int) -> int:
+    if _has_computed_nothing(sequence):
+        plan.looked_up += len(sequence.token_ids)
+        plan.cached += sequence.computed
+        if not sequence.started:
+            sequence.cached_prompt_tokens = min(sequence.computed, len(sequence.dispatch.prompt_token_ids))
+        sequence.started = True
     plan.num_tokens[sequence] = count
     if sequence.computed + count == sequence.length:
         plan.draws.append(sequence)
@@ -300,3 +372,7 @@ def _give(plan: StepPlan, sequence: Sequence, count: int) -> int:
 
 def _arrival(sequence: Sequence) -> int:
     return sequence.arrival
+
+
+def _uncomputed(sequence: Sequence) -> int:
+    return sequence.uncomputed

@@ -13,12 +13,12 @@ from executor.adapters.pager import Pager
 from executor.adapters.pooled import PooledImage
 from executor.batch.batcher import Batcher
 from executor.batch.blocks import BlockPool
+from executor.batch.pace import Pace, StepTimes
 from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import Dispatch, StopLimits, StopRules
 from executor.batch.slots import SlotTable
 from executor.engine import Engine
 from executor.events import EngineInfo
-from executor.gpu.graph_plans import MOST_MIXED_ROWS
 from executor.lora.arena import Copy
 from executor.lora.image import SlotImage
 from executor.metrics import Metrics
@@ -139,6 +139,6 @@ def _engine(count: int) -> Engine:
         VOCAB,
         metrics,
         time.monotonic,
+        Pace(StepTimes((), batcher.max_batched_tokens), batcher.max_batched_tokens, None),
         steps_ahead=1,
-        short_step_tokens=MOST_MIXED_ROWS,
     )

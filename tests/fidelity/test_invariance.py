@@ -1,4 +1,4 @@
-"""What must not change a token: order of arrival, number of slots, chunk sizes, preemptions, batch mates."""
+"""What must not change a token: arrivals, slots, chunk sizes, bounds on steps, preemptions, batch mates."""
 
 import random
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from adapter_store import AdapterStore, DiskStore, ModelSpec
 from tests.support.adapters.oracle import Oracle, OracleRun
 from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
 from tests.support.engines.driver import Driver, greedy, make_driver
+from tests.support.engines.set_pace import SetPace
 
 NUM_TOKENS = 16
 NEAR_TIE = 1e-3
@@ -74,6 +75,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     num_kv_blocks=st.sampled_from([14, 20, 200]),
     prefix_cache=st.booleans(),
     ahead=st.sampled_from(["true", "false"]),
+    room=st.sampled_from([1, 9, 512]),
 )
 def test_scheduling_changes_no_token(
     world: World,
@@ -84,6 +86,7 @@ def test_scheduling_changes_no_token(
     num_kv_blocks: int,
     prefix_cache: bool,
     ahead: str,
+    room: int,
 ) -> None:
     driver = make_driver(
         str(world.model),
@@ -98,6 +101,7 @@ def test_scheduling_changes_no_token(
         async_scheduling=ahead,
         torch_threads=1,
     )
+    driver.engine._pace = SetPace(room)
     cases = [world.cases[index] for index in order]
     try:
         outputs = run(driver, list(zip(pauses, cases, strict=True)))

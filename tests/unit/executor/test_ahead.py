@@ -1,6 +1,6 @@
 """Steps planned one ahead: the same tokens as from steps in turn, whatever happens meanwhile."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from adapter_store import DiskStore
 from executor.adapters.residency import Tier
-from executor.batch.batcher import StepPlan
 from executor.batch.sequence import FinishReason, StopRules
-from executor.engine import MOST_SHORT_STEPS
 from tests.support.engines.driver import Driver, greedy, make_driver
 from tests.support.engines.mixed_dispatches import dispatches
+from tests.support.engines.set_pace import SetPace
 
 Make = Callable[..., Driver]
 
@@ -61,7 +60,7 @@ def alone(tiny_base: Path, tiny_store: DiskStore, digests: list[str]) -> list[Ou
     cancels=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 11)), max_size=4),
     slots=st.sampled_from([1, 2, 4]),
     chunk=st.sampled_from([12, 16, 64]),
-    short=st.sampled_from([12, 512]),
+    room=st.sampled_from([1, 5, 512]),
     blocks=st.sampled_from([10, 14, 64]),
     page_ins=st.sampled_from([1, 4]),
 )
@@ -75,7 +74,7 @@ def test_the_same_traffic_brings_the_same_tokens(
     cancels: list[tuple[int, int]],
     slots: int,
     chunk: int,
-    short: int,
+    room: int,
     blocks: int,
     page_ins: int,
 ) -> None:
@@ -99,12 +98,12 @@ def test_the_same_traffic_brings_the_same_tokens(
                 driver.engine.cancel(wanted[number].key)
                 cancelled.add(number)
         beat += 1
-        streams = [s for s in driver.engine.batcher.running if s.has_drawn and s.uncomputed]
+        streams = [s for s in driver.engine.batcher.running if s.has_drawn and s.uncomputed == 1]
         driver.step()
         # However short it is, a stream that has begun is in the next step at once.
         assert all(stream.in_flight for stream in streams if stream in driver.engine.batcher.running)
 
-    with mock.patch.object(driver.engine, "_short_step_tokens", short):
+    with mock.patch.object(driver.engine, "_pace", SetPace(room)):
         for pause, number in zip(pauses, order, strict=True):
             driver.engine.add(wanted[number])
             for _ in range(pause):
@@ -244,69 +243,6 @@ def test_a_failed_step_takes_its_own_sequences_only(
     driver.until(lambda: bool(driver.finished))
     assert driver.token_ids((0, "joins")) == expected
     assert not driver.rejected and idle(driver)
-
-
-@pytest.fixture
-def rows(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[int]]:
-    """An engine whose short steps have 24 tokens, and how many each step has."""
-    driver, counts = ahead(max_batched_tokens=128, prefix_cache=False), list[int]()
-    monkeypatch.setattr(driver.engine, "_short_step_tokens", 24)
-    plan = driver.engine.batcher.plan
-
-    def counted(now: float, loaded: Container[str], most_tokens: int) -> StepPlan:
-        planned = plan(now, loaded, most_tokens)
-        counts.append(sum(planned.num_tokens.values()))
-        return planned
-
-    monkeypatch.setattr(driver.engine.batcher, "plan", counted)
-    return driver, counts
-
-
-def arrive(driver: Driver, *names: str) -> None:
-    for name in names:
-        driver.engine.add(greedy(name, range(3, 19)))
-
-
-def test_while_a_burst_comes_in_steps_are_short(rows: tuple[Driver, list[int]]) -> None:
-    driver, counts = rows
-    arrive(driver, "first")
-    driver.step()
-    arrive(driver, "1", "2", "3", "4")
-    driver.step()
-    arrive(driver, "5")
-    driver.step()
-    driver.step()  # nobody came since the last one
-    assert counts == [16, 24, 24, 6 * 16 - 16 - 23 - 22 + 3]
-    driver.until(lambda: len(driver.finished) == 6)
-
-
-def test_an_idle_engine_begins_with_all_that_are_there(rows: tuple[Driver, list[int]]) -> None:
-    driver, counts = rows
-    arrive(driver, "0", "1", "2")
-    driver.step()
-    assert counts == [48]
-
-
-def test_where_requests_never_stop_coming_some_steps_are_whole(rows: tuple[Driver, list[int]]) -> None:
-    driver, counts = rows
-    arrive(driver, "first", "0")
-    for beat in range(MOST_SHORT_STEPS + 2):
-        driver.step()
-        arrive(driver, f"a{beat}", f"b{beat}")
-    short = [24] * MOST_SHORT_STEPS
-    assert counts[:-1] == [32, *short]
-    assert counts[-1] > 24
-    driver.until(lambda: not driver.engine.batcher.sequences)
-
-
-def test_every_seat_has_its_token_in_a_short_step(ahead: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = ahead()
-    monkeypatch.setattr(driver.engine, "_short_step_tokens", 2)
-    arrive(driver, "0", "1", "2", "3")
-    driver.step()
-    arrive(driver, "late")
-    driver.step()
-    assert all(sequence.in_flight for sequence in driver.engine.batcher.running)
 
 
 def test_a_prompt_alone_is_planned_ahead(ahead: Make) -> None:

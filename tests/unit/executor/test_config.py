@@ -40,6 +40,7 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
         ([*NEEDED, "--max-seats", "0"], {}, "--max-seats must be above 0"),
         ([*NEEDED, "--max-seats", "9", "--max-batched-tokens", "8"], {}, "at least max-seats"),
         ([*NEEDED, "--listen", "50061"], {}, "--listen must be host:port"),
+        ([*NEEDED, "--max-step-ms", "-2"], {}, "--max-step-ms must be -1, or at least 0"),
         ([*NEEDED, "--captured-rows", "2048"], {}, "--captured-rows must be 512 to 1024"),
         ([*NEEDED, "--lora-modules", "q_proj,expert"], {}, "expert"),
         ([*NEEDED, "--expert-parallel", "true", "--fully-sharded-loras", "true"], {}, "--expert-parallel"),

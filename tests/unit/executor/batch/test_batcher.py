@@ -1,5 +1,4 @@
-from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -7,81 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor.batch.batcher import MAX_SCORED, Batcher, StepPlan
-from executor.batch.blocks import BlockPool
-from executor.batch.sampling import SamplingParams
-from executor.batch.sequence import Dispatch, Sequence, StopRules
-from executor.batch.slots import SlotTable
-
-ALL = frozenset({"L1", "L2", "L3", "L4", "L5", "A", "B"})
-
-
-def make_batcher(
-    *,
-    blocks: int = 64,
-    block_size: int = 4,
-    slots: int = 2,
-    tokens: int = 32,
-    seats: int = 16,
-    aging: float = 5.0,
-    page_ins: int = 16,
-) -> Batcher:
-    return Batcher(
-        BlockPool(blocks, block_size),
-        SlotTable(slots),
-        max_batched_tokens=tokens,
-        max_seats=seats,
-        max_page_ins=page_ins,
-        aging_s=aging,
-    )
-
-
-def add(batcher: Batcher, number: int, digest: str = "", prompt: int = 5, at: float = 0.0) -> Sequence:
-    dispatch = Dispatch(
-        key=(0, f"d{number}"),
-        request_id=f"r{number}",
-        digest=digest,
-        prompt_token_ids=tuple(100 * number + i for i in range(prompt)),
-        output_token_ids=(),
-        sampling=SamplingParams(),
-        stop=StopRules(),
-    )
-    sequence = Sequence(dispatch, number, at)
-    batcher.add(sequence)
-    return sequence
-
-
-def step(batcher: Batcher, now: float = 0.0, loaded: Container[str] = ALL) -> StepPlan:
-    """What the engine does around a plan, with a token drawn wherever one is due."""
-    flight = launch(batcher, now, loaded)
-    land(batcher, flight)
-    return flight.plan
-
-
-@dataclass(frozen=True)
-class Flight:
-    plan: StepPlan
-    computed: dict[Sequence, int]  # tokens of each when it is over
-
-
-def launch(batcher: Batcher, now: float = 0.0, loaded: Container[str] = ALL) -> Flight:
-    plan = batcher.plan(now, loaded)
-    for page_in in plan.page_ins:
-        batcher.slots.loaded(page_in.slot)
-    batcher.launched(plan)
-    batcher.check()
-    return Flight(plan, {sequence: sequence.computed for sequence in plan.num_tokens})
-
-
-def land(batcher: Batcher, flight: Flight) -> list[Sequence]:
-    """Returns those who have ended and hold nothing any more."""
-    gone = batcher.landed(flight.plan.num_tokens)
-    for sequence in filter(batcher.lives, flight.plan.num_tokens):
-        batcher.commit(sequence, flight.computed[sequence])
-        if sequence in flight.plan.draws:
-            sequence.append(7)
-    batcher.check()
-    return gone
+from executor.batch.batcher import MAX_SCORED, StepPlan
+from executor.batch.sequence import Sequence
+from tests.unit.executor.batch.batches import ALL, Flight, add, land, launch, make_batcher, step
 
 
 def planned(plan: StepPlan) -> list[str]:
@@ -306,13 +233,16 @@ class BatcherMachine(RuleBasedStateMachine):
     def host(self, digest: str, there: bool) -> None:
         (self.loaded.add if there else self.loaded.discard)(digest)
 
-    @rule(seconds=st.sampled_from([0.1, 4.0]), ahead=st.booleans())
-    def run(self, seconds: float, ahead: bool) -> None:
+    @rule(seconds=st.sampled_from([0.1, 4.0]), ahead=st.booleans(), room=st.sampled_from([1, 2, 6]))
+    def run(self, seconds: float, ahead: bool, room: int) -> None:
         self.now += seconds
         oldest = self.batcher.running[:1]
-        flight = launch(self.batcher, self.now, self.loaded)
+        decoding = [s for s in self.batcher.running if s.uncomputed == 1]
+        most = min(6, len(decoding) + room)
+        flight = launch(self.batcher, self.now, self.loaded, most)
         plan = flight.plan
-        assert sum(plan.num_tokens.values()) <= 6
+        assert sum(plan.num_tokens.values()) <= most
+        assert {*decoding} <= {*plan.num_tokens, *plan.preempted}
         assert all(count > 0 for count in plan.num_tokens.values())
         assert not set(plan.preempted) & set(plan.num_tokens)
         assert not set(plan.num_tokens) & set(self.batcher.leaving)
@@ -338,8 +268,8 @@ class BatcherMachine(RuleBasedStateMachine):
         for _ in range(400):
             if not self.batcher.sequences:
                 break
-            self.run(4.0, False)
-        self.run(4.0, False)
+            self.run(4.0, False, 6)
+        self.run(4.0, False, 6)
         assert not self.batcher.sequences, "left waiting for ever"
         assert not self.batcher.leaving
         assert self.batcher.blocks.num_free == 9
