@@ -298,7 +298,7 @@ class Batcher:
             return
         slot = self.slots.find(sequence.digest)
         if slot is None:
-            assigned = self.slots.assign(sequence.digest)
+            assigned = self.slots.assign(sequence.digest, {waiting.digest for waiting in self.waiting})
             if assigned is None:
                 raise RuntimeError("a slot that was free a moment ago is not")
             slot = assigned.slot

@@ -1,5 +1,10 @@
 """Which adapter is in which slot, and which one leaves for another. Pure: the pager fills the slots.
 
+Of the slots that nothing runs on, an empty one is taken first, then that of the least popular adapter, by
+decayed counts of its uses (`Popularity`), those before it had a slot included; one that somebody waits for
+goes last. Every victim frees one slot, and what a miss costs is the wait, whatever the rank: so sizes do not
+count here, as they do in host memory.
+
 Some adapters need full heads (fully trained lm_head, embed_tokens), too, which are few. They hold them for as
 long as they hold their slot: an adapter without users gives up both.
 """
@@ -8,6 +13,14 @@ from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from executor.batch.popularity import Popularity
+
+# By Zipf 1.0 over 1,000 adapters, beside the least recently used: 23 % fewer page-ins at 32 slots and 24 % at
+# 128, where a table that knows the popularities has 25 and 27. Longer half-lives win 1 % more, and lose 5 %
+# where the popular ones change.
+_HALF_LIFE = 16  # uses, for each slot
+_MAX_REMEMBERED = 4096  # versions, beside those that have a slot
 
 
 class SlotState(Enum):
@@ -22,8 +35,11 @@ class _Slot:
     digest: str = ""
     users: int = 0
     pinned: bool = False
-    last_use: int = 0
     heads: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.users and not self.pinned
 
 
 class Assigned(NamedTuple):
@@ -42,7 +58,11 @@ class SlotTable:
         self._num_heads = num_heads
         self._heads: dict[str, int] = {}  # that an adapter needs, if any
         self._by_digest: dict[str, int] = {}
-        self._uses = 0
+        self._popularity = Popularity(_HALF_LIFE * num_slots, _MAX_REMEMBERED + num_slots)
+        # What each step asks, so that it need not look through hundreds of slots.
+        self._idle = set(range(num_slots))
+        self._pinned: set[int] = set()
+        self._in_use = 0
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -67,11 +87,11 @@ class SlotTable:
 
     @property
     def pinned(self) -> frozenset[str]:
-        return frozenset(slot.digest for slot in self._slots if slot.pinned)
+        return frozenset(self._slots[slot].digest for slot in self._pinned)
 
     @property
     def in_use(self) -> int:
-        return sum(slot.users > 0 for slot in self._slots)
+        return self._in_use
 
     def set_heads(self, digest: str, heads: int) -> None:
         """How many full heads this adapter needs, before it is assigned a slot; 0 to forget it."""
@@ -90,21 +110,23 @@ class SlotTable:
 
     def has_place(self, digest: str) -> bool:
         """Whether `assign` would find a slot for this digest now."""
-        return digest in self._by_digest or bool(self._victims(digest))
+        if digest in self._by_digest:
+            return True
+        return bool(self._victims(digest, ()) if digest in self._heads else self._idle)
 
-    def assign(self, digest: str) -> Assigned | None:
-        """Put `digest`, which has no slot, into an empty or the least recently used idle slot, as LOADING;
-        with the heads that it needs.
+    def assign(self, digest: str, awaited: Container[str] = ()) -> Assigned | None:
+        """Put `digest`, which has no slot, into an empty slot, or that of the least popular adapter without
+        users, as LOADING; with the heads that it needs. Those that are `awaited` leave only if all are.
 
         None when every slot is in use or pinned, or too many heads are.
         """
-        victims = self._victims(digest)
+        victims = self._victims(digest, awaited)
         if not victims:
             return None
         evicted, *_ = [self.empty(victim) for victim in victims]
         slot, *emptied = victims
         heads = self._heads.get(digest, 0)
-        self._slots[slot] = _Slot(SlotState.LOADING, digest, last_use=self._tick(), heads=heads)
+        self._slots[slot] = _Slot(SlotState.LOADING, digest, heads=heads)
         self._by_digest[digest] = slot
         return Assigned(slot, evicted, tuple(emptied))
 
@@ -114,12 +136,16 @@ class SlotTable:
     def acquire(self, slot: int) -> None:
         """One more sequence runs on this slot."""
         self._slots[slot].users += 1
-        self._slots[slot].last_use = self._tick()
+        self._in_use += self._slots[slot].users == 1
+        self._idle.discard(slot)
+        self._popularity.use(self._slots[slot].digest)
 
     def release(self, slot: int) -> None:
         if self._slots[slot].users == 0:
             raise RuntimeError(f"slot {slot} has no users to release")
         self._slots[slot].users -= 1
+        self._in_use -= self._slots[slot].users == 0
+        self._note_idle(slot)
 
     def empty(self, slot: int) -> str:
         """Forget what an unused slot holds, its pin too; returns that digest ("" when it was empty)."""
@@ -128,17 +154,27 @@ class SlotTable:
             raise RuntimeError(f"slot {slot} still has {old.users} users")
         self._by_digest.pop(old.digest, None)
         self._slots[slot] = _Slot()
+        self._pinned.discard(slot)
+        self._note_idle(slot)
         return old.digest
 
     def set_pinned(self, slot: int, pinned: bool) -> None:
         self._slots[slot].pinned = pinned
+        (self._pinned.add if pinned else self._pinned.discard)(slot)
+        self._note_idle(slot)
 
-    def _victims(self, digest: str) -> list[int]:
+    def _victims(self, digest: str, awaited: Container[str]) -> list[int]:
         """The slot to take, then others whose heads are needed, too; none when that is not enough."""
-        idle = [i for i, slot in enumerate(self._slots) if not slot.users and not slot.pinned]
-        # Empty slots have last_use 0, before every used one.
-        idle.sort(key=lambda i: self._slots[i].last_use)
-        missing = self._heads.get(digest, 0) + sum(slot.heads for slot in self._slots) - self._num_heads
+
+        def worth(i: int) -> tuple[bool, bool, float, int]:
+            slot = self._slots[i]
+            is_there = slot.state is not SlotState.EMPTY
+            return is_there, slot.digest in awaited, self._popularity.of(slot.digest), i
+
+        if digest not in self._heads:
+            return [min(self._idle, key=worth)] if self._idle else []
+        idle = sorted(self._idle, key=worth)
+        missing = self._heads[digest] + sum(slot.heads for slot in self._slots) - self._num_heads
         givers = []
         for i in idle if missing > 0 else ():
             if missing > 0 and self._slots[i].heads:
@@ -146,9 +182,8 @@ class SlotTable:
                 missing -= self._slots[i].heads
         return [] if missing > 0 else givers or idle[:1]
 
-    def _tick(self) -> int:
-        self._uses += 1
-        return self._uses
+    def _note_idle(self, slot: int) -> None:
+        (self._idle.add if self._slots[slot].is_idle else self._idle.discard)(slot)
 
     def check(self) -> None:
         """Raise RuntimeError unless digests and slots name each other and empty slots are blank."""
@@ -156,5 +191,9 @@ class SlotTable:
         blank = all(slot == _Slot() for slot in self._slots if slot.state is SlotState.EMPTY)
         heads = sum(slot.heads for slot in self._slots)
         counted = all(slot.users >= 0 for slot in self._slots) and heads <= self._num_heads
-        if named != self._by_digest or not blank or not counted:
+        idle = {i for i, slot in enumerate(self._slots) if slot.is_idle}
+        pinned = {i for i, slot in enumerate(self._slots) if slot.pinned}
+        noted = (idle, pinned, sum(slot.users > 0 for slot in self._slots))
+        known = noted == (self._idle, self._pinned, self._in_use)
+        if named != self._by_digest or not blank or not counted or not known:
             raise RuntimeError(f"slot table out of balance: {self._slots}, {self._by_digest}")

@@ -174,10 +174,11 @@ def test_residency_does_not_depend_on_traffic(
         wait_until(lambda: sequences("running") == 3, "three run")
     for stream in streams:
         stream.wait_end()
-    for number in range(4):  # more recent ones take all slots
+    for number in range(4):  # those that are used more take all slots
         name = f"filler-{number}"
         client.adapters.push(adapter(name), name)
-        client.generate("a", adapter=name, max_new_tokens=1)
+        for _ in range(6):
+            client.generate("a", adapter=name, max_new_tokens=1)
     main.wait_idle()
     assert copies() == {"host"}
     residency: Any = client.adapters.residency("resident")

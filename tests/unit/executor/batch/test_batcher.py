@@ -30,6 +30,19 @@ def test_prompts_whose_log_probabilities_are_wanted_bring_few_rows_of_logits() -
     assert len(steps) == 4
 
 
+def test_a_page_in_spares_the_adapter_of_who_starts_behind_it() -> None:
+    batcher = make_batcher()
+    former = [add(batcher, 1, "L1"), add(batcher, 2, "L2"), add(batcher, 3, "L2")]
+    step(batcher)
+    for sequence in former:
+        batcher.remove(sequence)
+    add(batcher, 4, "L3")
+    add(batcher, 5, "L1")  # less used than L2, but wanted now
+    plan = step(batcher)
+    assert [page_in.evicted for page_in in plan.page_ins] == ["L2"]
+    assert plan.slot_hits == ["L1"]
+
+
 def test_long_prompts_are_cut_and_everyone_running_gets_a_token() -> None:
     batcher = make_batcher(tokens=8, seats=4)
     first, second = add(batcher, 1, prompt=3), add(batcher, 2, prompt=20)

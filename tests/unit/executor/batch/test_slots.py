@@ -23,13 +23,52 @@ def test_a_new_adapter_loads_then_is_resident() -> None:
     assert table.find("b") is None
 
 
-def test_the_least_recently_used_idle_slot_is_reassigned() -> None:
+def use(table: SlotTable, digest: str) -> bool:
+    """One sequence of this adapter, which ends at once. Says whether it took a page-in."""
+    slot = table.find(digest)
+    missed = slot is None
+    if slot is None:
+        slot = resident(table, digest)
+    table.acquire(slot)
+    table.release(slot)
+    return missed
+
+
+def test_of_equally_used_idle_slots_the_least_recently_used_is_reassigned() -> None:
     table = SlotTable(2)
-    a, b = resident(table, "a"), resident(table, "b")
-    table.acquire(a)
-    table.release(a)
+    for digest in "ab":
+        use(table, digest)
+    b = table.find("b")
+    use(table, "b"), use(table, "a")
     assert table.assign("c") == Assigned(b, "b")
     assert table.find("b") is None
+    table.check()
+
+
+def test_the_less_used_leaves_though_it_was_used_last() -> None:
+    table = SlotTable(2)
+    for digest in "aaab":
+        use(table, digest)
+    assert table.assign("c") == Assigned(1, "b")
+
+
+def test_uses_before_an_adapter_had_its_slot_count() -> None:
+    table = SlotTable(2)
+    for digest in "aaabbc":  # "b" left for "c"
+        use(table, digest)
+    assert table.find("b") is None
+    for digest in "bd":
+        use(table, digest)
+    assert table.digests.keys() == {"b", "d"}  # used three times like "a", and later
+
+
+def test_what_somebody_waits_for_leaves_last() -> None:
+    table = SlotTable(2)
+    for digest in "aaab":
+        use(table, digest)
+    assert table.assign("c", awaited={"b", "c"}) == Assigned(0, "a")
+    table.check()
+    assert table.assign("d", awaited={"b", "c", "d"}) is not None
     table.check()
 
 
