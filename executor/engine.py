@@ -117,9 +117,9 @@ class Engine:
             self._let_go(sequence)
             self._metrics.dispatch_ended("cancelled")
 
-    def prefetch(self, digest: str, in_s: float = 0.0) -> None:
-        """It will be needed in so many seconds, about."""
-        self.pager.prefetch(digest, self._clock() + in_s)
+    def prefetch(self, digest: str, in_s: float = 0.0, uses: int = 1) -> None:
+        """It will be needed in so many seconds by so many dispatches, about."""
+        self.pager.prefetch(digest, self._clock() + in_s, uses)
 
     def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
         self.pager.pin(digest, tier, adapter)
@@ -338,6 +338,7 @@ class Engine:
         for gone in residency.removed if residency else ():
             if not self.pager.holds(gone.digest):
                 self._metrics.adapter_gone(gone.digest)
+                self.batcher.blocks.evict_first(gone.digest)
         events = StepEvents(
             step=self._steps,
             ran=ran,

@@ -126,8 +126,9 @@ class Hub:
             case "cancel":
                 self._cancel(stream, command.cancel.dispatch_ids)
             case "prefetch":
-                digest, in_s = command.prefetch.digest, command.prefetch.need_by_ms / 1000
-                self._engine.submit(lambda engine: engine.prefetch(digest, in_s))
+                hint = command.prefetch
+                digest, in_s, uses = hint.digest, hint.need_by_ms / 1000, hint.expected_uses
+                self._engine.submit(lambda engine: engine.prefetch(digest, in_s, uses))
             case "pin":
                 digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
                 adapter = command.pin.adapter

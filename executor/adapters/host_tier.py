@@ -1,7 +1,17 @@
-"""The cache of adapters in host memory: bounded bytes, the least recently used goes first."""
+"""The cache of adapters in host memory: bounded bytes, the least used for its bytes goes first.
+
+A use is a page-in: what stays in its slot needs no copy here. Entering counts as the first one, so that what
+came by a hint is not pushed out by what comes next.
+"""
 
 from collections.abc import Callable, Container, Iterator
+from math import log2
 from typing import Generic, Protocol, TypeVar
+
+from executor.batch.popularity import Popularity
+
+_HALF_LIFE = 16  # uses, for each image of the largest size; as executor/batch/slots.py has it
+_MAX_REMEMBERED = 4096  # versions
 
 
 class Image(Protocol):
@@ -16,13 +26,17 @@ ImageT = TypeVar("ImageT", bound=Image)
 
 
 class HostTier(Generic[ImageT]):
-    """`forget` is told every image that leaves."""
+    """`forget` is told every image that leaves; `largest` is the size of the largest, in bytes."""
 
-    def __init__(self, max_bytes: int, forget: Callable[[ImageT], None] = lambda image: None) -> None:
+    def __init__(
+        self, max_bytes: int, largest: int, forget: Callable[[ImageT], None] = lambda image: None
+    ) -> None:
         self._forget = forget
+        self._popularity = Popularity(_HALF_LIFE * max(1, max_bytes // largest), _MAX_REMEMBERED)
+        self._entered: set[str] = set()  # and not used since
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._images: dict[str, ImageT] = {}  # ordered: the least recently used first
+        self._images: dict[str, ImageT] = {}
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._images
@@ -34,35 +48,43 @@ class HostTier(Generic[ImageT]):
         return self._images[digest].nbytes
 
     def use(self, digest: str) -> ImageT:
-        """The image, which is now the most recently used. KeyError when it is not here."""
-        image = self._images.pop(digest)
-        self._images[digest] = image
+        """The image, for a page-in. KeyError when it is not here."""
+        image = self._images[digest]
+        if digest not in self._entered:
+            self._popularity.use(digest)
+        self._entered.discard(digest)
         return image
 
     def put(self, digest: str, image: ImageT, keep: Container[str]) -> bool:
         """Enter a new image and evict others for it, but none in `keep`. False: no room, nothing changed."""
-        others = [other for other in self._images if other not in keep]
-        evictable = sum(self._images[other].nbytes for other in others)
+        evictable = sum(other.nbytes for name, other in self._images.items() if name not in keep)
         if self.num_bytes - evictable + image.nbytes > self.max_bytes:
             return False
         while self.num_bytes + image.nbytes > self.max_bytes:
-            self.discard(others.pop(0))
+            self.evict(keep)
         self._images[digest] = image
         self.num_bytes += image.nbytes
+        self._entered.add(digest)
+        self._popularity.use(digest)
         return True
 
     def discard(self, digest: str) -> None:
         image = self._images.pop(digest, None)
+        self._entered.discard(digest)
         if image is not None:
             self.num_bytes -= image.nbytes
             self._forget(image)
 
     def evict(self, keep: Container[str]) -> bool:
-        """Discard the least recently used image that is not in `keep`; False when there is none."""
-        victim = next((digest for digest in self._images if digest not in keep), None)
+        """Discard the least used image, for its bytes, that is not in `keep`; False when there is none."""
+        others = (digest for digest in self._images if digest not in keep)
+        victim = min(others, key=self._worth, default=None)
         if victim is not None:
             self.discard(victim)
         return victim is not None
+
+    def _worth(self, digest: str) -> float:
+        return self._popularity.of(digest) - log2(self._images[digest].nbytes)
 
     def check(self) -> None:
         """Raise RuntimeError unless the bytes add up and stay in the bound."""

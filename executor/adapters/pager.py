@@ -58,6 +58,12 @@ class Adapters(Protocol[ImageT]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Hint:
+    need_by: float
+    uses: int  # expected
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFailure:
     digest: str
     rejection: Rejection
@@ -89,7 +95,7 @@ class Pager(Generic[ImageT]):
             raise ValueError(
                 f"{host_bytes} bytes of host memory hold no adapter of {adapters.nbytes_per_slot} bytes"
             )
-        self.host: HostTier[ImageT] = HostTier(host_bytes, adapters.forget)
+        self.host: HostTier[ImageT] = HostTier(host_bytes, adapters.nbytes_per_slot, adapters.forget)
         self._adapters = adapters
         self._slots = slots
         self._loader = Loader(adapters.load_image, loader_threads, wake)
@@ -103,7 +109,7 @@ class Pager(Generic[ImageT]):
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins = Pins()
         self._drops = Drops(discard_copy)
-        self._hints: dict[str, float] = {}  # needed by when, about
+        self._hints: dict[str, _Hint] = {}
         self._backoffs = Backoffs()
         self._keep: set[str] = set()  # digests that a waiting sequence or a pin needs in host memory now
 
@@ -118,13 +124,14 @@ class Pager(Generic[ImageT]):
             if digest in self._drops:
                 self._purge(digest)
 
-    def prefetch(self, digest: str, need_by: float) -> None:
+    def prefetch(self, digest: str, need_by: float, uses: int = 1) -> None:
         """A hint: it is loaded into host memory if that pushes out nothing that is needed. What is needed
-        first, by the clock of `collect`, is loaded first, and all after what somebody waits for. Of too many
-        the one needed last is forgotten."""
-        self._hints[digest] = min(need_by, self._hints.get(digest, need_by))
+        first, by the clock of `collect`, is loaded first, of what is due already that with most expected
+        uses, and all after what somebody waits for. Of too many the one needed last is forgotten."""
+        before = self._hints.get(digest)
+        self._hints[digest] = _Hint(min(need_by, before.need_by) if before else need_by, uses)
         if len(self._hints) > MAX_HINTS:
-            del self._hints[max(self._hints, key=self._hints.__getitem__)]
+            del self._hints[max(self._hints, key=lambda each: self._hints[each].need_by)]
 
     def pin(self, digest: str, tier: Tier, adapter: str = "") -> None:
         """Load and keep until all adapters that pinned it unpin it, in the closest tier of their pins. What
@@ -328,8 +335,13 @@ class Pager(Generic[ImageT]):
 
     def _start_hints(self, now: float) -> None:
         """As many as there are idle threads: whoever begins to wait must not wait for hints, too."""
-        for digest in sorted(self._hints, key=self._hints.__getitem__):
-            is_over = now > self._hints[digest] + _HINT_LIFE_S
+
+        def turn(digest: str) -> tuple[float, int]:
+            hint = self._hints[digest]
+            return max(hint.need_by, now), -hint.uses
+
+        for digest in sorted(self._hints, key=turn):
+            is_over = now > self._hints[digest].need_by + _HINT_LIFE_S
             if is_over or self._is_here(digest) or self._backoffs.rejection(digest, now) is not None:
                 del self._hints[digest]
             elif self._loader.has_idle_thread:

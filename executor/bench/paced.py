@@ -50,7 +50,7 @@ class PacedEngine:
     def cancel(self, key: Key) -> None:
         self.sequences.pop(key, None)
 
-    def prefetch(self, digest: str, in_s: float = 0.0) -> None:
+    def prefetch(self, digest: str, in_s: float = 0.0, uses: int = 1) -> None:
         """Nothing is ever loaded."""
 
     def drain(self) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from adapter_store import AdapterNotFound, DataLoss, StoreUnavailable
-from executor.adapters.host_tier import HostTier
 from executor.adapters.pager import MAX_HINTS
 from executor.adapters.residency import Copy, Residency, Tier
 from executor.batch.batcher import PageIn
 from executor.errors import HostMemoryFull
-from tests.support.engines.pager_world import Block, World, make_world
+from tests.support.engines.pager_world import World, make_world
 from tests.support.services.cluster import wait_until
 
 Make = Callable[..., World]
@@ -106,6 +105,20 @@ def test_nobody_waits_behind_hints(make: Make) -> None:
     assert world.settle("a") == []
     assert world.store.asked.index("a") == 2  # there are two threads
     assert sorted(world.store.asked[3:]) == hints[2:]  # which may be at work on two at once
+
+
+def test_of_hints_that_are_due_the_one_for_most_requests_comes_first(make: Make) -> None:
+    world = make(room=9)
+    world.now = 5.0
+    for digest, need_by, uses in (("few", 1.0, 1), ("many", 4.0, 9), ("later", 6.0, 99)):
+        world.pager.prefetch(digest, need_by, uses)
+    world.store.gates |= {digest: threading.Event() for digest in ("few", "many")}
+    world.pager.collect([], world.now)
+    world.store.gates["many"].set()
+    wait_until(lambda: len(world.store.asked) == 2, "two threads are busy")
+    world.store.gates["few"].set()
+    world.settle()
+    assert sorted(world.store.asked[:2]) == ["few", "many"] and world.store.asked[2] == "later"
 
 
 def test_hints_are_bounded(make: Make) -> None:
@@ -374,18 +387,6 @@ def test_copies_on_disk_are_reported_beside_all_others(make: Make) -> None:
 def test_host_memory_must_hold_one_adapter(make: Make) -> None:
     with pytest.raises(ValueError, match="hold no adapter"):
         make(room=0)
-
-
-def test_host_tier_refuses_what_does_not_fit_beside_what_is_kept() -> None:
-    tier: HostTier[Block] = HostTier(20)
-    assert tier.put("a", Block(10), ())
-    assert tier.put("b", Block(10), ())
-    assert not tier.put("c", Block(20), {"a"})
-    assert sorted(tier) == ["a", "b"]
-    tier.use("a")
-    assert tier.put("c", Block(10), ())
-    assert sorted(tier) == ["a", "c"]
-    tier.check()
 
 
 def test_residency_followers_see_the_same_copies(make: Make) -> None:

@@ -79,6 +79,39 @@ def test_eviction_takes_the_least_recently_used_prefix_from_its_end() -> None:
     assert pool.open(BASE, [*new, 0]).num_cached == 4
 
 
+def test_a_version_that_is_to_go_first_is_evicted_before_older_ones_from_its_end() -> None:
+    pool = BlockPool(6, 2)
+    old, gone = (b"", "old"), (b"salt", "gone")
+    tokens = list(range(4))
+    pool.close(fill(pool, old, tokens))
+    pool.close(fill(pool, gone, tokens))
+    pool.evict_first("gone")
+    pool.evict_first("unknown")
+    assert pool.num_free == 6
+    table = pool.open(BASE, [99])
+    pool.grow(table, 6)  # two are blank
+    pool.check([table])
+    assert pool.open(gone, [*tokens, 0]).num_cached == 2
+    assert pool.open(old, [*tokens, 0]).num_cached == 4
+
+
+def test_what_is_used_again_goes_first_no_more() -> None:
+    pool = BlockPool(4, 2)
+    back, other = (b"", "back"), (b"", "other")
+    tokens = list(range(4))
+    running = fill(pool, back, tokens)
+    pool.evict_first("back")  # nothing of it is evictable yet
+    pool.close(running)
+    pool.close(fill(pool, other, tokens))
+    pool.evict_first("other")
+    pool.close(again := pool.open(other, [*tokens, 0]))
+    pool.check([again])
+    table = pool.open(BASE, [99])
+    pool.grow(table, 4)
+    assert pool.open(back, [*tokens, 0]).num_cached == 0
+    assert pool.open(other, [*tokens, 0]).num_cached == 4
+
+
 def test_two_computing_the_same_prefix_keep_one_cached_copy() -> None:
     pool = BlockPool(8, 2)
     tokens = [1, 2, 3, 4]
