@@ -40,6 +40,7 @@ from executor.models import check_splits, read_config
 from executor.ranks.leader import start_ranks
 from executor.ranks.shared_tokens import SharedTokensPass
 from executor.ranks.spread_adapters import SpreadAdapters
+from executor.slot_count import with_slot_count
 from executor.step.forward_pass import ForwardPass
 from executor.step.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.step.sampler import Sampler
@@ -68,6 +69,7 @@ def build_engine(
     Raises InvalidModel, UnsupportedModel, BadCheckpoint, LoRAError, StartError, RankLost.
     """
     metrics = metrics or Metrics(CollectorRegistry())
+    config = with_slot_count(config)
     path = Path(config.model)
     model_config = read_config(path, expert_parallel=config.expert_parallel)
     spec = _spec(config)

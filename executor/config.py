@@ -21,10 +21,12 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LORA_DTYPES = ("auto", "fp8", "fp8-e5m2")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+AUTO_SLOTS = -1  # of max_loras: executor/slot_count.py chooses
 
 
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _setting(default: Any, text: str, words: Mapping[str, Any] | None = None) -> Any:
+    """`words` stand for values that are no words."""
+    return field(default=default, metadata={"help": text, "words": words or {}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,13 @@ class ExecutorConfig:
         False, "Cut both factors of an adapter over the ranks: smaller slots, more exchange; true or false."
     )
     torch_threads: int = _setting(0, "CPU threads for one operation on each rank; 0 leaves it to torch.")
-    max_loras: int = _setting(8, "Slots: adapters that can be in one step.")
+    max_loras: int = _setting(
+        8,
+        "Slots: adapters that can be in one step. auto: one for each version in the store (64 at least, 512 "
+        "at most), as far as a GPU's memory allows beside KV blocks of 1024 tokens for each seat; on the CPU "
+        "at most 64, in host-memory-bytes.",
+        words={"auto": AUTO_SLOTS},
+    )
     max_lora_rank: int = _setting(64, "Highest rank a slot holds; every slot takes memory for it.")
     lora_dtype: str = _setting(
         "auto",
@@ -176,6 +184,7 @@ class ExecutorConfig:
         _require("async-scheduling", self.async_scheduling in modes, f"one of {', '.join(modes)}")
         unknown = sorted(set(self.lora_modules) - set(MODULE_KINDS))
         _require("lora-modules", self.lora_modules and not unknown, f"some of {MODULE_KINDS}, not {unknown}")
+        _require("max-loras", self.max_loras > 0 or self.max_loras == AUTO_SLOTS, "above 0, or auto")
         for name in _POSITIVE:
             _require(name.replace("_", "-"), getattr(self, name) > 0, "above 0")
         enough = self.max_batched_tokens == 0 or self.max_batched_tokens >= self.max_seats
@@ -227,7 +236,7 @@ class ExecutorConfig:
 
 
 _POSITIVE = (
-    "tensor_parallel_size", "max_loras", "max_lora_rank", "max_seats",
+    "tensor_parallel_size", "max_lora_rank", "max_seats",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
     "outbox_messages", "outbox_timeout", "step_timeout", "start_timeout", "drain_timeout",
 )  # fmt: skip
@@ -288,8 +297,10 @@ def _convert(name: str, value: Any, source: str) -> Any:
     setting = _FIELDS.get(name.replace("-", "_"))
     if setting is None:
         raise ConfigError(f"{source}: there is no setting {name!r}")
-    kind = type(setting.default)
+    kind, words = type(setting.default), setting.metadata["words"]
     try:
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
         if kind is bool:
             return {"true": True, "false": False}[str(value).lower()]
         if kind is tuple:
@@ -301,7 +312,8 @@ def _convert(name: str, value: Any, source: str) -> Any:
             return kind(value)
     except (ValueError, KeyError, TypeError):
         pass
-    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is {_KINDS[kind]}")
+    wanted = " or ".join((_KINDS[kind], *words))
+    raise ConfigError(f"{source}: {name} cannot be {value!r}, it is {wanted}")
 
 
 def _is_address(text: str) -> bool:

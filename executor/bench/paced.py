@@ -85,7 +85,7 @@ def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
         max_model_len=spec.max_model_len,
         max_rank=config.max_lora_rank,
         modules=tuple(config.lora_modules),
-        max_loras=config.max_loras,
+        max_loras=config.max_loras if config.max_loras > 0 else 64,  # auto
         max_seats=config.max_seats,
         num_kv_blocks=config.num_kv_blocks or 4096,  # unset, it is measured on the device
         block_size=config.block_size,

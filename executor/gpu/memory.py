@@ -31,6 +31,16 @@ class MemoryUse:
         return int(self.total * utilization) - self.others - self.peak - self.page_in - _RESERVE
 
 
+def usable_bytes(name: str, utilization: float) -> int:
+    """Of the device, what this executor may take beside what is in use before. Raises StartError when it is
+    not there."""
+    device = torch.device(name)
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise StartError(f"--device {name}: there are {torch.cuda.device_count()} GPUs")
+    free, total = torch.cuda.mem_get_info(device.index or 0)
+    return int(total * utilization) - (total - free)
+
+
 def measure(device: torch.device, largest_steps: Callable[[], None], page_in: int) -> MemoryUse:
     """Runs `largest_steps`; nothing else may allocate on the device meanwhile."""
     torch.cuda.synchronize(device)

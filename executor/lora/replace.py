@@ -71,12 +71,7 @@ def attach_lora(model: CausalLM, config: LoRAConfig, punica: PunicaWrapperBase) 
     if punica.max_loras != config.max_loras:
         raise ValueError(f"punica has {punica.max_loras} slots, config.max_loras is {config.max_loras}")
     layers = plan_layers(model, config)
-    served = [part for layer in layers.values() for part in layer.served_parts(config, model.config)]
-    missing = config.modules - {part.kind for part in served}
-    # The default names what dense models have: a model whose MLPs are experts is served with the rest.
-    if missing and not (served and config.modules == DENSE_PROJECTIONS):
-        raise ModuleNotInModel(sorted(missing))
-    layout = SlotLayout.on_rank([part.slot_slice for part in served], config, model.group)
+    layout = slot_layout(model, config, layers)
     arena = SlotArena(layout, config.max_loras, next(model.parameters()).device)
     for path, layer in layers.items():
         layer.create_lora_weights(config.max_loras, config, model.config, arena=arena)
@@ -85,6 +80,16 @@ def attach_lora(model: CausalLM, config: LoRAConfig, punica: PunicaWrapperBase) 
     attached = AttachedLoRA(arena, layers)
     logger.info("LoRA for %s: %s", ", ".join(sorted(config.modules)), attached)
     return attached
+
+
+def slot_layout(model: CausalLM, config: LoRAConfig, layers: Mapping[str, BaseLayerWithLoRA]) -> SlotLayout:
+    """Of one slot for the planned layers. Raises ModuleNotInModel."""
+    served = [part for layer in layers.values() for part in layer.served_parts(config, model.config)]
+    missing = config.modules - {part.kind for part in served}
+    # The default names what dense models have: a model whose MLPs are experts is served with the rest.
+    if missing and not (served and config.modules == DENSE_PROJECTIONS):
+        raise ModuleNotInModel(sorted(missing))
+    return SlotLayout.on_rank([part.slot_slice for part in served], config, model.group)
 
 
 def plan_layers(model: CausalLM, config: LoRAConfig) -> dict[str, BaseLayerWithLoRA]:

@@ -16,7 +16,7 @@ from executor.models.dummy import fill_with_noise
 from executor.models.quantization import read_quantization
 from executor.models.weights import load_weights
 
-__all__ = ["CausalLM", "check_splits", "load_model", "read_config"]
+__all__ = ["CausalLM", "check_splits", "construction", "load_model", "read_config"]
 
 
 def load_model(
@@ -37,7 +37,7 @@ def load_model(
     """
     config = read_config(path, expert_parallel=expert_parallel)
     check_splits(config, group.size)
-    with _construction(dtype, device):
+    with construction(dtype, device):
         model = CausalLM(config, group)
     if dummy:
         fill_with_noise(model)
@@ -82,7 +82,7 @@ def _experts(config: ModelConfig) -> str:
 
 
 @contextmanager
-def _construction(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
+def construction(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
     """Layers take torch's defaults, which saves every constructor two arguments. The dtype is global to the
     process while this lasts: models load before anything else runs."""
     previous = torch.get_default_dtype()

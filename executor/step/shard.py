@@ -62,6 +62,16 @@ def lora_dtype_of(config: ExecutorConfig) -> torch.dtype:
     return fp8.get(config.lora_dtype, dtype_of(config))
 
 
+def lora_config_of(config: ExecutorConfig) -> LoRAConfig:
+    return LoRAConfig(
+        config.max_loras,
+        config.max_lora_rank,
+        frozenset(config.lora_modules),
+        lora_dtype_of(config),
+        config.fully_sharded_loras,
+    )
+
+
 def check_lora_dtype(config: ExecutorConfig, capability: tuple[int, int]) -> None:
     """Raises StartError where the card cannot convert the slots' type: before weights are loaded."""
     try:
@@ -74,14 +84,7 @@ def check_lora_dtype(config: ExecutorConfig, capability: tuple[int, int]) -> Non
 
 def attach_slots(config: ExecutorConfig, model: CausalLM, punica: PunicaWrapperBase) -> Slots:
     """Raises LoRAError."""
-    lora = LoRAConfig(
-        config.max_loras,
-        config.max_lora_rank,
-        frozenset(config.lora_modules),
-        lora_dtype_of(config),
-        config.fully_sharded_loras,
-    )
-    arena = attach_lora(model, lora, punica).arena
+    arena = attach_lora(model, lora_config_of(config), punica).arena
     logger.info(
         "%d slots of rank %d take %.1f MB each, %.2f GB in all",
         config.max_loras,

@@ -42,6 +42,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_or_auto(text: str) -> str:
+    """As `count`, or "auto": for a service to read. Raises ArgumentTypeError."""
+    return text if text == "auto" else str(count(text))
+
+
 def seconds(text: str) -> float:
     try:
         value = float(text)

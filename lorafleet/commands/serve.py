@@ -10,6 +10,7 @@ from lorafleet.commands.parsing import (
     add_command,
     add_service_arguments,
     count,
+    count_or_auto,
     port,
     seconds,
 )
@@ -57,7 +58,9 @@ def add_parser(commands: Subparsers) -> None:
         help="the scheduler's /metrics; executors take the next ones; 0 is free ones (default: %(default)s)",
     )
     parser.add_argument("--executors", type=count, default=1, help="how many (default: %(default)s)")
-    parser.add_argument("--max-loras", type=count, metavar="N", help="adapter slots of an executor")
+    parser.add_argument(
+        "--max-loras", type=count_or_auto, metavar="N", help="adapter slots of an executor, or auto"
+    )
     parser.add_argument("--max-lora-rank", type=count, metavar="N", help="the largest rank that a slot holds")
     add_service_arguments(parser)
     parser.add_argument(
