@@ -20,6 +20,10 @@ MOST_MIXED_ROWS = 512
 # the base products: 64 sequences on 16 adapters bring 8,410 tok/s, 7,670 with the graphs for any number; 8
 # adapters 8,850 with 8 entries, 8,700 with 24 (H200, Llama-3.1-8B's shapes).
 _FEW_ITEMS = (8, 24)
+# Slots that a step's adapters are first taken to be on: where there are more, a step on few of them launches
+# what it would with so many. Then twice as many, and so on: 256 rows on 64 adapters need 64 entries, and for
+# any 512 slots there would be 256.
+_USUAL_SLOTS = 64
 # Height of a rank tile that graphs are captured for: LoRA's usual rank; higher ranks loop. Where slots hold
 # those, shared entries have graphs for them, too: 64 sequences on 1 and 8 adapters of rank 64 bring 8,130 and
 # 7,720 tok/s, 7,690 and 7,210 with tiles of 16. Adapters of rank 16 would lose 1 and 1.5 % by such tiles, and
@@ -61,11 +65,14 @@ class LoRAPlans:
     max_rank: int
 
     def of_decode(self, rows: int) -> tuple[LaunchPlan, ...]:
-        """Row by row; for each height of a tile, few entries of up to 16 rows, and any number of those."""
+        """Row by row; for each height of a tile, few entries of up to 16 rows, and as many of those as any
+        step on 64 slots has. Where there are more slots, also as for 128, 256, .. and all of them, for the
+        usual height alone."""
         return _of_decode(rows, self.max_loras, self._tiles)
 
     def of_mixed(self, rows: int) -> tuple[LaunchPlan, ...]:
-        return tuple(_shared(rows, self.max_loras, tile)[-1] for tile in self._tiles)
+        """As `of_decode`, neither row by row nor of few entries."""
+        return _shared(rows, self.max_loras, self._tiles, few=())
 
     def for_any(self, rows: int, decode: bool) -> LaunchPlan:
         """The one of them that every step of so many rows fits, if not always as the fastest."""
@@ -91,8 +98,8 @@ class LoRAPlans:
         few_each = counts.sum() <= (1 if typical > 32 else 2) * len(active)
         if plans[0].rows_per_item == 1 and (len(plans) == 1 or few_each):
             return plans[0]
-        shared = (plan for plan in plans if plan.rows_per_item > 1 and plan.block_rank == tile)
-        return next(plan for plan in shared if plan.items >= items)
+        fitting = (plan for plan in plans if plan.rows_per_item > 1 and plan.items >= items)
+        return min(fitting, key=lambda plan: (plan.block_rank != tile, plan.items))
 
     @property
     def _tiles(self) -> tuple[int, ...]:
@@ -106,14 +113,27 @@ def _of_decode(rows: int, max_loras: int, tiles: tuple[int, ...]) -> tuple[Launc
     single = LaunchPlan.for_graph(rows, max_loras, rows_per_item=1, block_rank=tiles[0])
     if rows <= _FEW_ITEMS[0]:
         return (single,)
-    shared = (plan for tile in tiles for plan in _shared(rows, max_loras, tile))
-    return (single, *shared) if rows <= MAX_SINGLE_ROWS else tuple(shared)
+    shared = _shared(rows, max_loras, tiles, _FEW_ITEMS)
+    return (single, *shared) if rows <= MAX_SINGLE_ROWS else shared
 
 
 @lru_cache(maxsize=1024)
-def _shared(rows: int, max_loras: int, tile: int) -> tuple[LaunchPlan, ...]:
-    most = LaunchPlan.for_graph(rows, max_loras, block_rank=tile)
-    return (*(replace(most, items=items) for items in _FEW_ITEMS if items < most.items), most)
+def _shared(
+    rows: int, max_loras: int, tiles: tuple[int, ...], few: tuple[int, ...]
+) -> tuple[LaunchPlan, ...]:
+    """The last one fits every step."""
+    plans: list[LaunchPlan] = []
+    for tile in tiles:
+        usual = LaunchPlan.for_graph(rows, min(max_loras, _USUAL_SLOTS), block_rank=tile)
+        plans += (replace(usual, items=items) for items in few if items < usual.items)
+        plans.append(usual)
+    slots = _USUAL_SLOTS
+    while slots < max_loras:
+        slots = min(2 * slots, max_loras)
+        more = LaunchPlan.for_graph(rows, slots, block_rank=tiles[0])
+        if more.items > plans[-1].items:
+            plans.append(more)
+    return tuple(plans)
 
 
 def rehearsal_runs(plan: LaunchPlan | None, rows: int) -> Runs:

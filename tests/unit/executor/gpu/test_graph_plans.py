@@ -61,6 +61,39 @@ def test_every_step_fits_the_plan_that_is_chosen_for_it(
             assert (meta.plan, meta.num_rows) == (fitting, size)
 
 
+@pytest.mark.parametrize("max_rank", [16, 32])
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("rows", [64, 80, 128, 256])
+def test_a_step_on_64_adapters_launches_with_512_slots_what_it_does_with_64(
+    rows: int, decode: bool, max_rank: int
+) -> None:
+    few, many = LoRAPlans(64, max_rank), LoRAPlans(512, max_rank)
+    size = SIZES.fitting(rows, decode)
+    for rank in (16, max_rank):
+        ranks = np.full(512, rank, dtype=np.int32)
+        for adapters in (1, 8, 24, 40, 64):
+            step = runs(*((n % adapters, 1) for n in range(rows)), (-1, size - rows))
+            spread = step.copy()
+            spread[step[:, 0] >= 0, 0] *= 7  # of slots that are not neighbours
+            plans = few.choose(step, size, decode, ranks[:64]), many.choose(spread, size, decode, ranks)
+            assert plans[0] == plans[1]
+
+
+def test_steps_on_more_adapters_than_that_have_plans_of_their_own() -> None:
+    many, ranks = LoRAPlans(512, 32), np.full(512, 32, dtype=np.int32)
+    assert [plan.items for plan in many.of_mixed(512)] == [96, 96, 160, 288, 512]
+    assert [plan.block_rank for plan in many.of_mixed(512)] == [16, 32, 16, 16, 16]
+    assert len(many.of_mixed(64)) == len(LoRAPlans(64, 32).of_mixed(64))
+    for adapters, items in ((90, 96), (96, 96), (97, 160), (200, 288), (300, 512), (512, 512)):
+        step = runs(*((n, 1) for n in range(adapters)), (-1, 512 - adapters))
+        plan = many.choose(step, 512, False, ranks)
+        assert plan is not None and plan.items == items
+        meta = LoRAKernelMeta.make(512, 512, "cpu")
+        for fitting in (plan, many.for_any(512, False)):
+            meta.prepare_tensors(step, fitting)
+            assert meta.num_active_loras == adapters
+
+
 def test_every_captured_step_is_rehearsed_within_its_plan() -> None:
     meta = LoRAKernelMeta.make(64, SIZES.largest, "cpu")
     for decode, sizes in ((True, SIZES.decode), (False, SIZES.mixed)):
