@@ -23,6 +23,8 @@ _UNCOUNTED_PAIRS = 1024
 # group. Counted in chunks of 64, 16384 pairs of one slot and 128 experts made each of 256 programs read
 # 128 KB (27.7 us).
 _GROUP_PAIRS = 512
+# Fewer slots than these are not compiled for: each program looks through them all.
+_LEAST_SLOTS = 64
 # Counts that a program holds at a time.
 _COUNTS = 4096
 
@@ -42,7 +44,8 @@ def _slot_sizes(
     SLOTS: tl.constexpr,
     HAS_LORA: tl.constexpr,
 ):
-    """int32 [SLOTS]: pairs of the active slots, in their order. Without LoRA all pairs are of one slot."""
+    """int32 [SLOTS]: pairs of the active slots, at most SLOTS, in their order. Without LoRA all pairs are of
+    one slot."""
     index = tl.arange(0, SLOTS)
     if HAS_LORA:
         return tl.load(slot_rows + index, mask=index < MAX_LORAS, other=0) * TOPK
@@ -238,6 +241,16 @@ def num_slots(meta: LoRAKernelMeta) -> int:
     return min(meta.max_loras, meta.plan.items)
 
 
+def listed_slots(slots: int, max_loras: int) -> int:
+    """How many entries of the list of active slots a kernel reads for a step of at most `slots`: a power of
+    2, of which there are few different ones, as it is compiled in."""
+    return min(_power_of_2(max_loras), max(_LEAST_SLOTS, _power_of_2(slots)))
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     topk_ids: Tensor
@@ -293,7 +306,7 @@ def _launch(request: _Request, out: MoEBlocks, tables: tuple[Tensor, Tensor, Ten
     pdl = has_dependent_launch(topk_ids.device)
     common = {
         "TOPK": topk_ids.shape[1], "MAX_LORAS": request.max_loras,
-        "SLOTS": triton.next_power_of_2(request.max_loras), "NUM_EXPERTS": request.num_experts,
+        "SLOTS": listed_slots(request.slots, request.max_loras), "NUM_EXPERTS": request.num_experts,
         "EXPERTS": experts, "GROUP": group, "HAS_LORA": tables is not None,
         "HAS_MAP": expert_map is not None, "PDL": pdl,
     }  # fmt: skip

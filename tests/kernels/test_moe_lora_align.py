@@ -111,6 +111,18 @@ def test_many_chunks_of_pairs(runs: list[Run], experts: int) -> None:
     check_blocks(blocks, slots, topk_ids, 16)
 
 
+@pytest.mark.parametrize("slots", [(3, 500), range(0, 512, 7)], ids=["few", "many"])
+def test_the_list_is_as_long_as_the_plan_has_room_for(slots: tuple[int, ...]) -> None:
+    """Of 512 slots a step on few has a list of 64."""
+    torch.manual_seed(0)
+    runs = [(slot, 1) for slot in slots]
+    topk_ids, meta = random_choices(len(runs), 2, 4), LoRAKernelMeta.make(512, 256, DEVICE)
+    meta.prepare_tensors(runs)
+    blocks = triton_align.moe_lora_align_block_size(topk_ids.to(DEVICE), 4, 4, meta)
+    check_blocks(blocks, row_slots(runs), topk_ids, 4)
+    assert triton_align.listed_slots(triton_align.num_slots(meta), 512) == (64 if len(runs) < 64 else 128)
+
+
 @pytest.mark.parametrize(
     ("argument", "topk_ids"),
     [("topk_ids", torch.zeros(17, 2, dtype=torch.int32)), ("topk_ids", torch.zeros(18, 2))],

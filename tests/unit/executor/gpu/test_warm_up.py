@@ -30,7 +30,7 @@ from kernels.lora_linear_fp8 import pair_expand_config_fp8
 from kernels.lora_shrink_fp8 import shrink_config_fp8
 from kernels.metadata.launch_plan import LaunchPlan
 from kernels.metadata.meta import LoRAKernelMeta, LoRAMapping
-from kernels.moe_lora_align import num_slots
+from kernels.moe_lora_align import listed_slots, num_slots
 from kernels.punica import PunicaWrapperCPU
 from tests.support.engines.random_steps import random_ranks, random_runs
 
@@ -112,6 +112,7 @@ def expert_forms(meta: LoRAKernelMeta, experts: Experts, max_rank: int) -> Forms
         size = block_size(meta, experts.topk, experts.number)
         blocks = pairs
         if size > 1:
+            found.add(("aligned", pairs > 1024, listed_slots(num_slots(meta), meta.max_loras)))
             blocks = min(pairs, num_slots(meta) * experts.number + pairs // size)
         block_rank = min(meta.plan.block_rank, max(8, max_rank))
         for name, slices, width in (("w13", 2, experts.hidden), ("w2", 1, experts.intermediate)):
@@ -152,7 +153,7 @@ of_head = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize(
-    ("max_loras", "max_rank"), [(1, 64), (2, 256), (3, 4), (8, 64), (16, 64), (64, 16), (64, 256)]
+    ("max_loras", "max_rank"), [(1, 64), (2, 256), (3, 4), (8, 64), (16, 64), (64, 16), (512, 256)]
 )
 @pytest.mark.parametrize("max_rows", [700, 2048, 8192])
 @of_layers
@@ -170,7 +171,7 @@ def test_every_form_of_a_random_step_has_run(
         assert not missing, (runs, meta.plan, missing)
 
 
-@pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 16), (64, 16), (64, 64)])
+@pytest.mark.parametrize(("max_loras", "max_rank"), [(1, 64), (8, 16), (64, 16), (512, 64)])
 @pytest.mark.parametrize("max_rows", [700, 2048, 8192])
 @pytest.mark.parametrize("experts", EXPERTS)
 def test_every_form_of_a_random_steps_experts_has_run(
@@ -189,7 +190,7 @@ def test_every_form_of_a_random_steps_experts_has_run(
         assert not missing, (runs, meta.plan, missing)
 
 
-@pytest.mark.parametrize(("max_loras", "max_sequences"), [(1, 16), (8, 64), (16, 256), (64, 256)])
+@pytest.mark.parametrize(("max_loras", "max_sequences"), [(1, 16), (8, 64), (16, 256), (512, 256)])
 @of_head
 def test_every_form_of_random_rows_at_the_head_has_run(
     forms: Callable[[LaunchPlan], Forms], max_loras: int, max_sequences: int
@@ -205,7 +206,7 @@ def test_every_form_of_random_rows_at_the_head_has_run(
         assert not missing, (runs, meta.plan, missing)
 
 
-@pytest.mark.parametrize("max_loras", [16, 64, 128])
+@pytest.mark.parametrize("max_loras", [16, 64, 512])
 @pytest.mark.parametrize("max_rows", [2048, 4096, 8192])
 @of_layers
 def test_every_form_of_an_eager_step_has_run(
