@@ -37,6 +37,7 @@ class HostTier(Generic[ImageT]):
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._images: dict[str, ImageT] = {}
+        self._changed: set[str] = set()
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._images
@@ -65,6 +66,7 @@ class HostTier(Generic[ImageT]):
         self._images[digest] = image
         self.num_bytes += image.nbytes
         self._entered.add(digest)
+        self._changed.add(digest)
         self._popularity.use(digest)
         return True
 
@@ -73,6 +75,7 @@ class HostTier(Generic[ImageT]):
         self._entered.discard(digest)
         if image is not None:
             self.num_bytes -= image.nbytes
+            self._changed.add(digest)
             self._forget(image)
 
     def evict(self, keep: Container[str]) -> bool:
@@ -82,6 +85,11 @@ class HostTier(Generic[ImageT]):
         if victim is not None:
             self.discard(victim)
         return victim is not None
+
+    def take_changed(self) -> set[str]:
+        """The adapters whose images came or went since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def _worth(self, digest: str) -> float:
         return self._popularity.of(digest) - log2(self._images[digest].nbytes)

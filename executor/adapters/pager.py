@@ -7,7 +7,7 @@ every failure, so that a store in trouble is not asked at every dispatch; all ot
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
@@ -104,8 +104,8 @@ class Pager(Generic[ImageT]):
         self._paged_in = paged_in  # told the digest
         self._page_in_took = page_in_took  # told seconds
         self._residency = Residency()
-        self._on_disk: tuple[Copy, ...] = ()
-        self._changed = False
+        self._on_disk: dict[str, Copy] = {}
+        self._changed: set[str] = set()  # beside what slots and host tier have noted themselves
         self._users: Counter[str] = Counter()  # accepted sequences, by digest
         self._pins = Pins()
         self._drops = Drops(discard_copy)
@@ -180,8 +180,8 @@ class Pager(Generic[ImageT]):
 
     def on_disk(self, copies: tuple[Copy, ...]) -> None:
         """What the cache on disk holds, for the reports: loads ask it by themselves."""
-        self._on_disk = copies
-        self._changed = True
+        before, self._on_disk = self._on_disk, {copy.digest: copy for copy in copies}
+        self._changed.update(digest for digest, _ in before.items() ^ self._on_disk.items())
 
     def collect(self, wanted: list[str], now: float) -> list[LoadFailure]:
         """Take in finished loads and start new ones, for `wanted` (longest waiting first), pins and hints.
@@ -199,7 +199,7 @@ class Pager(Generic[ImageT]):
         failed = {failure.digest for failure in failures}
         wanted = [digest for digest in wanted if digest not in failed]
         self._choose(wanted)
-        self._adapters.make_room(self._keep, self._evict)
+        self._adapters.make_room(self._keep, lambda: self.host.evict(self._keep))
         failures += self._start(wanted, now)
         self._place_pins()
         return failures
@@ -212,7 +212,6 @@ class Pager(Generic[ImageT]):
             self._adapters.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
             self._paged_in(page_in.digest)
-            self._changed = True
 
     def abandon_loading(self) -> None:
         """After a failed step whose sequences have let go: empty the slots that may be half filled."""
@@ -222,19 +221,21 @@ class Pager(Generic[ImageT]):
 
     def take_delta(self) -> ResidencyDelta | None:
         """What changed since the last call."""
-        if not self._changed:
+        changed = sorted(self._changed | self._slots.take_changed() | self.host.take_changed())
+        self._changed = set()
+        if not changed:
             return None
-        self._changed = False
-        host = [
-            Copy(digest, Tier.HOST, self.host.size(digest), pinned=self._pins.get(digest) is Tier.HOST)
-            for digest in self.host
-        ]
-        pinned = self._slots.pinned
-        in_slots = [
-            Copy(digest, Tier.SLOT, self._slot_nbytes(slot), slot, digest in pinned)
-            for digest, slot in self._slots.digests.items()
-        ]
-        return self._residency.update([*self._on_disk, *host, *in_slots])
+        return self._residency.update(changed, [copy for digest in changed for copy in self._copies(digest)])
+
+    def _copies(self, digest: str) -> Iterator[Copy]:
+        if digest in self._on_disk:
+            yield self._on_disk[digest]
+        if digest in self.host:
+            pinned = self._pins.get(digest) is Tier.HOST
+            yield Copy(digest, Tier.HOST, self.host.size(digest), pinned=pinned)
+        if (slot := self._slots.find(digest)) is not None:
+            nbytes = self._adapters.slot_nbytes(self._slots.heads(slot))
+            yield Copy(digest, Tier.SLOT, nbytes, slot, self._slots.is_pinned(slot))
 
     def holds(self, digest: str) -> bool:
         """Whether there is a copy of it in host memory or a slot."""
@@ -262,9 +263,6 @@ class Pager(Generic[ImageT]):
         """Accepted sequences by digest (a copy)."""
         return dict(self._users)
 
-    def _slot_nbytes(self, slot: int) -> int:
-        return self._adapters.slot_nbytes(self._slots.heads(slot))
-
     def _land(self, outcome: Outcome[ImageT], now: float) -> list[LoadFailure]:
         digest = outcome.digest
         if isinstance(outcome.error, HostMemoryFull):
@@ -282,7 +280,6 @@ class Pager(Generic[ImageT]):
         if not unwanted and digest not in self.host and self.host.put(digest, image, self._keep):
             self._slots.forget_heads(self.host)  # of those that were evicted
             self._slots.set_heads(digest, image.num_full_heads)
-            self._changed = True
             return
         # Nobody wants it any more, or there is no room for one that nobody waits for: its load was for
         # nothing.
@@ -298,11 +295,6 @@ class Pager(Generic[ImageT]):
             self._backoffs.clear(digest)
             self._pins.end_all(digest)
         return [LoadFailure(digest, rejection)]
-
-    def _evict(self) -> bool:
-        evicted = self.host.evict(self._keep)
-        self._changed |= evicted
-        return evicted
 
     def _choose(self, wanted: list[str]) -> None:
         """Pins, then the longest waiting, as far as all their images fit together: these are not evicted.
@@ -358,7 +350,7 @@ class Pager(Generic[ImageT]):
         slot = self._slots.find(digest)
         if slot is not None and self._pins.get(digest) is not Tier.SLOT:
             self._slots.set_pinned(slot, False)
-        self._changed = True
+        self._changed.add(digest)
 
     def _place_pins(self) -> None:
         for digest, tier in self._pins.items():
@@ -367,7 +359,7 @@ class Pager(Generic[ImageT]):
                 logger.warning("pinned to host memory: full heads stay free", extra={"digest": digest})
                 self._pins.lower(digest)
                 tier = Tier.HOST
-                self._changed = True
+                self._changed.add(digest)
             if tier is not Tier.SLOT or (slot is None and digest not in self.host):
                 continue
             if slot is None:
@@ -376,9 +368,8 @@ class Pager(Generic[ImageT]):
                     continue
                 slot = assigned.slot
                 self.page_in([PageIn(slot, digest, assigned.evicted)])
-            if digest not in self._slots.pinned:
+            if not self._slots.is_pinned(slot):
                 self._slots.set_pinned(slot, True)
-                self._changed = True
 
     def _purge(self, digest: str) -> None:
         slot = self._slots.find(digest)
@@ -386,11 +377,9 @@ class Pager(Generic[ImageT]):
             self._empty(slot)
         self.host.discard(digest)
         self._slots.set_heads(digest, 0)
-        self._changed = True
         if digest not in self._loader.in_flight:
             self._drops.freed(digest)
 
     def _empty(self, slot: int) -> None:
         self._slots.empty(slot)
         self._adapters.clear(slot)
-        self._changed = True

@@ -40,22 +40,29 @@ class Residency:
     def copies(self) -> tuple[Copy, ...]:
         return tuple(self._copies.values())
 
-    def update(self, copies: Iterable[Copy]) -> ResidencyDelta | None:
-        """Take over the present state; returns what is new about it, None when nothing is."""
+    def update(self, digests: Iterable[str], copies: Iterable[Copy]) -> ResidencyDelta | None:
+        """Take over all copies that there are now of these versions; returns what is new, None when nothing
+        is."""
         current = {(copy.digest, copy.tier): copy for copy in copies}
-        added = tuple(copy for key, copy in current.items() if self._copies.get(key) != copy)
-        removed = tuple(copy for key, copy in self._copies.items() if key not in current)
+        keys = [(digest, tier) for digest in digests for tier in Tier]
+        before = {key: self._copies[key] for key in keys if key in self._copies}
+        added = tuple(copy for key, copy in current.items() if before.get(key) != copy)
+        removed = tuple(copy for key, copy in before.items() if key not in current)
         if not added and not removed:
             return None
-        self._copies = current
         self.number += 1
-        return ResidencyDelta(self.number, added, removed)
+        delta = ResidencyDelta(self.number, added, removed)
+        self._take_over(delta)
+        return delta
 
     def apply(self, delta: ResidencyDelta) -> None:
         """Follow another Residency. ValueError for a delta that is not the next one."""
         if delta.number != self.number + 1:
             raise ValueError(f"residency delta {delta.number} does not follow {self.number}")
         self.number = delta.number
+        self._take_over(delta)
+
+    def _take_over(self, delta: ResidencyDelta) -> None:
         for copy in delta.removed:
             del self._copies[copy.digest, copy.tier]
         for copy in delta.added:

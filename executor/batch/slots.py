@@ -63,6 +63,7 @@ class SlotTable:
         self._idle = set(range(num_slots))
         self._pinned: set[int] = set()
         self._in_use = 0
+        self._changed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -88,6 +89,14 @@ class SlotTable:
     @property
     def pinned(self) -> frozenset[str]:
         return frozenset(self._slots[slot].digest for slot in self._pinned)
+
+    def is_pinned(self, slot: int) -> bool:
+        return self._slots[slot].pinned
+
+    def take_changed(self) -> set[str]:
+        """The adapters that got a slot, left one, or are pinned otherwise since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     @property
     def in_use(self) -> int:
@@ -128,6 +137,7 @@ class SlotTable:
         heads = self._heads.get(digest, 0)
         self._slots[slot] = _Slot(SlotState.LOADING, digest, heads=heads)
         self._by_digest[digest] = slot
+        self._changed.add(digest)
         return Assigned(slot, evicted, tuple(emptied))
 
     def loaded(self, slot: int) -> None:
@@ -152,7 +162,9 @@ class SlotTable:
         old = self._slots[slot]
         if old.users:
             raise RuntimeError(f"slot {slot} still has {old.users} users")
-        self._by_digest.pop(old.digest, None)
+        if old.state is not SlotState.EMPTY:
+            del self._by_digest[old.digest]
+            self._changed.add(old.digest)
         self._slots[slot] = _Slot()
         self._pinned.discard(slot)
         self._note_idle(slot)
@@ -160,6 +172,7 @@ class SlotTable:
 
     def set_pinned(self, slot: int, pinned: bool) -> None:
         self._slots[slot].pinned = pinned
+        self._changed.add(self._slots[slot].digest)
         (self._pinned.add if pinned else self._pinned.discard)(slot)
         self._note_idle(slot)
 

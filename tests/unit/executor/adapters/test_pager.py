@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -387,6 +388,41 @@ def test_copies_on_disk_are_reported_beside_all_others(make: Make) -> None:
 def test_host_memory_must_hold_one_adapter(make: Make) -> None:
     with pytest.raises(ValueError, match="hold no adapter"):
         make(room=0)
+
+
+def test_deltas_of_what_changed_add_up_to_all_copies(make: Make) -> None:
+    """Whatever comes, goes, is pinned or dropped, in any order."""
+    world, follower, rng = make(room=4, slots=3, heads=1), Residency(), Random(0)
+    names = [f"a{number}" for number in range(8)]
+    world.store.heads = {"a0": 1, "a1": 1}
+    for _ in range(150):
+        digest, act = rng.choice(names), rng.randrange(7)
+        if act == 0:
+            world.pager.pin(digest, rng.choice((Tier.HOST, Tier.SLOT)))
+        elif act == 1:
+            world.pager.unpin(digest)
+        elif act == 2:
+            world.pager.drop(digest)
+        elif act == 3:
+            sizes = [(name, rng.randrange(1, 3)) for name in rng.sample(names, 3)]
+            world.pager.on_disk(tuple(Copy(name, Tier.DISK, size) for name, size in sizes))
+        elif act == 4 and digest in world.pager.host and world.slots.find(digest) is None:
+            assigned = world.slots.assign(digest)
+            if assigned:
+                world.pager.page_in([PageIn(assigned.slot, digest, assigned.evicted, assigned.emptied)])
+        else:
+            world.settle(digest)
+        if rng.random() < 0.7 and (delta := world.pager.take_delta()) is not None:
+            follower.apply(delta)
+            assert _by_tier(follower.copies, Tier.HOST).keys() == set(world.pager.host)
+            in_slots = _by_tier(follower.copies, Tier.SLOT)
+            assert {name: copy.slot for name, copy in in_slots.items()} == world.slots.digests
+            assert {name for name, copy in in_slots.items() if copy.pinned} == world.slots.pinned
+    assert follower.number > 50
+
+
+def _by_tier(copies: tuple[Copy, ...], tier: Tier) -> dict[str, Copy]:
+    return {copy.digest: copy for copy in copies if copy.tier is tier}
 
 
 def test_residency_followers_see_the_same_copies(make: Make) -> None:
