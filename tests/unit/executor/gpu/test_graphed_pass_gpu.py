@@ -215,6 +215,33 @@ def test_equal_steps_give_equal_bits(served: Served) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*steps, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_hundreds_of_slots_give_the_same_bits(tmp_path: Path, kind: str) -> None:
+    """Adapters far apart among 300 slots, and side by side among 64: a step layer by layer, a captured one of
+    prompts beside decoding, and decoding are launched alike."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | (EXPERTS if kind == "experts" else {})))
+    modules = ("q_proj", "k_proj", "v_proj", "o_proj", "experts") if kind == "experts" else DENSE_PROJECTIONS
+    results = []
+    for max_loras, apart in ((64, 1), (300, 25)):
+        shard = make_shard(tmp_path, max_loras=max_loras, lora_modules=tuple(modules), dtype="bfloat16")
+        layout = shard.arena.layout
+        for number in range(SLOTS):
+            ranks = dict.fromkeys((part.module for part in layout.slices), 1 + number)
+            adapter = make_adapter(layout, ranks, seed=number, scale=1.0)
+            shard.arena.load(number * apart, build_slot_image(adapter, layout))
+            shard.punica.set_slot_rank(number * apart, 1 + number)
+        traffic = Traffic(3)
+        traffic.slots = [slot if slot < 0 else slot * apart for slot in traffic.slots]
+        rows = traffic.rows
+        steps = [
+            [rows(n, 17) for n in range(40)],
+            [rows(n, 1) for n in range(30)] + [rows(n, 16) for n in range(30, 40)],
+            [rows(n, 1) for n in range(40)],
+        ]
+        results.append([shard.forward_pass.run(step) for step in steps])
+    assert all(torch.equal(few, many) for few, many in zip(*results, strict=True))
+
+
 def test_blocks_of_a_cache_whose_offsets_exceed_32_bits(folder: Path) -> None:
     """Prompts, chunks beside decoding, and decoding, captured or not: in the last blocks as in the first."""
     elements = BLOCK * MODEL["num_key_value_heads"] * MODEL["head_dim"]  # type: ignore[operator]
