@@ -190,10 +190,14 @@ class ExpandLaunch:
     def bound(
         self, lora_b: Sequence[Tensor], ranks: Tensor, output_scale: Tensor, meta: LoRAKernelMeta
     ) -> Callable[..., None] | None:
-        """Launch.bound with meta's plan; takes y and h."""
-        work, entries = _work(self.config, meta)
-        kept = _kept(lora_b, ranks, output_scale, work, meta)
-        return self.kernel.bound((self.tiles, entries, 1), kept, self.strides)
+        """Launch.bound for every plan of this config; takes the plan's grid, y and h."""
+        work, _ = _work(self.config, meta)
+        return self.kernel.bound(_kept(lora_b, ranks, output_scale, work, meta), self.strides)
+
+    def grid(self, meta: LoRAKernelMeta) -> tuple[int, int, int]:
+        """Of the step's plan, which the config must be for."""
+        tiled = self.config.rows == ROWS_PER_TILE
+        return self.tiles, meta.plan.tiles if tiled else meta.plan.items, 1
 
 
 def expand_launch(

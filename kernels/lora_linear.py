@@ -1,7 +1,8 @@
 """Shrink and expand of one layer as one call that does on the host only what can change between calls."""
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from operator import call, is_
 from weakref import ref
 
@@ -11,14 +12,15 @@ from torch import Tensor
 from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check, check_hidden_block, check_rows
 from kernels.launching.side_stream import SideStream
-from kernels.launching.tuning import expand_config, shrink_config
+from kernels.launching.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config
 from kernels.lora_expand import ExpandLaunch, expand_launch, lora_expand
 from kernels.lora_shrink import ShrinkLaunch, lora_shrink, shrink_launch
+from kernels.metadata.launch_plan import LaunchPlan
 from kernels.metadata.meta import LoRAKernelMeta
 
 # Far more than a model's layers. Beyond it somebody passes new tensors in each call: start afresh.
 _MOST_LAYERS = 4096
-# Of a layer. Prefill has ever new plans, and what is known of each is 3 KB: without an end, gigabytes.
+# Of a layer, far more than there are choices of the tuning. Beyond it x or y come in ever new forms.
 _MOST_FORMS = 256
 
 
@@ -44,6 +46,7 @@ def add_pair(
     if linear is None or not linear.is_of(weights, column_starts):
         if len(meta.linears) >= _MOST_LAYERS:
             meta.linears.clear()
+        _check_stacks(lora_a=lora_a, lora_b=lora_b)
         linear = meta.linears[key] = LinearPair(weights, column_starts)
     linear(y, x, lora_a, lora_b, ranks, scales, meta)
 
@@ -70,8 +73,28 @@ def add_pair_beside(
     return y
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """What a step's plan decides about a layer's launches, but for the sizes of their grids. Equal ones are
+    one object, so that comparing them costs nothing."""
+
+    shrink: ShrinkConfig
+    expand: ExpandConfig
+    parts: bool
+
+
+_choice = lru_cache(maxsize=1024)(_Choice)
+
+
+@lru_cache(maxsize=1024)
+def _choice_of(plan: LaunchPlan, slices: int, width: int, x_bytes: int, b_bytes: int) -> _Choice:
+    """Prefill has ever new plans and few choices. Kept by plan, what 128 layers know of launches came to
+    450,000 objects after 250 steps, which a full collection of garbage took 200 ms to look through."""
+    return _choice(shrink_config(plan, slices, width, x_bytes), expand_config(plan, b_bytes), plan.parts)
+
+
 class _Form:
-    """The launches for a step's plan and for x and y of some form; h is [*splits, slices, rows, max_rank]."""
+    """The launches for one choice and for x and y of some form; h is [*splits, slices, rows, max_rank]."""
 
     def __init__(
         self, shrink: ShrinkLaunch, expand: ExpandLaunch, splits: tuple[int, ...], max_rank: int
@@ -104,8 +127,9 @@ class _Form:
             return
         shrink, expand = self._bound
         partials, at_h = self._shrink.partials(h), h.data_ptr()
-        shrink(rows, at_h, at_h if partials is h else partials.data_ptr(), x.data_ptr())
-        expand(rows, y.data_ptr(), at_h)
+        at_partials = at_h if partials is h else partials.data_ptr()
+        shrink(self._shrink.grid(meta), rows, at_h, at_partials, x.data_ptr())
+        expand(self._expand.grid(meta), rows, y.data_ptr(), at_h)
 
 
 class LinearPair:
@@ -134,20 +158,23 @@ class LinearPair:
         meta: LoRAKernelMeta,
     ) -> None:
         """The arguments but x, y and meta are the layer's."""
+        width = _width(x, "x", meta)
+        choice = _choice_of(meta.plan, len(lora_a), width, x.element_size(), lora_b[0].element_size())
         key = (
-            meta.plan,
-            _width(x, "x", meta), x.stride(), x.dtype, x.device, x.data_ptr() % 16,
+            choice,
+            width, x.stride(), x.dtype, x.device, x.data_ptr() % 16,
             _width(y, "y", meta), y.stride(), y.dtype, y.device, y.data_ptr() % 16,
         )  # fmt: skip
         form = self._forms.get(key)
         if form is None:
             if len(self._forms) >= _MOST_FORMS:
                 self._forms.clear()
-            form = self._forms[key] = self._make(y, x, lora_a, lora_b, ranks, scales, meta)
+            form = self._forms[key] = self._make(choice, y, x, lora_a, lora_b, ranks, scales, meta)
         form(y, x, lora_a, lora_b, ranks, scales, meta)
 
     def _make(
         self,
+        choice: _Choice,
         y: Tensor,
         x: Tensor,
         lora_a: Sequence[Tensor],
@@ -156,12 +183,7 @@ class LinearPair:
         scales: Tensor,
         meta: LoRAKernelMeta,
     ) -> _Form:
-        for stack, name in ((lora_a, "lora_a"), (lora_b, "lora_b")):
-            check(
-                len(stack) > 0 and stack[0].dim() == 3, name, "must hold slices [max_loras, max_rank, width]"
-            )
-        shrink = shrink_config(meta.plan, len(lora_a), x.shape[1], x.element_size())
-        expand = expand_config(meta.plan, lora_b[0].element_size())
+        shrink = choice.shrink
         splits = (len(lora_a),) if shrink.final else (shrink.split, len(lora_a))
         h = torch.empty((*splits, meta.num_rows, lora_a[0].shape[1]), dtype=torch.float32, device=x.device)
         # A launch that is known is not checked again, so not against this h either.
@@ -169,10 +191,16 @@ class LinearPair:
         check_hidden_block(h, lora_b[0], len(lora_b), meta)
         return _Form(
             shrink_launch(h, x, lora_a, ranks, scales, meta, shrink),
-            expand_launch(y, h, lora_b, ranks, self._starts, meta, expand),
+            expand_launch(y, h, lora_b, ranks, self._starts, meta, choice.expand),
             splits,
             lora_a[0].shape[1],
         )
+
+
+def _check_stacks(**stacks: Sequence[Tensor]) -> None:
+    for name, stack in stacks.items():
+        holds = len(stack) > 0 and stack[0].dim() == 3
+        check(holds, name, "must hold slices [max_loras, max_rank, width]")
 
 
 def _width(rows: Tensor, argument: str, meta: LoRAKernelMeta) -> int:

@@ -191,7 +191,7 @@ class ShrinkLaunch:
         self, h: Tensor, x: Tensor, first_a: Tensor, ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
     ) -> None:
         """h and x must fit the step and the config: nothing is checked here."""
-        grid, lists = self._grid(meta), self._lists(meta)
+        grid, lists = self.grid(meta), self._lists(meta)
         if grid[2] == 0:
             return
         self.kernel(
@@ -201,8 +201,8 @@ class ShrinkLaunch:
     def bound(
         self, first_a: Tensor, ranks: Tensor, scales: Tensor, meta: LoRAKernelMeta
     ) -> Callable[..., None] | None:
-        """Launch.bound with meta's plan; takes h, partials and x."""
-        return self.kernel.bound(self._grid(meta), (first_a, ranks, scales, *self._lists(meta)), self.strides)
+        """Launch.bound for every plan of this config; takes the plan's grid, h, partials and x."""
+        return self.kernel.bound((first_a, ranks, scales, *self._lists(meta)), self.strides)
 
     def partials(self, h: Tensor) -> Tensor:
         """Memory for the splits where the kernel adds them up, else h."""
@@ -210,8 +210,9 @@ class ShrinkLaunch:
             return torch.empty((self.config.split, *h.shape), dtype=h.dtype, device=h.device)
         return h
 
-    def _grid(self, meta: LoRAKernelMeta) -> tuple[int, int, int]:
-        if self.config.fused:
+    def grid(self, meta: LoRAKernelMeta) -> tuple[int, int, int]:
+        """Of the step's plan, which the config must be for."""
+        if self.config.rows == ROWS_PER_TILE:
             return self.config.split, 1, meta.plan.tiles
         return self.config.split, self.slices, meta.plan.items
 

@@ -36,22 +36,21 @@ class Launch:
         stream = driver.active.get_current_stream(self._device)
         self._start(x, y, z, stream, *self._compiled, *passed, *self._values)
 
-    def bound(
-        self, grid: tuple[int, int, int], kept: Sequence[Tensor], numbers: Sequence[int]
-    ) -> Callable[..., None] | None:
-        """The call (num_rows, *addresses), which costs the host least, for a kernel whose run-time arguments
-        are tensors of the call, those that are `kept`, num_rows and `numbers`.
+    def bound(self, kept: Sequence[Tensor], numbers: Sequence[int]) -> Callable[..., None] | None:
+        """The call (grid, num_rows, *addresses), which costs the host least, for a kernel whose run-time
+        arguments are tensors of the call, those that are `kept`, num_rows and `numbers`. The grid has three
+        sizes, none of them 0.
 
-        None before the first call of this Launch, for an empty grid, and where kernels are interpreted. It
-        knows `kept` by their addresses: whoever calls it makes sure that they are still there.
+        None before the first call of this Launch, and where kernels are interpreted. It knows `kept` by their
+        addresses: whoever calls it makes sure that they are still there.
         """
-        if self._start is None or 0 in grid:
+        if self._start is None:
             return None
         start, compiled, device = self._start, self._compiled, self._device
         stream_of = driver.active.get_current_stream
         known, last = [tensor.data_ptr() for tensor in kept], (*numbers, *self._values)
 
-        def launch(num_rows: int, *addresses: int) -> None:
+        def launch(grid: tuple[int, int, int], num_rows: int, *addresses: int) -> None:
             start(*grid, stream_of(device), *compiled, *addresses, *known, num_rows, *last)
 
         return launch

@@ -133,8 +133,10 @@ def test_weights_whose_memory_is_replaced_are_compiled_and_found_anew(
     assert [len(kernel.through_triton) for kernel in kernels] == [number + 1 for number in compiled]
 
 
-def test_each_form_of_rows_and_each_plan_has_launches_of_its_own(kernels: tuple[Recorder, Recorder]) -> None:
-    """Triton compiles for dtypes, strides, alignments; a plan changes the grid, or more."""
+def test_each_form_of_rows_has_launches_of_its_own_and_each_plan_its_grid(
+    kernels: tuple[Recorder, Recorder],
+) -> None:
+    """Triton compiles for dtypes, strides, alignments."""
     stack, memory = make_stack([[4, 4]], 40, [32], max_rank=4), torch.ones(3, 60)
     punica, (shrink, expand) = prepared([(0, 2), (1, 1)]), kernels
     x, y = torch.ones(3, 40), torch.ones(3, 35)
@@ -153,21 +155,44 @@ def test_each_form_of_rows_and_each_plan_has_launches_of_its_own(kernels: tuple[
         assert [kernel.short[-1]["grid"] for kernel in kernels] == [(1, 1, entries), (1, entries, 1)]
 
 
+def test_steps_of_ever_new_sizes_leave_nothing_behind(kernels: tuple[Recorder, Recorder]) -> None:
+    """Prefill has steps with ever new numbers of rows. What was kept of each made full collections of garbage
+    stop all streams for 200 ms, and what was made for each was half of such a step's launch."""
+    stack = make_stack([[4, 4]], 40, [32], max_rank=4)
+    punica = prepared([(0, 2)])
+    (shrink, expand), plans = kernels, set()
+
+    def steps(sizes: range) -> None:
+        for rows in sizes:
+            punica.update_metadata(LoRAMapping(((0, 2 * rows), (-1, 60 - 2 * rows)), ()))
+            plans.add(plan := punica.token_mapping_meta.plan)
+            add(punica, stack, torch.ones(60, 35), torch.ones(60, 40))
+            grids = [call["grid"] for kernel in kernels for call in kernel.short[-1:]]
+            assert grids in ([], [(1, 1, plan.items), (1, plan.items, 1)])
+
+    steps(range(5, 20))
+    (pair,) = punica.token_mapping_meta.linears.values()
+    forms, launches = list(pair._forms.values()), len(punica.token_mapping_meta.launches)
+    steps(range(20, 30))
+    assert len(plans) > 20
+    assert list(pair._forms.values()) == forms and len(forms) <= 2
+    assert len(punica.token_mapping_meta.launches) == launches
+    assert len(shrink.short) == len(expand.short) == 25 - len(forms)
+
+
 def test_a_layer_keeps_a_bounded_number_of_forms(
     kernels: tuple[Recorder, Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prefill has steps with ever new numbers of rows: what is known of each must not add up for days."""
+    """Whoever passes rows of ever new strides must not fill the memory."""
     monkeypatch.setattr(lora_linear, "_MOST_FORMS", 4)
     stack = make_stack([[4, 4]], 40, [32], max_rank=4)
     punica = prepared([(0, 2)])
-    for base in range(20):
-        punica.update_metadata(LoRAMapping(((0, 2), (-1, base)), ()))
+    for more in range(20):
         for _ in range(2):
-            add(punica, stack, torch.ones(2 + base, 35), torch.ones(2 + base, 40))
+            add(punica, stack, torch.ones(2, 35), torch.ones(2, 40 + 4 * more)[:, :40])
     (pair,) = punica.token_mapping_meta.linears.values()
     assert 1 <= len(pair._forms) <= 4
-    assert len(kernels[0].through_triton) == 1
-    assert len(kernels[0].short) == 39
+    assert len(kernels[0].short) == len(kernels[0].through_triton) == 20
 
 
 def test_a_step_without_adapters_starts_nothing(kernels: tuple[Recorder, Recorder]) -> None:
