@@ -62,10 +62,10 @@ def test_a_line_says_what_waits_and_for_what(make_engine: Make, tmp_path: Path, 
 
 
 def test_a_collection_of_garbage_is_counted_where_it_was(make_engine: Make, tmp_path: Path) -> None:
-    driver = make_engine(step_trace=str(tmp_path / "steps"))
-    hooks = len(gc.callbacks)
     gc.disable()
     try:
+        driver = make_engine(step_trace=str(tmp_path / "steps"))
+        hooks = len(gc.callbacks)
         driver.engine.add(greedy("a", PROMPTS[0]))
         driver.step()
         driver.step()
