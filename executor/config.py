@@ -107,7 +107,7 @@ class ExecutorConfig:
         "-1: 2.5 times a step that only decodes, as measured; 0: no bound.",
     )
     captured_rows: int = _setting(
-        512, "Rows of the largest captured step with prompts, 512 to 1024; longer ones are launched slowly."
+        1024, "Rows of the largest captured step with prompts, 512 to 1024; longer ones are launched slowly."
     )
     async_scheduling: str = _setting(
         "auto",

@@ -13,7 +13,9 @@ first token. So the rows of a step follow both, and measured times of steps by t
   go into one step, until the crowd is gone: a burst on an idle engine has nearly nobody to disturb. Both end
   at `CROWD_BOUNDS` times the bound.
 
-Prompts have `LEAST_TOKENS` of a step, also where decoding alone takes longer than the bound.
+Prompts have `LEAST_TOKENS` of a step, also where decoding alone takes longer than the bound. And no step is
+longer than the one that does most of their tokens a second: the host launches a step just beyond the captured
+sizes three times as long as the largest of these takes.
 
 The figures were found with the heartbeat in virtual time and steps that take what an 8B model takes on an
 H200. Prompts of 128 to 1,024 tokens, 64 to 256 back, at 17 a second: gaps p99 12.5 ms and longest 15 (without
@@ -90,6 +92,12 @@ class StepTimes:
         """The largest size with prompts that takes so long at most; 0: none does, or none is known."""
         return max((size for size, expected in self._expected.items() if expected <= seconds), default=0)
 
+    def fastest(self, least: int, most: int, decoding: int) -> int:
+        """Of the sizes from `least` to `most`, the one that does most prompt tokens a second beside so many
+        rows that decode; `most` if nothing is known."""
+        sizes = [size for size in self._sizes if least <= size <= most]
+        return max(sizes, key=lambda size: ((size - decoding) / self._expected[size], size), default=most)
+
     def _expect(self) -> dict[int, float]:
         by_smaller, last, a_row = dict[int, float](), 0, math.inf
         for size in self._sizes:
@@ -120,8 +128,9 @@ class Pace:
         if not load.decoding or not bound_s or math.isinf(bound_s):
             return self._most_tokens
         self._crowd = load.prompts >= (CROWD if self._crowd else max(CROWD, load.decoding))
+        least = self._rows_for(load, LEAST_TOKENS)
         rows = max(
-            self._rows_for(load, LEAST_TOKENS),
+            least,
             self.times.rows_within(min(bound_s, QUIET_STEPS * decode_s)),
             min(self._rows_for(load, load.prompt_tokens / SPREAD_STEPS), self.times.rows_within(bound_s)),
             min(
@@ -129,7 +138,7 @@ class Pace:
                 self.times.rows_within(CROWD_BOUNDS * bound_s),
             ),
         )
-        return min(rows, self._most_tokens)
+        return min(self.times.fastest(least, rows, load.decoding), self._most_tokens)
 
     def _rows_for(self, load: Load, prompt_tokens: float) -> int:
         """What is captured for them is filled up: those rows cost nothing."""

@@ -157,6 +157,18 @@ def test_few_prompts_get_what_decoding_leaves_and_more_get_more() -> None:
     assert rows[6] == learned().size_for(30 + 9000 // CROWD_STEPS)
 
 
+def test_no_step_is_longer_than_the_one_that_does_most() -> None:
+    """Captured, 512 rows take 14 ms here, and whatever is launched kernel by kernel 100 ms."""
+    times = StepTimes(CAPTURED, MOST)
+    for rows in (*CAPTURED, 640, 800, 1000, 4000, MOST):
+        times.observe(rows, False, seconds(rows) if rows in CAPTURED else 0.1 + 0.00002 * rows)
+    times.observe(256, True, 0.015)
+    pace = Pace(times, MOST, None)
+    assert pace.most_tokens(Load(200, 20, 6000)) == 512
+    assert times.fastest(256, 1000, 200) == 512
+    assert times.fastest(256, MOST, 200) == MOST, "it does 31,000 tokens a second, 512 rows 21,000"
+
+
 def test_a_crowd_that_was_begun_is_done_before_steps_are_short_again() -> None:
     pace = Pace(learned(), MOST, 0.016)
     counts = [(1, 60), (31, 30), (50, 11), (53, 7), (40, 20)]
