@@ -28,6 +28,7 @@ _LEFT_UNANSWERED = ("", "DRAINING")
 class RetryPolicy:
     """When to go on after a break: times in seconds.
 
+    A break is an UNAVAILABLE, or an end without a server's word (LoraFleetError.is_lost_connection).
     A request that no server has accepted yet is tried `start_attempts` times. One that was accepted, and lost
     with its server, is asked for, or taken up, again until `resume_timeout` has passed without a new token;
     then its error is raised. Neither is tried again before its first chunk once a server has waited for an
@@ -162,9 +163,10 @@ class Answer:
     def _may_go_on(self, error: LoraFleetError) -> bool:
         if self._first is None and error.reason == "NO_EXECUTOR":
             return False
+        is_away = isinstance(error, Unavailable) or error.is_lost_connection
         if self._first is None and not self._accepted:
-            return isinstance(error, Unavailable) and self._failures + 1 < self._policy.start_attempts
-        return isinstance(error, Unavailable | QueueFull)
+            return is_away and self._failures + 1 < self._policy.start_attempts
+        return is_away or isinstance(error, QueueFull)
 
     def _check_first(self, message: inference_pb2.GenerateChunk) -> None:
         """A stream that goes on must go on with the same version and seed: never with another's answer."""

@@ -211,7 +211,7 @@ def _typed_errors() -> Iterator[None]:
 
 
 def _closed() -> Cancelled:
-    return Cancelled(grpc.StatusCode.CANCELLED, "the client was closed")
+    return Cancelled(grpc.StatusCode.CANCELLED, "the client was closed", reason="CLIENT_CLOSED")
 
 
 class _Source:

@@ -23,8 +23,11 @@ class Client:
     with Client() as client:
         print(client.generate("The capital of France is", adapter="geo", max_new_tokens=16).text)
 
-    Every method raises a LoraFleetError (lorafleet/errors.py). timeout: seconds for a call that names none,
-    None is no limit. resume_timeout: how long an accepted answer is taken up again while the server is away.
+    Every method raises a LoraFleetError (lorafleet/errors.py). target: host:port, or any target of gRPC. With
+    several schedulers, as "ipv4:10.0.0.7:50051,10.0.0.8:50051" or a name that DNS has several addresses for,
+    calls go to the first that can be reached, and so do answers whose scheduler is lost. timeout: seconds for
+    a call that names none, None is no limit. resume_timeout: how long an accepted answer is taken up again
+    while the server is away.
     adapters: push, list, alias and delete adapters.
     """
 

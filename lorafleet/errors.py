@@ -12,8 +12,10 @@ LoraFleetError
 ├── DeadlineExceeded      DEADLINE_EXCEEDED: the answer did not come within `timeout`
 ├── DataLoss              DATA_LOSS: stored bytes do not match their digest
 ├── Aborted               ABORTED: superseded by a newer call, or the alias was moved by someone else
-├── Cancelled             CANCELLED: the call was cancelled
-└── InternalError         INTERNAL, UNKNOWN: a bug; the message holds an id that is in the server's log
+├── Cancelled             CANCELLED: the client was closed (reason CLIENT_CLOSED), or did not read
+│                         (SLOW_CLIENT), or the call was dropped on its way (no reason)
+└── InternalError         INTERNAL, UNKNOWN: a bug; the message holds an id that is in the server's log.
+                          Without a reason, the call broke on its way
 
 A code that is not listed (UNIMPLEMENTED, for one) raises LoraFleetError itself.
 
@@ -75,6 +77,14 @@ class LoraFleetError(Exception):
         self.retry_after = retry_after
         self.violations = tuple(violations)
         self.accepted = accepted
+
+    @property
+    def is_lost_connection(self) -> bool:
+        """The call ended without a word of a server of ours, which names a reason for each of its errors.
+
+        gRPC ends a call as CANCELLED that its server does not take up in time, and as INTERNAL or UNKNOWN
+        one that breaks off otherwise than by a closed connection."""
+        return not self.reason and isinstance(self, Unavailable | Cancelled | InternalError)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle, which calls the class with the message alone; pools of processes raise ours, too."""

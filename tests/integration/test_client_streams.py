@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -22,8 +23,16 @@ from lorafleet import (
     Unavailable,
 )
 from lorafleet.ports import free_port
-from lorafleet.v1 import inference_pb2_grpc
+from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.services.cluster import wait_until
+from tests.support.services.dropping_proxy import (
+    DroppingProxy,
+    accepted,
+    http_status,
+    message,
+    no_trailers,
+    reset,
+)
 from tests.support.services.proxy import Proxy
 from tests.support.services.scripted_server import (
     DIGEST,
@@ -264,3 +273,53 @@ def test_a_server_that_is_slow_to_answer_a_new_connection_is_waited_for(target: 
     port = int(target.rpartition(":")[2])
     with Proxy(port, delay=lambda size: 0.5) as proxy, Client(f"127.0.0.1:{proxy.port}") as client:
         assert client.models().adapters == ()
+
+
+# As HTTP/2 numbers them. gRPC's server resets with CANCEL what it has not taken up in time.
+RESETS = {"NO_ERROR": 0, "INTERNAL_ERROR": 2, "REFUSED_STREAM": 7, "CANCEL": 8}
+LOST = {**{name: [reset(code)] for name, code in RESETS.items()}, "no trailers": [no_trailers()]}
+
+
+@both
+@pytest.mark.parametrize("end", [*LOST.values(), [http_status(500)], [http_status(503)]])
+def test_a_call_that_ends_before_a_server_says_a_word_is_tried_again(
+    kind: str, end: list[bytes], target: str
+) -> None:
+    with DroppingProxy(int(target.rpartition(":")[2]), end) as proxy:
+        answer = generate(kind, f"127.0.0.1:{proxy.port}", script(PIECES, []))
+    assert (answer.text, answer.token_ids) == (TEXT, TOKENS)
+
+
+@both
+@pytest.mark.parametrize("end", LOST.values(), ids=LOST.keys())
+def test_an_accepted_call_that_ends_without_a_servers_word_goes_on(
+    kind: str, end: list[bytes], target: str, inference: ScriptedInference
+) -> None:
+    request_id = uuid.uuid4().hex
+    first = inference_pb2.GenerateChunk(request_id=request_id, seed=SEED, token_ids=[100], text=PIECES[0])
+    with DroppingProxy(int(target.rpartition(":")[2]), [accepted(), message(first), *end]) as proxy:
+        answer = generate(kind, f"127.0.0.1:{proxy.port}", script(PIECES, []), request_id=request_id)
+    assert (answer.text, answer.token_ids) == (TEXT, TOKENS)
+    # Where gRPC drops what came together with the end, nothing was delivered yet.
+    [again] = inference.requests[request_id]
+    assert [*again.resume.output_token_ids] in ([100], [])
+
+
+@both
+def test_a_client_that_knows_two_servers_goes_on_at_the_other(
+    kind: str, target: str, inference: ScriptedInference
+) -> None:
+    """Both in one target, in gRPC's own form; the first one goes away and does not come back."""
+    answers: list[Generation] = []
+    request_id = f"two-{kind}"
+    with Proxy(int(target.rpartition(":")[2])) as first:
+        known = f"ipv4:127.0.0.1:{first.port},{target}"
+        prompt = script(PIECES, [3], hang=True)
+        caller = threading.Thread(
+            target=lambda: answers.append(generate(kind, known, prompt, request_id=request_id))
+        )
+        caller.start()
+        wait_until(lambda: request_id in inference.hanging, "it is asked")
+    caller.join(60)
+    assert [answer.text for answer in answers] == [TEXT]
+    assert len(inference.requests[request_id]) == 2

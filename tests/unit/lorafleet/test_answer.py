@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lorafleet import (
     AdapterNotFound,
+    Cancelled,
     DeadlineExceeded,
     FinishReason,
     InternalError,
@@ -153,6 +154,38 @@ def test_what_a_server_has_answered_is_not_asked_again_for_long() -> None:
     assert [answer.after_break(away, now=0) for _ in range(2)] == [1, 2]
     with pytest.raises(Unavailable, match="away"):
         answer.after_break(away, now=0)
+
+
+LOST = (
+    Cancelled(grpc.StatusCode.CANCELLED, "not taken up in time"),
+    InternalError(grpc.StatusCode.INTERNAL, "RST_STREAM"),
+    InternalError(grpc.StatusCode.UNKNOWN, "END_STREAM"),
+)
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_an_end_without_a_servers_word_is_a_lost_connection(error: LoraFleetError) -> None:
+    unheard = make()
+    assert [unheard.after_break(error, now=0) for _ in range(2)] == [1, 2]
+    with pytest.raises(type(error)):
+        unheard.after_break(error, now=0)
+    begun = make()
+    begun.accept(serve(begun.next_request())[0])
+    assert [begun.after_break(error, now=0) for _ in range(5)] == [1, 2, 4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Cancelled(grpc.StatusCode.CANCELLED, "the client reads too slowly", reason="SLOW_CLIENT"),
+        InternalError(grpc.StatusCode.INTERNAL, "internal error 1f", reason="INTERNAL"),
+    ],
+)
+def test_a_servers_word_with_the_same_code_is_final(word: LoraFleetError) -> None:
+    answer = make()
+    answer.accept(serve(answer.next_request())[0])
+    with pytest.raises(type(word)):
+        answer.after_break(word, now=0)
 
 
 def test_no_wait_goes_beyond_the_deadline() -> None:
