@@ -99,7 +99,12 @@ class Scheduler:
         for executor in config.executor:
             self._metrics.follow_pins(executor, partial(self.dispatcher.fleet.missing_pins, executor))
         self._admission = Admission(
-            self._versions, self._tokenizer, self._spec, self._max_model_len, self._pool
+            self._versions,
+            self._tokenizer,
+            self._spec,
+            self._max_model_len,
+            self._pool,
+            config.max_admitting,
         )
         push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)
         self._ingest = Ingest(

@@ -56,6 +56,9 @@ class Config:
     )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
+    max_admitting: int = field(
+        default=1024, metadata=_help("requests that may be under check before they wait; more are refused")
+    )
     queue_timeout: float = field(
         default=30.0,
         metadata=_help("seconds that a request waits while no executor is ready that can run it"),
@@ -118,6 +121,7 @@ class Config:
         for name in (
             "max_queued",
             "max_queued_per_tenant",
+            "max_admitting",
             "max_attempts",
             "max_push_bytes",
             "stream_buffer",

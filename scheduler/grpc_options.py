@@ -7,8 +7,19 @@ _MESSAGES: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
 
+# gRPC ends calls as CANCELLED, without a reason, that it cannot hand to the event loop: beyond a number (at
+# random from the first bound on, all from the second) or a time. By default those are 1000, 3000 and 30 s,
+# which a pause of the loop reaches while clients still wait. What is too much is refused by admission
+# instead, with a reason; these only bound the memory that waiting calls take, 13 to 33 KB each.
+_UNTAKEN_CALLS: list[tuple[str, int]] = [
+    ("grpc.server.max_pending_requests", 4096),
+    ("grpc.server.max_pending_requests_hard_limit", 8192),
+    ("grpc.server_max_unrequested_time_in_server", 120),
+]
+
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGES,
+    *_UNTAKEN_CALLS,
     ("grpc.so_reuseport", 0),  # A second server on the port is an error, not a silent half of the traffic.
     # Clients may ping every 10 s, also while a call is silent: the default is GOAWAY too_many_pings.
     ("grpc.http2.max_ping_strikes", 0),

@@ -130,6 +130,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if self._dispatcher.draining:
             raise Draining()
         identity = self._authenticator.identify(context.invocation_metadata())
+        self._dispatcher.check_room(identity.tenant)
         admitted = await self._admission.admit(request, identity, one_message=one_message)
         return self._dispatcher.submit(admitted, context.time_remaining())
 

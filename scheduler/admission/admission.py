@@ -5,8 +5,9 @@ import codecs
 import hashlib
 import secrets
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from scheduler.admission import validation
 from scheduler.admission.auth import INFER, Authenticator, Identity
 from scheduler.admission.lookup import check_fits, find_version, parse_ref, require
 from scheduler.admission.versions import Versions
-from scheduler.errors import InvalidRequest, StoreUnavailable
+from scheduler.errors import InvalidRequest, QueueFull, StoreUnavailable
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.text_stream import PROMPT_TAIL
 from scheduler.text.tokenizer import Tokenizer
@@ -58,7 +59,10 @@ class AdmittedRequest:
 
 
 class Admission:
-    """Checks and completes requests. The store and the tokenizer work in `pool`, never on the event loop."""
+    """Checks and completes requests. The store and the tokenizer work in `pool`, never on the event loop.
+
+    `max_admitting` requests at once, more are refused: each holds its prompt while it waits for the pool.
+    """
 
     def __init__(
         self,
@@ -67,12 +71,15 @@ class Admission:
         spec: ModelSpec,
         max_model_len: Callable[[], int] | int,
         pool: Executor,
+        max_admitting: int = 1024,
     ) -> None:
         self._versions = versions
         self._tokenizer = tokenizer
         self._spec = spec
         self._max_model_len = max_model_len
         self._pool = pool
+        self._max_admitting = max_admitting
+        self._admitting = 0
         self._fitting: set[str] = set()  # Digests.
         self.templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
 
@@ -88,8 +95,15 @@ class Admission:
         it takes requests when this returns, so submit the request at once. An alias that moved on from a
         version that was withdrawn meanwhile is looked up again.
 
-        Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable.
+        Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable,
+        QueueFull.
         """
+        with self._one_more():
+            return await self._admit(request, identity, one_message)
+
+    async def _admit(
+        self, request: inference_pb2.GenerateRequest, identity: Identity, one_message: bool
+    ) -> AdmittedRequest:
         validation.check_labels(request)
         validation.check_prompt_form(request)
         validation.check_sampling(request.sampling, self._spec.vocab_size)
@@ -141,13 +155,24 @@ class Admission:
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
         """The prompt's token ids. Raises as admit does."""
-        validation.check_prompt_form(request)
-        version = None
-        if request.HasField("adapter"):
-            ref = parse_ref(request.adapter, identity)
-            version = await self._find(ref, identity, request.adapter, None)
-        require(identity, INFER, "tokenizing")
-        return await self._prompt(request, version)
+        with self._one_more():
+            validation.check_prompt_form(request)
+            version = None
+            if request.HasField("adapter"):
+                ref = parse_ref(request.adapter, identity)
+                version = await self._find(ref, identity, request.adapter, None)
+            require(identity, INFER, "tokenizing")
+            return await self._prompt(request, version)
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        if self._admitting >= self._max_admitting:
+            raise QueueFull(f"{self._admitting} requests are under check already")
+        self._admitting += 1
+        try:
+            yield
+        finally:
+            self._admitting -= 1
 
     async def close(self) -> None:
         """Ends the worker processes of chat templates."""

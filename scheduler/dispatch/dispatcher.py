@@ -143,6 +143,13 @@ class Dispatcher:
 
     # What clients cause.
 
+    def check_room(self, tenant: str) -> None:
+        """Raises QueueFull where `submit` would: to be asked before a request costs anything."""
+        if full := self.queue.full(tenant):
+            raise QueueFull(
+                f"{'the queue' if full == 'total' else f'the queue of tenant {tenant!r}'} is full"
+            )
+
     def submit(self, admitted: AdmittedRequest, deadline_s: float | None) -> LiveRequest:
         """Accepts a request; `deadline_s` is what its caller leaves it. Raises why it is not accepted."""
         if self.draining:
@@ -168,12 +175,10 @@ class Dispatcher:
         self._end(live, grpc.StatusCode.CANCELLED.name)
 
     def _enqueue_new(self, live: LiveRequest) -> None:
+        self.check_room(live.waiting.tenant)
         digest = live.waiting.digest
         forms_group = digest != BASE and not self.queue.group_size(digest)
-        full = self.queue.add(live.waiting)
-        if full:
-            whose = "the queue" if full == "total" else f"the queue of tenant {live.waiting.tenant!r}"
-            raise QueueFull(f"{whose} is full")
+        self.queue.add(live.waiting)
         if forms_group:
             self._planner.group_formed(digest)
 

@@ -72,13 +72,17 @@ class Queue:
 
     def add(self, request: Waiting) -> Literal["total", "tenant"] | None:
         """None when it was taken, else the bound that is full."""
+        full = self.full(request.tenant)
+        if full is None:
+            self._insert(request)
+        return full
+
+    def full(self, tenant: str) -> Literal["total", "tenant"] | None:
+        """The bound that leaves no room for a request of the tenant."""
         if len(self._requests) >= self.max_total:
             return "total"
-        tenant = self._tenants.get(request.tenant)
-        if (len(tenant.orders) if tenant else 0) >= self.max_per_tenant:
-            return "tenant"
-        self._insert(request)
-        return None
+        waiting = self._tenants.get(tenant)
+        return "tenant" if (len(waiting.orders) if waiting else 0) >= self.max_per_tenant else None
 
     def take(self, number: int) -> Waiting:
         """Removes a request that goes to an executor and charges its tenant for the prompt."""

@@ -1,0 +1,89 @@
+"""More calls than a scheduler takes, over real sockets: what it refuses is cheap, typed, and told at once."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lorafleet.v1 import inference_pb2
+from scheduler.app import POOL_THREADS
+from tests.support.services.failures import failure_of
+from tests.support.services.scheduler_house import House, generate, open_house
+from tests.support.services.scheduling import until
+
+
+@contextmanager
+def busy(house: House) -> Iterator[None]:
+    """The pool works on something else: what needs it waits."""
+    done = threading.Event()
+    for _ in range(POOL_THREADS):
+        house.scheduler._pool.submit(done.wait)
+    try:
+        yield
+    finally:
+        done.set()
+
+
+async def refused(call: grpc.aio.UnaryUnaryCall[object, object]) -> tuple[str, str, float | None]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    found = failure_of(caught.value)
+    return found.code, found.reason, found.retry_s
+
+
+async def test_more_than_max_admitting_are_refused_before_they_cost_anything(model: Path) -> None:
+    async with open_house(model, max_admitting=2) as house:
+        with busy(house):
+            first = house.inference.Generate(generate())
+            second = house.inference.Tokenize(inference_pb2.TokenizeRequest(text="The quick"))
+            await until(lambda: house.scheduler._admission._admitting == 2)
+            for call in (
+                house.inference.Generate(generate()),
+                house.inference.Tokenize(inference_pb2.TokenizeRequest(text="x")),
+            ):
+                assert await refused(call) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0)
+        assert (await first).token_ids and (await second).token_ids
+        assert (await house.inference.Generate(generate())).token_ids
+
+
+async def test_a_full_queue_refuses_before_it_tokenizes(model: Path) -> None:
+    async with open_house(model, max_queued=1) as house:
+        house.fake.frozen = True
+        limit = house.fake.hello.max_seats + 1
+        calls = []
+        for count in range(1, limit + 1):
+            calls.append(house.inference.Generate(generate()))
+            await until(lambda count=count: len(house.fake.dispatches) >= min(count, limit - 1))  # type: ignore[misc]
+        await until(lambda: house.scheduler.dispatcher.num_live == limit)
+        with busy(house):
+            call = house.inference.Generate(generate())
+            assert await refused(call) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0)
+        house.fake.frozen = False
+        await asyncio.gather(*calls)
+
+
+async def test_calls_that_come_during_a_pause_of_the_loop_are_all_taken_up(house: House) -> None:
+    """By itself gRPC drops a part of them, beyond 1000."""
+    ends: list[grpc.Future] = []
+    sent = threading.Event()
+
+    def call_often() -> None:
+        with grpc.insecure_channel(house.scheduler.address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            calls = [check.future(health_pb2.HealthCheckRequest()) for _ in range(1500)]
+            sent.set()
+            ends.extend(call.code() for call in calls)
+
+    caller = threading.Thread(target=call_often)
+    caller.start()
+    sent.wait(60)
+    time.sleep(0.5)  # Until the last of them has come; the loop stands still.
+    await asyncio.to_thread(caller.join, 60)
+    assert Counter(ends) == {grpc.StatusCode.OK: 1500}
