@@ -38,6 +38,7 @@ from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.generic_handlers import GenericHandlers
 from scheduler.grpc_options import SERVER_OPTIONS
+from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
 from scheduler.metrics import Metrics
 from scheduler.text.tokenizer import Tokenizer
@@ -77,6 +78,7 @@ class Scheduler:
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self._versions = Versions(self._store, config.alias_max_staleness, count=self._metrics.resolved)
         self._quarantine = Quarantine(self._store, self._versions, self._pool, self._metrics.data_loss)
+        self._heartbeat = Heartbeat(self._metrics.loop_lag_seconds.observe)
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
             _link_settings(config, self._spec),
@@ -84,6 +86,7 @@ class Scheduler:
             self._metrics,
             time.monotonic,
             self._quarantine.suspect,
+            self._heartbeat.awake,
         )
         self._retirement = Retirement(
             self._store,
@@ -120,6 +123,7 @@ class Scheduler:
 
     async def start(self) -> None:
         """Raises CannotListen, StoreUnavailable."""
+        self._heartbeat.start()
         await self._set_readiness(False)
         await self._retirement.start()
         await self._listen()
@@ -143,6 +147,7 @@ class Scheduler:
         self._versions.stop()
         await self._server.stop(grace=1.0)
         await self._admission.close()
+        self._heartbeat.stop()
         await asyncio.to_thread(self._ingest.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._metrics_server:

@@ -137,6 +137,12 @@ class Metrics:
             ["executor"],
             registry=registry,
         )
+        self.loop_lag_seconds = Histogram(
+            "lorafleet_scheduler_loop_lag_seconds",
+            "How late the event loop came to its heartbeat, at 20 beats a second while it keeps up.",
+            buckets=(0.001, 0.0025, *LATENCY_BUCKETS),
+            registry=registry,
+        )
         self.queue_seconds = Histogram(
             "lorafleet_scheduler_queue_seconds",
             "Time from the acceptance of a request to its first dispatch.",

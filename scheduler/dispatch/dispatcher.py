@@ -75,16 +75,19 @@ class Dispatcher:
         metrics: Metrics,
         clock: Callable[[], float],
         data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
+        awake: Callable[[], float] | None = None,
     ) -> None:
-        """`data_loss` is told which version's bytes an executor found damaged."""
+        """`data_loss` is told which version's bytes an executor found damaged. `awake` is a clock that runs
+        only while this loop is alive (scheduler/heartbeat.py): executors and readers are waited for on it."""
         self.queue = Queue(settings.max_queued, settings.max_queued_per_tenant)
-        self.fleet = Fleet(settings.executors, link_settings, self)
+        self.fleet = Fleet(settings.executors, link_settings, self, awake or asyncio.get_running_loop().time)
         self.draining = False
         self._settings = settings
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._journal = Journal(metrics)
         self._clock = clock
+        self._awake = awake or clock
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = LiveRequests()
@@ -161,6 +164,7 @@ class Dispatcher:
         live = LiveRequest(
             admitted, next(self._numbers), self._tokenizer, self._clock(), self._settings.max_outbox_tokens
         )
+        live.served_at = self._awake()
         if not can_ever_run(live.waiting, self.fleet.states):
             raise self._never_runs(live)
         self._enqueue_new(live)
@@ -282,7 +286,7 @@ class Dispatcher:
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True
             live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
-        if live.push(tokens.token_ids, tokens.logprobs, now):
+        if live.push(tokens.token_ids, tokens.logprobs, self._awake()):
             self._finish(live, common_pb2.FINISH_REASON_STOP)
 
     def _attempt_failed(self, live: LiveRequest, reason: str, why: str, pause_s: float = 0.0) -> None:
@@ -325,7 +329,7 @@ class Dispatcher:
         if live.ended:
             return
         try:
-            live.flush(self._clock())
+            live.flush(self._awake())
         except Exception as error:  # A bug with one request's text must not leave it without an end.
             self._fail(live, from_exception(error))
             return
@@ -363,7 +367,7 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Ends requests that waited too long for an executor, and those of clients that do not read."""
-        now = self._clock()
+        now = self._awake()
         for live in self._accepted:
             full_since = live.outbox.full_since
             if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lorafleet.v1 import adapters_pb2, executor_pb2
 from scheduler.fleet.link import ExecutorLink, LinkSettings, Listener
@@ -14,8 +14,15 @@ from scheduler.fleet.wire import residency_rows
 class Fleet:
     """Links by address. Starts connecting at `start`, lets go of everything at `stop`."""
 
-    def __init__(self, addresses: Iterable[str], settings: LinkSettings, listener: Listener) -> None:
-        self._links = {address: ExecutorLink(address, settings, listener) for address in addresses}
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        settings: LinkSettings,
+        listener: Listener,
+        awake: Callable[[], float],
+    ) -> None:
+        """`awake` is a clock in seconds that runs only while this loop is alive."""
+        self._links = {address: ExecutorLink(address, settings, listener, awake) for address in addresses}
         self.states: Sequence[ExecutorState] = tuple(link.state for link in self._links.values())
         self._tasks: list[asyncio.Task[None]] = []
 

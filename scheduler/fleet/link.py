@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 ENDS_WITH_STEPS = (("lorafleet-ends-with-steps", "true"),)  # StepTokens.finished
 MAX_BATCH_BYTES = 8 * 1024 * 1024  # Half of what a message may hold.
+# Longer than a pause of this process counts on the clock `awake`, so that what came meanwhile is read first.
+LAST_CHANCE_S = 0.25
 
 
 class Listener(Protocol):
@@ -43,7 +46,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Times in seconds."""
+    """Times in seconds; those that an executor has to be heard in count only while this loop is alive."""
 
     fingerprint: str  # Of our model; executors of another are refused.
     report_timeout_s: float = 3.0  # Three reports.
@@ -63,12 +66,20 @@ class StreamEnded(Exception):
 
 
 class ExecutorLink:
-    """One `--executor`. `state` is for reading; commands go through the methods, in order."""
+    """One `--executor`. `state` is for reading; commands go through the methods, in order.
 
-    def __init__(self, address: str, settings: LinkSettings, listener: Listener) -> None:
+    `awake` is a clock in seconds that runs only while this loop is alive.
+    """
+
+    def __init__(
+        self, address: str, settings: LinkSettings, listener: Listener, awake: Callable[[], float]
+    ) -> None:
         self.state = ExecutorState(address)
         self._settings = settings
         self._listener = listener
+        self._awake = awake
+        self._due = 0.0  # On that clock: when the next report, or the hello, must have come.
+        self._cut: StreamEnded | None = None  # Why this side ends the stream.
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
         self._drops = 0  # Sent, on all streams.
@@ -161,43 +172,49 @@ class ExecutorLink:
             return StreamEnded(Phase.CONNECTING, "internal error; the log has more")
 
     async def _one_stream(self) -> NoReturn:
-        self._outgoing = asyncio.Queue()
+        self._outgoing, self._cut = asyncio.Queue(), None
+        self._due = self._awake() + self._settings.hello_timeout_s
         async with grpc.aio.insecure_channel(self.state.address, options=EXECUTOR_OPTIONS) as channel:
             call = executor_pb2_grpc.ExecutorStub(channel).Execute(metadata=ENDS_WITH_STEPS)
-            writer = asyncio.create_task(self._write(call, self._outgoing))
+            helpers = [
+                asyncio.create_task(self._write(call, self._outgoing)),
+                asyncio.create_task(self._cut_off_when_silent(call)),
+            ]
             try:
-                self._greet(await self._read(call, self._settings.hello_timeout_s, Phase.CONNECTING))
-                due = asyncio.get_running_loop().time() + self._settings.report_timeout_s
+                self._greet(await self._read(call))
+                self._due = self._awake() + self._settings.report_timeout_s
                 while True:
-                    left = due - asyncio.get_running_loop().time()
-                    # When this process itself was late, what has arrived meanwhile is still read first.
-                    event = await self._read(call, max(left, 0.05), Phase.HUNG)
+                    event = await self._read(call)
                     self._handle(event)
                     if event.HasField("load"):
-                        due = asyncio.get_running_loop().time() + self._settings.report_timeout_s
+                        self._due = self._awake() + self._settings.report_timeout_s
             finally:
-                writer.cancel()
+                for helper in helpers:
+                    helper.cancel()
                 call.cancel()
 
-    async def _read(
-        self, call: grpc.aio.StreamStreamCall, timeout_s: float, phase: Phase
-    ) -> executor_pb2.ExecutorEvent:
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> executor_pb2.ExecutorEvent:
         try:
-            async with asyncio.timeout(timeout_s):
-                event = await call.read()
+            event = await call.read()
             if event is not grpc.aio.EOF:
                 return cast(executor_pb2.ExecutorEvent, event)
             code, details = await call.code(), await call.details()
-        except TimeoutError:
-            what = "no report" if phase is Phase.HUNG else "no hello"
-            raise StreamEnded(phase, f"{what} within its time") from None
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details()
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            raise StreamEnded(Phase.CONNECTING, "nothing can be written to it; the log has more") from None
+            lost = StreamEnded(Phase.CONNECTING, "nothing can be written to it; the log has more")
+            raise self._cut or lost from None
         raise StreamEnded(Phase.CONNECTING, f"stream ended: {code.name} {details or ''}".rstrip())
+
+    async def _cut_off_when_silent(self, call: grpc.aio.StreamStreamCall) -> None:
+        while (left := self._due + LAST_CHANCE_S - self._awake()) > 0:
+            await asyncio.sleep(min(left, self._settings.report_timeout_s))  # A hello brings `_due` closer.
+        greeted = self.state.limits is not None
+        phase, what = (Phase.HUNG, "report") if greeted else (Phase.CONNECTING, "hello")
+        self._cut = StreamEnded(phase, f"no {what} within its time")
+        call.cancel()  # Which the reader notices.
 
     async def _write(
         self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[executor_pb2.ExecutorCommand]

@@ -79,11 +79,12 @@ def dispatcher_of(
     link: LinkSettings = LINK,
     clock: Callable[[], float] | None = None,
     data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
+    awake: Callable[[], float] | None = None,
 ) -> Dispatcher:
     settings = replace(settings, executors=tuple(addresses))
     metrics = Metrics(CollectorRegistry())
     clock = clock or asyncio.get_running_loop().time
-    return Dispatcher(settings, link, tokenizer, metrics, clock, data_loss)
+    return Dispatcher(settings, link, tokenizer, metrics, clock, data_loss, awake)
 
 
 @asynccontextmanager
