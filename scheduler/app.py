@@ -163,7 +163,6 @@ class Scheduler:
                 self._authenticator,
                 self._admission,
                 self.dispatcher,
-                self._tokenizer,
                 self._store,
                 self._spec,
                 self._metrics,

@@ -16,7 +16,6 @@ from scheduler.errors import Draining, from_exception
 from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
-from scheduler.text.tokenizer import Tokenizer
 
 _ACCEPTED = (("lorafleet-accepted", "true"),)
 
@@ -29,7 +28,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         authenticator: Authenticator,
         admission: Admission,
         dispatcher: Dispatcher,
-        tokenizer: Tokenizer,
         store: AdapterStore,
         spec: ModelSpec,
         metrics: Metrics,
@@ -38,7 +36,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._authenticator = authenticator
         self._admission = admission
         self._dispatcher = dispatcher
-        self._tokenizer = tokenizer
         self._store = store
         self._spec = spec
         self._metrics = metrics
@@ -80,11 +77,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         identity = self._authenticator.identify(context.invocation_metadata())
-        token_ids = await self._admission.tokenize(request, identity)
+        token_ids, tokens = await self._admission.tokenize(request, identity)
         return inference_pb2.TokenizeResponse(
-            token_ids=token_ids,
-            tokens=map(self._tokenizer.token, token_ids),
-            max_model_len=self._admission.max_model_len,
+            token_ids=token_ids, tokens=tokens, max_model_len=self._admission.max_model_len
         )
 
     @translate_errors

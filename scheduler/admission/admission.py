@@ -20,6 +20,7 @@ from scheduler.admission.lookup import check_fits, find_version, parse_ref, requ
 from scheduler.admission.versions import Versions
 from scheduler.errors import InvalidRequest, QueueFull, StoreUnavailable
 from scheduler.text.chat import ChatTemplates
+from scheduler.text.long_texts import TextThreads
 from scheduler.text.text_stream import PROMPT_TAIL
 from scheduler.text.tokenizer import Tokenizer
 
@@ -81,6 +82,7 @@ class Admission:
         self._max_admitting = max_admitting
         self._admitting = 0
         self._fitting: set[str] = set()  # Digests.
+        self._texts = TextThreads(pool)
         self.templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
 
     @property
@@ -153,8 +155,10 @@ class Admission:
             full_heads=len(version.manifest.full_heads) if version else 0,
         )
 
-    async def tokenize(self, request: inference_pb2.TokenizeRequest, identity: Identity) -> tuple[int, ...]:
-        """The prompt's token ids. Raises as admit does."""
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, identity: Identity
+    ) -> tuple[tuple[int, ...], list[str]]:
+        """The prompt's token ids, and each token as the vocabulary writes it. Raises as admit does."""
         with self._one_more():
             validation.check_prompt_form(request)
             version = None
@@ -162,7 +166,8 @@ class Admission:
                 ref = parse_ref(request.adapter, identity)
                 version = await self._find(ref, identity, request.adapter, None)
             require(identity, INFER, "tokenizing")
-            return await self._prompt(request, version)
+            ids = await self._prompt(request, version)
+            return ids, await self._texts.run(len(ids), lambda: [*map(self._tokenizer.token, ids)])
 
     @contextmanager
     def _one_more(self) -> Iterator[None]:
@@ -175,7 +180,8 @@ class Admission:
             self._admitting -= 1
 
     async def close(self) -> None:
-        """Ends the worker processes of chat templates."""
+        """Ends the worker processes of chat templates, and the thread of long texts."""
+        self._texts.close()
         await self.templates.close()
 
     async def _version(
@@ -238,7 +244,7 @@ class Admission:
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, version: Version | None
     ) -> tuple[int, ...]:
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
-            ids: Sequence[int] = tuple(request.token_ids.ids)
+            ids: Sequence[int] = request.token_ids.ids
         elif request.HasField("chat"):
             messages = [
                 {"role": message.role, "content": message.content} for message in request.chat.messages
@@ -254,16 +260,16 @@ class Admission:
             raise InvalidRequest("prompt", "has no tokens; at least one is needed")
         if len(ids) >= self.max_model_len:
             raise self._too_long(f"has {len(ids)} tokens")
-        validation.check_token_ids(ids, self._spec.vocab_size, "token_ids.ids")
-        return tuple(ids)
+        prompt = tuple(ids)
+        validation.check_token_ids(prompt, self._spec.vocab_size, "token_ids.ids")
+        return prompt
 
     async def _encode(self, text: str, *, special: bool) -> list[int]:
         """A text that cannot fit is refused before it costs anything."""
-        if len(text) > self.max_model_len * self._tokenizer.longest_token:
+        if not self._tokenizer.may_have_fewer(text, self.max_model_len):
             raise self._too_long(f"has {len(text)} characters")
         encode = self._tokenizer.encode
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: encode(text, add_special_tokens=special))
+        return await self._texts.run(len(text), lambda: encode(text, add_special_tokens=special))
 
     def _too_long(self, has: str) -> InvalidRequest:
         limit = self.max_model_len
@@ -277,7 +283,7 @@ class Admission:
             return ""
         text = request.text
         if not request.HasField("text"):
-            text = await asyncio.get_running_loop().run_in_executor(self._pool, self._text_of, prompt)
+            text = await self._texts.run(len(prompt), lambda: self._text_of(prompt))
         validation.check_echo(text)
         return text
 

@@ -1,6 +1,7 @@
 """The served model's tokenizer, from its folder, without transformers."""
 
 import json
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from adapter_store.base.special_tokens import (
 )
 from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
 
+_LETTERS = string.ascii_letters.encode()
+
 
 class InvalidTokenizer(Exception):
     """The folder's tokenizer.json cannot be used; the text names it."""
@@ -28,10 +31,13 @@ class InvalidTokenizer(Exception):
 class Tokenizer:
     """Text to token ids and back. Safe to use from several threads.
 
+    What takes long is asked of the library for a batch of one: that alone lets go of the interpreter while
+    it works, on the calling thread.
+
     `vocab_size` is one more than the highest id. `eos_token_ids` end an answer. `special_tokens` are the
     strings that chat templates know as bos_token, eos_token and so on; `chat_template` is None when the model
-    has none. `longest_token` is the length in characters of the longest token string: no token stands for
-    more of a text.
+    has none. No token stands for more of a text than `longest_token` characters, or than `most_letters` from
+    A to Z and a to z: the longest tokens are of spaces and signs.
     """
 
     vocab_size: int
@@ -39,6 +45,7 @@ class Tokenizer:
     special_tokens: Mapping[str, str]
     chat_template: str | None
     longest_token: int
+    most_letters: int
     _tokenizer: tokenizers.Tokenizer
     _pieces: "_Pieces"
 
@@ -63,19 +70,27 @@ class Tokenizer:
             special_tokens=special.named,
             chat_template=_chat_template(path),
             longest_token=max(map(len, vocabulary), default=1),
+            most_letters=max(map(_letters, vocabulary), default=0),
             _tokenizer=tokenizer,
             _pieces=_Pieces.make(tokenizer),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; the usual special tokens (such as BOS) are added unless told not to."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
+
+    def may_have_fewer(self, text: str, tokens: int) -> bool:
+        """Whether the text may have fewer than so many tokens, as far as can be said at once."""
+        if len(text) // self.longest_token >= tokens:
+            return False
+        return _letters(text) < tokens * max(1, self.most_letters)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of all of them at once, special tokens left out."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
+        [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=True)
+        return str(text)
 
     def token(self, token_id: int) -> str:
         """The token string as the vocabulary writes it."""
@@ -183,6 +198,12 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None
 def _library_token(token: AddedToken) -> tokenizers.AddedToken:
     form = asdict(token)
     return tokenizers.AddedToken(form.pop("content"), **form)
+
+
+def _letters(text: str) -> int:
+    """How many of the text's characters are from A to Z or a to z."""
+    data = text.encode(errors="replace")
+    return len(data) - len(data.translate(None, _LETTERS))
 
 
 def _chat_template(path: Path) -> str | None:

@@ -1,0 +1,88 @@
+"""Long texts beside everything else: the loop goes on, and short texts pass. By order, never by the clock."""
+
+import asyncio
+import random
+import string
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import pytest_asyncio
+
+from scheduler.errors import QueueFull
+from scheduler.text.long_texts import LONG, MAX_LONG, TextThreads
+from scheduler.text.tokenizer import Tokenizer
+from tests.support.adapters.tokenizers import byte_level, write_folder
+
+# Half a second of work: while it is done, the loop has many turns, or, if it is held up, one or two.
+LETTERS = "".join(random.Random(1).choices(string.ascii_lowercase, k=700_000))
+TURNS = 10
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(write_folder(tmp_path_factory.mktemp("tokenizer"), byte_level()))
+
+
+@pytest_asyncio.fixture
+async def texts() -> AsyncIterator[TextThreads]:
+    with ThreadPoolExecutor(1) as pool:
+        texts = TextThreads(pool)
+        yield texts
+        texts.close()
+
+
+@pytest.fixture(scope="module")
+def ids(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(LETTERS)
+
+
+@pytest.mark.parametrize("way", ["encode", "decode", "strings"])
+async def test_the_loop_goes_on_while_a_long_text_is_worked_on(
+    way: str, tokenizer: Tokenizer, texts: TextThreads, ids: list[int]
+) -> None:
+    work: dict[str, Callable[[], object]] = {
+        "encode": partial(tokenizer.encode, LETTERS),
+        "decode": partial(tokenizer.decode, ids),
+        "strings": lambda: [*map(tokenizer.token, ids)],
+    }
+    task = asyncio.create_task(texts.run(len(LETTERS), work[way]))
+    for _ in range(TURNS):
+        await asyncio.sleep(0.001)
+    assert not task.done()
+    await task
+
+
+async def test_a_short_text_passes_long_ones(tokenizer: Tokenizer, texts: TextThreads) -> None:
+    long = [asyncio.create_task(texts.run(len(LETTERS), partial(tokenizer.encode, LETTERS))) for _ in "123"]
+    await asyncio.sleep(0)
+    for _ in range(10):
+        assert await texts.run(5, partial(tokenizer.encode, "short")) == tokenizer.encode("short")
+    assert not long[-1].done()
+    for each in long:
+        await each
+
+
+async def test_too_many_long_texts_are_refused_and_a_single_one_never(texts: TextThreads) -> None:
+    first = asyncio.create_task(texts.run(2 * MAX_LONG, lambda: 1))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await texts.run(LONG, lambda: 2)
+    assert await texts.run(LONG - 1, lambda: 3) == 3
+    assert await first == 1
+    assert await texts.run(LONG, lambda: 4) == 4
+
+
+@pytest.mark.parametrize("text", ["a" * 400, "ab cd " * 60, " " * 400, "é" * 400, "<|im_end|>" * 40])
+def test_no_text_has_fewer_tokens_than_is_said_at_once(text: str, tokenizer: Tokenizer) -> None:
+    count = len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.may_have_fewer(text, count + 1)
+    assert not tokenizer.may_have_fewer(text, 0)
+
+
+def test_letters_are_refused_sooner_than_spaces(tokenizer: Tokenizer) -> None:
+    """Of spaces the longest tokens are, in most vocabularies."""
+    assert tokenizer.most_letters <= tokenizer.longest_token
+    assert not tokenizer.may_have_fewer("a" * 100 * tokenizer.most_letters, 100)
+    assert tokenizer.may_have_fewer("a" * 99 * tokenizer.most_letters, 100)
