@@ -40,8 +40,9 @@ crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a st
 cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
 	NUM_CANCELS=10000 $(BIN)/python -m pytest --timeout 1800 tests/integration/test_cancellation.py -k quick_cancels
 
-chaos: $(STAMP)  ## kill, freeze and drain real services for 15 minutes, under traffic with known answers
+chaos: $(STAMP)  ## kill, freeze and drain real services for half an hour, under traffic with known answers
 	CHAOS_SECONDS=900 CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest --timeout 1800 tests/faults/test_chaos.py -s $(TEST_ARGS)
+	$(BIN)/python -m tests.support.chaos.pauses --json tests/faults/results/pauses.json $(PAUSES_ARGS)
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 

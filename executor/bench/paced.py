@@ -6,6 +6,7 @@ scheduler is the cost of the way there and back, at any speed of steps: STEP_MS 
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,11 @@ from executor.batch.sequence import Dispatch, FinishReason, Key
 from executor.config import ExecutorConfig
 from executor.engine import Engine
 from executor.events import EngineInfo, Finished, NewToken, Status, StepEvents
+
+
+def paced_token(prompt: Sequence[int], index: int) -> int:
+    """Token `index` of the answer to a prompt: a gap shows, and mostly another's answer, too."""
+    return 3 + (prompt[0] + index) % 64
 
 
 class PacedEngine:
@@ -37,7 +43,8 @@ class PacedEngine:
         self._steps += 1
         tokens, finished = [], []
         for key, (dispatch, index) in list(self.sequences.items()):
-            tokens.append(NewToken(key, index, SampledToken(3 + index % 64, 0.0, ()), False))
+            token = SampledToken(paced_token(dispatch.prompt_token_ids, index), 0.0, ())
+            tokens.append(NewToken(key, index, token, False))
             self.sequences[key] = dispatch, index + 1
             if index + 1 >= (dispatch.stop.max_new_tokens or 0):
                 del self.sequences[key]

@@ -41,6 +41,8 @@ class Node:
         self._reserved = ExitStack()  # while it is down, too
         port, metrics_port = (free_port(self._reserved, "127.0.0.1") for _ in range(2))
         self.module, self.name = module, name
+        self.program = module  # What is run; a test may put one of its own in its place.
+        self.environment: dict[str, str] = {}
         self.address = f"127.0.0.1:{port}"
         self.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self._log = folder / f"{name}.log"
@@ -49,7 +51,7 @@ class Node:
 
     def start(self) -> Self:
         # lorafleet.child ends the service when this process is gone, however it ended.
-        command = [sys.executable, "-m", "lorafleet.child", self.module, *self._arguments]
+        command = [sys.executable, "-m", "lorafleet.child", self.program, *self._arguments]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -57,7 +59,7 @@ class Node:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment},
             )
         return self
 
