@@ -76,9 +76,14 @@ class Scheduler:
         self._authenticator = Authenticator(config.tokens_file)
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
-        self._versions = Versions(self._store, config.alias_max_staleness, count=self._metrics.resolved)
-        self._quarantine = Quarantine(self._store, self._versions, self._pool, self._metrics.data_loss)
         self._heartbeat = Heartbeat(self._metrics.loop_lag_seconds.observe)
+        self._versions = Versions(
+            self._store,
+            config.alias_max_staleness,
+            count=self._metrics.resolved,
+            awake=self._heartbeat.awake,
+        )
+        self._quarantine = Quarantine(self._store, self._versions, self._pool, self._metrics.data_loss)
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
             _link_settings(config, self._spec),

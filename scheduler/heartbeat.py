@@ -32,7 +32,7 @@ class Heartbeat:
             self._task.cancel()
 
     def awake(self) -> float:
-        """Seconds in which the loop was alive."""
+        """Seconds in which the loop was alive. From any thread, to a beat."""
         return self._awake_s + min(self._clock() - self._beat_at, MAX_BEAT_S)
 
     def beat(self) -> None:

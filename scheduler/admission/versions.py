@@ -33,7 +33,11 @@ class _Known:
 
 
 class Versions:
-    """Thread-safe. `count` is told where each answer came from: "memory", "store" or "memory_unconfirmed"."""
+    """Thread-safe. `count` is told where each answer came from: "memory", "store" or "memory_unconfirmed".
+
+    What is current is a matter of `clock`. How long the store is silent is measured on `awake`, which runs
+    only while this process does (scheduler/heartbeat.py).
+    """
 
     def __init__(
         self,
@@ -42,14 +46,15 @@ class Versions:
         *,
         clock: Callable[[], float] = time.monotonic,
         count: Callable[[str], None] = lambda source: None,
+        awake: Callable[[], float] | None = None,
     ) -> None:
         self._store, self.max_staleness_s = store, max_staleness_s
-        self._clock, self._count = clock, count
+        self._clock, self._awake, self._count = clock, awake or clock, count
         self._names: OrderedDict[tuple[str, str], _Known] = OrderedDict()  # What was used last is last.
         self._number = -1  # Of the last news.
         self._heard = 0  # News that told of changes.
         self._confirmed_at = float("-inf")
-        self._asking_since: float | None = None  # While the thread waits for an answer.
+        self._asking_since: float | None = None  # While the thread waits for an answer; by `awake`.
         self._answers = True  # Until it is known that the store does not.
         self._changed = threading.Condition()  # Guards all above.
         self._stopped = threading.Event()
@@ -128,7 +133,7 @@ class Versions:
     def ask(self) -> None:
         """Asks the store what changed. Raises StoreUnavailable."""
         with self._changed:
-            asked_at = self._asking_since = self._clock()
+            asked_at, self._asking_since = self._clock(), self._awake()
         try:
             news = self._store.news(self._number)
         except BaseException:
@@ -183,12 +188,14 @@ class Versions:
     def _wait_confirmed(self) -> None:
         """A thread that is only late on a busy machine is waited for; a store that is silent is not."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_confirmed() or self._is_silent(), self.max_staleness_s)
+            give_up = self._awake() + self.max_staleness_s
+            while not (self._is_confirmed() or self._is_silent()) and self._awake() < give_up:
+                self._changed.wait(POLL_S)
             if not self._is_confirmed():
                 raise StoreUnavailable("the adapter store does not answer")
 
     def _is_silent(self) -> bool:
-        asking_s = 0.0 if self._asking_since is None else self._clock() - self._asking_since
+        asking_s = 0.0 if self._asking_since is None else self._awake() - self._asking_since
         return not self._answers or asking_s > self.max_staleness_s
 
     def _read(self, ref: Ref, sticky_key: str | None, resumed: bool) -> Version:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,24 @@ def test_a_store_that_is_silent_is_waited_for_no_longer_than_the_staleness(
     store.silent = None
     versions.ask()
     assert versions.resolve(LATEST) == version
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_store(store: Leaving, version: Version) -> None:
+    """It is stopped in the middle of a question; who asks right afterwards waits for the store's news."""
+    clock, awake = ManualClock(), ManualClock()
+    versions = Versions(store, 1.0, clock=clock, awake=awake)
+    versions.ask()
+    assert versions.resolve(LATEST) == version
+    store.silent = threading.Event()
+    versions.start()
+    wait_until(lambda: versions._asking_since is not None, "the store is asked")
+    clock.advance(55.0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(versions.resolve, LATEST)
+        assert not wait([answer], timeout=0.2).done
+        store.silent.set()
+        assert answer.result(60) == version
+    versions.stop()
 
 
 def test_what_leaves_active_is_not_found_by_digest_either(
