@@ -1,6 +1,5 @@
 """The engine on its own thread: commands in through a queue, events out through callbacks."""
 
-import gc
 import logging
 import sys
 import threading
@@ -11,6 +10,7 @@ from queue import Empty, SimpleQueue
 from executor.engine import Engine
 from executor.errors import RankLost
 from executor.events import EngineInfo, StepEvents
+from lorafleet.garbage import QuietCollector
 
 Command = Callable[[Engine], None]
 
@@ -45,6 +45,7 @@ class EngineThread:
         self._on_events = on_events
         self._on_end = on_end
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._collector = QuietCollector()
         self._failed_steps = 0
         self._busy_since: float | None = None
         # A daemon: a hung step must not keep the process from ending.
@@ -77,15 +78,13 @@ class EngineThread:
         try:
             engine = self._build(self.wake)
             sys.setswitchinterval(SWITCH_INTERVAL_S)
-            # What is there now stays: looking through it for garbage again and again would stop every stream.
-            gc.collect()
-            gc.freeze()
+            self._collector.start()
             self._on_ready(engine.info)
             try:
                 self._loop(engine)
             finally:
                 engine.close()
-                gc.unfreeze()  # or the interpreter, at its end, calls it all leaked
+                self._collector.stop()
         except Exception as error:
             self._on_end(error)
         else:
@@ -107,6 +106,11 @@ class EngineThread:
         """Wait up to `patience` seconds for a command, then run all there are. False: it is time to stop."""
         try:
             command = self._commands.get(timeout=patience) if patience else self._commands.get_nowait()
+        except Empty:
+            if patience == IDLE_WAIT_S:
+                self._collector.idle()
+            return True
+        try:
             while command is not None:
                 command(engine)
                 command = self._commands.get_nowait()

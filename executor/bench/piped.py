@@ -11,7 +11,6 @@ out:  {"ready": {what is fixed for the engine's life}}   first
 Answers are greedy and end at their length alone. `at` is time.monotonic() of this machine.
 """
 
-import gc
 import json
 import logging
 import os
@@ -54,7 +53,6 @@ def main() -> int:
         return 2
     setup_logging(config.log_format, config.log_level)
     _serve(config, store)
-    gc.unfreeze()
     return 0
 
 
@@ -87,8 +85,6 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def ready(self, info: EngineInfo) -> None:
-        gc.collect()  # as the executor does
-        gc.freeze()
         self.write({"ready": asdict(info)})
 
     def step(self, events: StepEvents) -> None:

@@ -39,6 +39,7 @@ from executor.ranks.messages import (
 from executor.ranks.shared_tokens import SharedTokensPass
 from executor.rejection import rejection_of
 from executor.step.shard import Shard
+from lorafleet.garbage import QuietCollector
 
 
 def run_rank(
@@ -58,6 +59,7 @@ def run_rank(
     except (ExecutorError, AdapterStoreError) as error:
         control.send(StartFailed(str(error)))
         return
+    QuietCollector().start()  # all ranks wait in a step for the one that collects
     control.send(Ready(worker.nbytes_per_slot))
     for lane in lanes:
         threading.Thread(target=worker.serve_lane, args=(lane,), name="adapter-lane", daemon=True).start()
