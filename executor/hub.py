@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from executor import wire as convert
+from executor.adapters.cold_waits import ColdWait, ColdWaits
 from executor.adapters.residency import Residency
 from executor.batch.sequence import Dispatch
 from executor.engine import Engine
@@ -51,7 +52,9 @@ class Hub:
         self._residency = Residency()
         self._status = Status()
         self._opened = 0
-        self._told: tuple[int, int] | None = None  # the room in the last reports; None: one is owed
+        self._cold = ColdWaits()
+        # Room and cold waits in the last reports; None: one is owed.
+        self._told: tuple[int, int, tuple[ColdWait, ...]] | None = None
 
     @property
     def num_live(self) -> int:
@@ -101,6 +104,7 @@ class Hub:
         """The end of a stream cancels its dispatches. Closing it again does nothing."""
         if self.streams.pop(stream.number, None) is not None:
             stream.outbox.discard()
+            self._cold.close(stream.number)
             self._cancel(stream, list(stream.live))
             self.tell_room()
 
@@ -126,9 +130,7 @@ class Hub:
             case "cancel":
                 self._cancel(stream, command.cancel.dispatch_ids)
             case "prefetch":
-                hint = command.prefetch
-                digest, in_s, uses = hint.digest, hint.need_by_ms / 1000, hint.expected_uses
-                self._engine.submit(lambda engine: engine.prefetch(digest, in_s, uses))
+                self._prefetch(stream, command.prefetch)
             case "pin":
                 digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
                 adapter = command.pin.adapter
@@ -170,7 +172,7 @@ class Hub:
                 self._tell_load(stream)
 
     def tell_room(self) -> None:
-        room = (self.free_seats, self.free_slots)
+        room = (self.free_seats, self.free_slots, self._cold.line())
         if room != self._told:
             self._told = room
             self.tell_loads()
@@ -189,6 +191,14 @@ class Hub:
             stream.engine_lost = engine_lost
             stream.outbox.close()
 
+    def _prefetch(self, stream: Stream, hint: executor_pb2.Prefetch) -> None:
+        digest, in_s, uses = hint.digest, hint.need_by_ms / 1000, hint.expected_uses
+        if hint.waiting_ms:
+            self._cold.begin(stream.number, digest, time.monotonic() - hint.waiting_ms / 1000)
+        elif self._cold.end(stream.number, digest):
+            return  # It says that nobody waits any more.
+        self._engine.submit(lambda engine: engine.prefetch(digest, in_s, uses))
+
     def _dispatch(self, stream: Stream, messages: Iterable[executor_pb2.Dispatch]) -> None:
         now = time.monotonic()
         accepted: list[Dispatch] = []
@@ -199,6 +209,7 @@ class Hub:
                     raise InvalidDispatch(f"dispatch_id {message.dispatch_id!r} is used already")
                 accepted.append(convert.dispatch_from(message, stream.number, now))
                 stream.live[message.dispatch_id] = message.digest
+                self._cold.end(stream.number, message.digest)
             except InvalidDispatch as error:
                 self._refuse(stream, message.dispatch_id, rejection_of(error))
 
@@ -263,6 +274,11 @@ class Hub:
         seen = self.info.max_seats - self._status.free_seats if self.info else 0
         waiting = self._status.waiting + max(0, self.num_live - seen)
         load = convert.Load(
-            self.free_seats, self.free_slots, waiting, self._engine.stalled_s, stream.received
+            self.free_seats,
+            self.free_slots,
+            waiting,
+            self._engine.stalled_s,
+            stream.received,
+            self._cold.line(),
         )
-        stream.outbox.put(convert.load_event(self._status, load))
+        stream.outbox.put(convert.load_event(self._status, load, time.monotonic()))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from executor.adapters.cold_waits import ColdWait
 from executor.adapters.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import Dispatch, FinishReason, PromptLogprob, StopRules
@@ -182,9 +183,11 @@ class Load:
     waiting: int
     stalled_s: float
     received: int
+    cold: tuple[ColdWait, ...] = ()
 
 
-def load_event(status: Status, load: Load) -> executor_pb2.ExecutorEvent:
+def load_event(status: Status, load: Load, now: float) -> executor_pb2.ExecutorEvent:
+    """`now` is on the clock of the cold waits."""
     return executor_pb2.ExecutorEvent(
         load=executor_pb2.Load(
             state=executor_pb2.LOAD_STATE_DRAINING if status.draining else executor_pb2.LOAD_STATE_READY,
@@ -195,8 +198,13 @@ def load_event(status: Status, load: Load) -> executor_pb2.ExecutorEvent:
             running=status.running,
             last_step_age_ms=round(load.stalled_s * 1000),
             received_dispatches=load.received,
+            cold=[_cold_wait(wait, now) for wait in load.cold],
         )
     )
+
+
+def _cold_wait(wait: ColdWait, now: float) -> executor_pb2.ColdWait:
+    return executor_pb2.ColdWait(digest=wait.digest, waiting_ms=max(1, round((now - wait.since) * 1000)))
 
 
 def _entry(copy: Copy) -> executor_pb2.ResidencyEntry:

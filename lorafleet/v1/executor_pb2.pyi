@@ -61,14 +61,16 @@ class Cancel(_message.Message):
     def __init__(self, dispatch_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Prefetch(_message.Message):
-    __slots__ = ("digest", "need_by_ms", "expected_uses")
+    __slots__ = ("digest", "need_by_ms", "expected_uses", "waiting_ms")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NEED_BY_MS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_USES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     need_by_ms: int
     expected_uses: int
-    def __init__(self, digest: _Optional[str] = ..., need_by_ms: _Optional[int] = ..., expected_uses: _Optional[int] = ...) -> None: ...
+    waiting_ms: int
+    def __init__(self, digest: _Optional[str] = ..., need_by_ms: _Optional[int] = ..., expected_uses: _Optional[int] = ..., waiting_ms: _Optional[int] = ...) -> None: ...
 
 class PinAdapter(_message.Message):
     __slots__ = ("digest", "tier", "adapter")
@@ -234,8 +236,16 @@ class Rejected(_message.Message):
     code: int
     def __init__(self, dispatch_id: _Optional[str] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., retryable: bool = ..., code: _Optional[int] = ...) -> None: ...
 
+class ColdWait(_message.Message):
+    __slots__ = ("digest", "waiting_ms")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    waiting_ms: int
+    def __init__(self, digest: _Optional[str] = ..., waiting_ms: _Optional[int] = ...) -> None: ...
+
 class Load(_message.Message):
-    __slots__ = ("state", "free_seats", "free_kv_blocks", "free_slots", "waiting", "running", "last_step_age_ms", "received_dispatches")
+    __slots__ = ("state", "free_seats", "free_kv_blocks", "free_slots", "waiting", "running", "last_step_age_ms", "received_dispatches", "cold")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FREE_SEATS_FIELD_NUMBER: _ClassVar[int]
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +254,7 @@ class Load(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_DISPATCHES_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
     state: LoadState
     free_seats: int
     free_kv_blocks: int
@@ -252,7 +263,8 @@ class Load(_message.Message):
     running: int
     last_step_age_ms: int
     received_dispatches: int
-    def __init__(self, state: _Optional[_Union[LoadState, str]] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., received_dispatches: _Optional[int] = ...) -> None: ...
+    cold: _containers.RepeatedCompositeFieldContainer[ColdWait]
+    def __init__(self, state: _Optional[_Union[LoadState, str]] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., received_dispatches: _Optional[int] = ..., cold: _Optional[_Iterable[_Union[ColdWait, _Mapping]]] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
     __slots__ = ("hello", "step", "finished", "rejected", "residency", "load", "dropped")

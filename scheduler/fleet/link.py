@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -110,10 +111,16 @@ class ExecutorLink:
             cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
             self._send(executor_pb2.ExecutorCommand(cancel=cancel))
 
-    def prefetch(self, digest: str, need_by_s: float, expected_uses: int) -> None:
-        """`need_by_s`: from now, about."""
-        need_by_ms = round(need_by_s * 1000)
-        hint = executor_pb2.Prefetch(digest=digest, need_by_ms=need_by_ms, expected_uses=expected_uses)
+    def prefetch(self, digest: str, need_by_s: float, expected_uses: int, waiting_s: float = 0.0) -> None:
+        """`need_by_s`: from now, about. `waiting_s`: for how long it has waited for want of a slot, which the
+        executor repeats to all schedulers until it gets a dispatch of the version, or a prefetch with 0,
+        which is no hint then."""
+        hint = executor_pb2.Prefetch(
+            digest=digest,
+            need_by_ms=round(need_by_s * 1000),
+            expected_uses=expected_uses,
+            waiting_ms=math.ceil(waiting_s * 1000),
+        )
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
 
     def drop(self, digest: str, adapter: str) -> None:
@@ -284,7 +291,7 @@ class ExecutorLink:
         if load.last_step_age_ms > self._settings.step_timeout_s * 1000 and load.waiting + load.running:
             raise StreamEnded(Phase.HUNG, f"no step ended for {load.last_step_age_ms / 1000:.0f} s")
         self._failures = 0
-        self.state.reported(report_of(load))
+        self.state.reported(report_of(load, time.monotonic()))
         if load.state == executor_pb2.LOAD_STATE_DRAINING:
             self._set_phase(Phase.DRAINING, "it drains")
         else:

@@ -46,6 +46,9 @@ class Report:
     waiting: int = 0
     running: int = 0
     received: int = 0
+    # (digest, since when on our clock) of what all schedulers' requests wait for there, for want of a slot:
+    # the longest wait first. Empty, too, where an executor does not repeat it.
+    cold: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(slots=True)

@@ -50,7 +50,8 @@ def limits_of(hello: executor_pb2.Hello) -> Limits:
     )
 
 
-def report_of(load: executor_pb2.Load) -> Report:
+def report_of(load: executor_pb2.Load, now: float) -> Report:
+    """`now` is when it came, on a monotonic clock."""
     return Report(
         free_seats=load.free_seats,
         free_slots=load.free_slots,
@@ -58,6 +59,7 @@ def report_of(load: executor_pb2.Load) -> Report:
         waiting=load.waiting,
         running=load.running,
         received=load.received_dispatches,
+        cold=tuple((wait.digest, now - wait.waiting_ms / 1000) for wait in load.cold),
     )
 
 

@@ -20,7 +20,7 @@ from executor.errors import StartError
 from executor.server import ENDS_WITH_STEPS, SERVICE
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
 from tests.support.engines.driver import SMALL
-from tests.support.engines.executor_app import connected, dispatch, idle, running
+from tests.support.engines.executor_app import Scheduler, connected, dispatch, idle, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -112,6 +112,39 @@ async def test_cancel_stops_the_tokens_and_frees_all(app: ExecutorApp, digests: 
         await idle(app)
         assert len(scheduler.tokens["x"]) < 450
         assert not scheduler.of("finished") and not scheduler.of("rejected")
+
+
+async def test_every_scheduler_hears_who_waits_for_a_slot_on_any_stream(
+    app: ExecutorApp, strangers: list[str]
+) -> None:
+    def cold(scheduler: Scheduler) -> list[str]:
+        return [wait.digest for wait in scheduler.of("load")[-1].cold]
+
+    def waits(digest: str, waiting_ms: int) -> executor_pb2.Prefetch:
+        return executor_pb2.Prefetch(digest=digest, expected_uses=1, waiting_ms=waiting_ms)
+
+    one, two, three = strangers[:3]  # not loaded yet
+    async with connected(app) as here:
+        async with connected(app) as there:
+            await here.send(prefetch=waits(one, 5_000))
+            await there.send(prefetch=waits(two, 9_000))
+            await there.send(prefetch=waits(one, 2_000))
+            await there.send(prefetch=waits(three, 1))
+            for scheduler in (here, there):
+                await scheduler.until(lambda scheduler=scheduler: cold(scheduler) == [two, one, three])
+            told = here.of("load")[-1].cold
+            assert told[0].waiting_ms >= 9_000 and 5_000 <= told[1].waiting_ms < 9_000
+            # Still a hint to load it.
+            await here.until(lambda: any(e.digest == two for d in here.of("residency") for e in d.added))
+            await here.send(prefetch=waits(one, 0))
+            await there.until(lambda: there.of("load")[-1].cold[1].waiting_ms < 5_000)
+            assert cold(there) == [two, one, three]
+            await there.dispatch(dispatch("x", digest=one, tokens=2))
+            for scheduler in (here, there):
+                await scheduler.until(lambda scheduler=scheduler: cold(scheduler) == [two, three])
+            await there.ended("x")
+        await here.until(lambda: not cold(here))
+    await idle(app)
 
 
 @pytest.mark.parametrize("how", ["cancel", "half-close"])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.dispatch.progress import Progress
-from scheduler.fleet.wire import split_batches, tokens_of
+from scheduler.fleet.wire import report_of, split_batches, tokens_of
 from tests.support.services.scheduling import admitted
 
 
@@ -38,6 +38,15 @@ def test_a_step_is_taken_apart() -> None:
 def test_arrays_that_disagree_are_refused(step: executor_pb2.StepTokens) -> None:
     with pytest.raises(ValueError):
         list(tokens_of(step))
+
+
+def test_cold_waits_are_told_on_our_own_clock() -> None:
+    cold = [
+        executor_pb2.ColdWait(digest="b", waiting_ms=2500),
+        executor_pb2.ColdWait(digest="a", waiting_ms=1),
+    ]
+    assert report_of(executor_pb2.Load(cold=cold), 100.0).cold == (("b", 97.5), ("a", 99.999))
+    assert report_of(executor_pb2.Load(free_seats=3), 100.0).cold == ()
 
 
 @given(st.lists(st.integers(0, 300), max_size=30))
