@@ -51,6 +51,7 @@ def dispatch_from(message: executor_pb2.Dispatch, stream: int, now: float) -> Di
         ),
         cache_salt=message.cache_salt,
         deadline=now + message.time_left_ms / 1000 if message.time_left_ms else None,
+        accepted_at=now - message.waited_ms / 1000,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 

@@ -8,14 +8,16 @@ say when a step is on its way and when it is over. What a sequence holds is free
 last step that it is part of is over. Only KV blocks of a preempted sequence pass on at once: the next step
 writes to them after the one that runs has read them.
 
-Rules, in order:
+The older of two sequences is the one whose request was accepted first, by whatever scheduler, wherever it
+waited since. Rules, in order:
+
 1. Running sequences first. Each that decodes gets its token. The prompts share what is left: half of it is
    for the oldest one, so that it is done whatever else comes, and the other half for those that need least,
    so that short ones do not wait for long ones. Together those that want log-probabilities of their prompts
    get few tokens.
 2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
    its tokens anew later. What it delivered stays delivered. Nothing new starts in such a step.
-3. Waiting sequences follow in order of arrival. One whose adapter cannot have a slot now, or is not in host
+3. Waiting sequences follow, oldest first. One whose adapter cannot have a slot now, or is not in host
    memory yet, is passed over and holds nothing, and so is one whose adapter would be page-in number
    `max_page_ins` + 1 of the step: everybody in a step waits for its page-ins, and so many are done while the
    step before it runs. One that lacks KV blocks, beside those that prompts under way will need, ends the
@@ -33,7 +35,7 @@ from dataclasses import dataclass, field
 
 from executor.batch.blocks import BlockPool
 from executor.batch.pace import Load
-from executor.batch.sequence import Key, Sequence
+from executor.batch.sequence import Key, Order, Sequence
 from executor.batch.slots import SlotState, SlotTable
 
 # Rows of a step that reach the head for a prompt's log-probabilities, beside one of each sequence: a row of
@@ -41,6 +43,7 @@ from executor.batch.slots import SlotState, SlotTable
 MAX_SCORED = 512
 # Prompts that are begun and not done when a step is full, at which no further one begins.
 MOST_UNFINISHED = 16
+_OLDEST: Order = (float("-inf"), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +90,14 @@ class Batcher:
         self.max_seats = max_seats
         self.max_page_ins = max_page_ins
         self.aging_s = aging_s
-        # Both in order of arrival.
+        # Both oldest first.
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.sequences: dict[Key, Sequence] = {}
         # Ended, but part of a step that runs: they have no seat any more and still hold blocks and slot.
         self.leaving: list[Sequence] = []
-        # Of each slot, the youngest arrival when its use began: who waited for it then may join.
-        self._waited_until = [-1] * len(slots)
+        # Of each slot, the youngest that waited when its use began: who waited for it then may join.
+        self._waited_until: list[Order] = [_OLDEST] * len(slots)
 
     @property
     def free_seats(self) -> int:
@@ -103,7 +106,7 @@ class Batcher:
     def add(self, sequence: Sequence) -> None:
         """Accept: the caller has checked seats, key and length."""
         self.sequences[sequence.dispatch.key] = sequence
-        insort(self.waiting, sequence, key=_arrival)
+        insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> bool:
         """End a sequence, wherever it is. True: what it held is free. False: `landed` will free it."""
@@ -245,7 +248,7 @@ class Batcher:
                 break
             self._enter_slot(sequence, plan)
             self.waiting.remove(sequence)
-            insort(self.running, sequence, key=_arrival)
+            insort(self.running, sequence, key=_order)
             if count := _bounded(plan, sequence, min(sequence.uncomputed, budget)):
                 self.blocks.grow(sequence.held, sequence.computed + count)
                 budget -= _give(plan, sequence, count)
@@ -256,16 +259,16 @@ class Batcher:
         """Blocks that a running sequence will take for all its known tokens and one more."""
         return max(0, self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(sequence.held.block_ids))
 
-    def _starving(self, now: float, loaded: Container[str]) -> int | None:
-        """Arrival of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
+    def _starving(self, now: float, loaded: Container[str]) -> Order | None:
+        """Place of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
         for sequence in self.waiting:
             digest = sequence.digest
             if digest in loaded and self.slots.find(digest) is None:
-                return sequence.arrival if now - sequence.arrived_at >= self.aging_s else None
+                return sequence.order if now - sequence.arrived_at >= self.aging_s else None
         return None
 
     def _may_have_slot(
-        self, sequence: Sequence, starving: int | None, loaded: Container[str], plan: StepPlan
+        self, sequence: Sequence, starving: Order | None, loaded: Container[str], plan: StepPlan
     ) -> bool:
         if not sequence.digest:
             return True
@@ -273,7 +276,7 @@ class Batcher:
         if slot is None:
             may_page_in = sequence.digest in loaded and len(plan.page_ins) < self.max_page_ins
             return may_page_in and self.slots.has_place(sequence.digest)
-        return starving is None or sequence.arrival < starving or sequence.arrival <= self._waited_until[slot]
+        return starving is None or sequence.order < starving or sequence.order <= self._waited_until[slot]
 
     def _open(self, sequence: Sequence, plan: StepPlan, promised: int) -> bool:
         """Cached blocks for it, if there is room for all its known tokens and one more, and for what is
@@ -306,14 +309,14 @@ class Batcher:
         else:
             plan.slot_hits.append(sequence.digest)
         if not self.slots.users(slot):
-            self._waited_until[slot] = self.waiting[-1].arrival
+            self._waited_until[slot] = self.waiting[-1].order
         self.slots.acquire(slot)
         sequence.slot = slot
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         self.running.remove(sequence)
         self._let_go(sequence)
-        insort(self.waiting, sequence, key=_arrival)
+        insort(self.waiting, sequence, key=_order)
         plan.preempted.append(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:
@@ -333,10 +336,10 @@ class Batcher:
         homes = self.slots.digests
         held = all(s.table is None and s.slot == -1 and s.computed == 0 for s in self.waiting)
         placed = all(homes.get(s.digest, -1) == s.slot for s in holders if s.table is not None)
-        known = sorted(map(_arrival, [*self.running, *self.waiting]))
+        known = sorted(map(_order, [*self.running, *self.waiting]))
         if sorted(uses) != counted or not held or not placed:
             raise RuntimeError("sequences hold other slots or blocks than the books say")
-        if known != sorted(map(_arrival, self.sequences.values())) or self.free_seats < 0:
+        if known != sorted(map(_order, self.sequences.values())) or self.free_seats < 0:
             raise RuntimeError("sequences are lost, doubled or too many")
         if any(s.in_flight <= 0 or self.lives(s) for s in self.leaving):
             raise RuntimeError("a sequence that has ended stays for a step that is over")
@@ -370,8 +373,8 @@ def _give(plan: StepPlan, sequence: Sequence, count: int) -> int:
     return count
 
 
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival
+def _order(sequence: Sequence) -> Order:
+    return sequence.order
 
 
 def _uncomputed(sequence: Sequence) -> int:

@@ -10,6 +10,8 @@ from executor.batch.sampling import SamplingParams
 # Which stream, and the dispatch id on it: schedulers name dispatches independently of each other.
 Key = tuple[int, str]
 TopTokens = tuple[tuple[int, float], ...]
+# When its request was accepted, then its number here: smaller is older, and goes first. No two are the same.
+Order = tuple[float, int]
 
 
 class FinishReason(Enum):
@@ -32,7 +34,8 @@ class StopRules:
 class Dispatch:
     """What a scheduler asks for: `output_token_ids` were delivered before, generation goes on after them.
 
-    `digest` is "" for the base model; `deadline` is on the engine's clock (seconds).
+    `digest` is "" for the base model; `deadline`, and `accepted_at`, when the scheduler accepted the request,
+    are on the engine's clock (seconds).
     """
 
     key: Key
@@ -45,6 +48,7 @@ class Dispatch:
     cache_salt: bytes = b""
     deadline: float | None = None
     prompt_logprobs: int | None = None
+    accepted_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,10 @@ class Sequence:
     @property
     def digest(self) -> str:
         return self.dispatch.digest
+
+    @property
+    def order(self) -> Order:
+        return (self.dispatch.accepted_at, self.arrival)
 
     @property
     def length(self) -> int:

@@ -75,7 +75,8 @@ class Planner:
         live.attempts += 1
         self._journal.dispatched(live, now, self._fleet.tier(address, live.waiting.digest))
         left_s = live.time_limit_left_s(now)
-        return live.progress.dispatch(live.dispatch_id, 0 if left_s is None else max(1, round(left_s * 1000)))
+        left_ms = 0 if left_s is None else max(1, round(left_s * 1000))
+        return live.progress.dispatch(live.dispatch_id, left_ms, round((now - live.accepted_at) * 1000))
 
     def _hint(self) -> None:
         for digest in self._new_groups:

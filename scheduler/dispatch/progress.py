@@ -36,8 +36,9 @@ class Progress:
             return common_pb2.FINISH_REASON_LENGTH
         return None
 
-    def dispatch(self, dispatch_id: str, time_left_ms: int) -> executor_pb2.Dispatch:
-        """The next attempt. `time_left_ms` is of the request's time limit, 0 without one."""
+    def dispatch(self, dispatch_id: str, time_left_ms: int, waited_ms: int = 0) -> executor_pb2.Dispatch:
+        """The next attempt. `time_left_ms` is of the request's time limit, 0 without one; `waited_ms` counts
+        from its acceptance."""
         admitted = self.admitted
         stopping = common_pb2.Stopping()
         stopping.CopyFrom(admitted.stopping)
@@ -53,6 +54,7 @@ class Progress:
             stopping=stopping,
             cache_salt=admitted.cache_salt,
             time_left_ms=time_left_ms,
+            waited_ms=waited_ms,
         )
         if admitted.response.HasField("logprobs"):
             dispatch.logprobs = admitted.response.logprobs

@@ -1,7 +1,7 @@
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import PromptLogprob
 from executor.events import NewToken
-from executor.wire import MAX_STEP_BYTES, step_events
+from executor.wire import MAX_STEP_BYTES, dispatch_from, step_events
 from lorafleet.v1 import executor_pb2
 
 TOP = tuple((2**20 + i, -1.5) for i in range(20))
@@ -34,3 +34,8 @@ def test_large_prompts_that_end_in_one_step_are_split() -> None:
     assert len(events) > 1
     assert all(event.ByteSize() < MAX_STEP_BYTES + 10_000 for event in events)
     assert sum(len(e.prompt_positions) for event in events for e in event.step.logprobs) == 5 * 12_000
+
+
+def test_a_request_is_as_old_as_its_scheduler_says() -> None:
+    message = executor_pb2.Dispatch(dispatch_id="a", prompt_token_ids=[5], waited_ms=2500)
+    assert dispatch_from(message, 1, now=100.0).accepted_at == 97.5

@@ -32,7 +32,14 @@ def make_batcher(
     )
 
 
-def add(batcher: Batcher, number: int, digest: str = "", prompt: int = 5, at: float = 0.0) -> Sequence:
+def add(
+    batcher: Batcher,
+    number: int,
+    digest: str = "",
+    prompt: int = 5,
+    at: float = 0.0,
+    accepted_at: float = 0.0,
+) -> Sequence:
     dispatch = Dispatch(
         key=(0, f"d{number}"),
         request_id=f"r{number}",
@@ -41,6 +48,7 @@ def add(batcher: Batcher, number: int, digest: str = "", prompt: int = 5, at: fl
         output_token_ids=(),
         sampling=SamplingParams(),
         stop=StopRules(),
+        accepted_at=accepted_at,
     )
     sequence = Sequence(dispatch, number, at)
     batcher.add(sequence)

@@ -155,6 +155,20 @@ def test_a_backlog_of_many_adapters_over_few_slots_pages_each_in_once() -> None:
     assert sorted(paged_in) == sorted(set(wanted))
 
 
+def test_adapters_of_a_burst_come_in_by_who_waits_longest_at_its_scheduler() -> None:
+    batcher = make_batcher(slots=1)
+    add(batcher, 1, "A")
+    step(batcher)
+    for number, digest, accepted_at in ((2, "L1", 3.0), (3, "L2", 1.0), (4, "L3", 2.0), (5, "L1", 4.0)):
+        add(batcher, number, digest, accepted_at=accepted_at)
+    assert batcher.wanted() == ["L2", "L3", "L1"]  # in this order they are loaded into host memory, too
+    served = []
+    while batcher.waiting:
+        batcher.remove(batcher.running[0])
+        served += [page_in.digest for page_in in step(batcher).page_ins]
+    assert served == ["L2", "L3", "L1"]
+
+
 def test_base_goes_on_while_a_cold_adapter_ages() -> None:
     batcher = make_batcher(slots=1, aging=1.0)
     add(batcher, 1, "A")

@@ -14,7 +14,7 @@ from scheduler.errors import (
     StoreUnavailable,
 )
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.services.fakes import FakeExecutor
+from tests.support.services.fakes import FakeExecutor, ManualClock
 from tests.support.services.scheduling import (
     SETTINGS,
     admitted,
@@ -43,6 +43,22 @@ async def test_busy_rejections_go_back_to_their_place(dispatcher: Dispatcher, fa
     request = admitted()
     assert tokens_in(await read_all(dispatcher.submit(request, None))) == expected_tokens(request)
     assert len(fake.dispatches) == 6
+
+
+async def test_executors_are_told_how_long_a_request_has_waited(
+    fake: FakeExecutor, tokenizer: Tokenizer
+) -> None:
+    clock = ManualClock(100.0)
+    async with running(dispatcher_of([fake.address], tokenizer, clock=clock)) as dispatcher:
+        await ready(dispatcher)
+        fake.reject = lambda _: executor_pb2.Rejected(reason="NO_SEATS", retryable=True)
+        live = dispatcher.submit(admitted(), None)
+        await until(lambda: len(fake.dispatches) > 1)
+        clock.advance(2.5)
+        await until(lambda: fake.dispatches[-1].waited_ms > 0)
+        fake.reject = lambda _: None
+        await read_all(live)
+    assert fake.dispatches[0].waited_ms == 0 and fake.dispatches[-1].waited_ms == 2500
 
 
 async def test_failed_attempts_are_bounded(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
