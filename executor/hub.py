@@ -3,6 +3,10 @@
 All of it is on the event loop. Seats and slots are counted here for the reports: a dispatch takes its own
 from its receipt to its end, so that a report agrees with the dispatches that it says were received. The
 engine counts for itself when it accepts.
+
+Each load tells every scheduler of the same free seats, so two of them may take the same one. A dispatch that
+was told of a seat is therefore never refused for want of one: it waits here for the next. Any other goes to
+the engine at once, which hands it back unless a seat is free.
 """
 
 import logging
@@ -23,6 +27,7 @@ from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, St
 from executor.metrics import Snapshot
 from executor.outbox import Outbox
 from executor.rejection import Rejection, draining, rejection_of
+from executor.waiting_room import WaitingRoom
 from lorafleet.v1 import executor_pb2
 
 logger = logging.getLogger(__name__)
@@ -37,6 +42,7 @@ class Stream:
     outbox: Outbox
     live: dict[str, str] = field(default_factory=dict)
     received: int = 0
+    promised: int = 0
     ends_with_steps: bool = False  # in one event; else each end has its own
     cut_off: bool = False  # for not reading
     engine_lost: bool = False  # its end is a failure
@@ -53,6 +59,7 @@ class Hub:
         self._status = Status()
         self._opened = 0
         self._cold = ColdWaits()
+        self._room = WaitingRoom()
         # Room and cold waits in the last reports; None: one is owed.
         self._told: tuple[int, int, tuple[ColdWait, ...]] | None = None
 
@@ -65,10 +72,12 @@ class Hub:
         return self._status.draining
 
     @property
+    def _max_seats(self) -> int:
+        return self.info.max_seats if self.info else 0
+
+    @property
     def free_seats(self) -> int:
-        if self.info is None or self._status.draining:
-            return 0
-        return max(0, self.info.max_seats - self.num_live)
+        return 0 if self._status.draining else max(0, self._max_seats - self.num_live)
 
     @property
     def free_slots(self) -> int:
@@ -156,6 +165,7 @@ class Hub:
         for refused in events.rejected:
             if stream := self._ended(refused.key):
                 stream.outbox.put(convert.rejected_event(refused))
+        self._seat()
         if events.residency is not None:
             self._residency.apply(events.residency)
             for stream in self.streams.values():
@@ -201,35 +211,51 @@ class Hub:
 
     def _dispatch(self, stream: Stream, messages: Iterable[executor_pb2.Dispatch]) -> None:
         now = time.monotonic()
-        accepted: list[Dispatch] = []
+        untold: list[Dispatch] = []
         for message in messages:
             stream.received += 1
             try:
                 if message.dispatch_id in stream.live:
                     raise InvalidDispatch(f"dispatch_id {message.dispatch_id!r} is used already")
-                accepted.append(convert.dispatch_from(message, stream.number, now))
-                stream.live[message.dispatch_id] = message.digest
-                self._cold.end(stream.number, message.digest)
+                dispatch = convert.dispatch_from(message, stream.number, now)
             except InvalidDispatch as error:
                 self._refuse(stream, message.dispatch_id, rejection_of(error))
+                continue
+            if stream.received <= stream.promised:
+                self._room.add(dispatch)
+            else:
+                untold.append(dispatch)
+            stream.live[message.dispatch_id] = message.digest
+            self._cold.end(stream.number, message.digest)
+        self._seat(untold)
+
+    def _seat(self, untold: Sequence[Dispatch] = ()) -> None:
+        """Hand on to the engine, which knows of all ends so far, those that have a seat now, then the untold.
+        When it drains it gets all, to hand them back."""
+        taken = self.num_live - len(untold) - len(self._room)
+        free = len(self._room) if self.draining else self._max_seats - taken
+        seated = [*self._room.take(free), *untold]
 
         def add(engine: Engine) -> None:
-            for dispatch in accepted:
+            for dispatch in seated:
                 engine.add(dispatch)
 
-        self._engine.submit(add)
+        if seated:
+            self._engine.submit(add)
 
     def _cancel(self, stream: Stream, dispatch_ids: Iterable[str]) -> None:
-        keys = [(stream.number, name) for name in dispatch_ids if name in stream.live]
+        keys = {(stream.number, name) for name in dispatch_ids if name in stream.live}
         for _, name in keys:
             stream.live.pop(name, None)
+        seated = keys - self._room.discard(keys)
 
         def cancel(engine: Engine) -> None:
-            for key in keys:
+            for key in seated:
                 engine.cancel(key)
 
-        if keys:
+        if seated:
             self._engine.submit(cancel)
+            self._seat()
 
     def _refuse(self, stream: Stream, dispatch_id: str, rejection: Rejection) -> None:
         stream.outbox.put(convert.rejected_event(Rejected((stream.number, dispatch_id), rejection)))
@@ -271,8 +297,9 @@ class Hub:
 
     def _tell_load(self, stream: Stream) -> None:
         # What the engine has not seen yet waits, too: it may be stuck in a step.
-        seen = self.info.max_seats - self._status.free_seats if self.info else 0
+        seen = self._max_seats - self._status.free_seats
         waiting = self._status.waiting + max(0, self.num_live - seen)
+        stream.promised = max(stream.promised, stream.received + self.free_seats)
         load = convert.Load(
             self.free_seats,
             self.free_slots,

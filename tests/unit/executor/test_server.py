@@ -250,6 +250,25 @@ async def test_more_dispatches_than_seats_are_handed_back(app: ExecutorApp) -> N
         assert rejected == dict.fromkeys(["16", "17", "18", "19"], ("NO_SEATS", True))
 
 
+async def test_who_was_told_of_a_seat_that_another_took_has_the_next_one(app: ExecutorApp) -> None:
+    """Whose request was accepted first goes first."""
+    async with connected(app) as one, connected(app) as two:
+        await one.dispatch(*(dispatch(f"{n}", tokens=60) for n in range(16)))
+        await one.until(lambda: one.tokens)
+        await two.dispatch(*(dispatch(f"{n}", tokens=2, waited_ms=1000 * n) for n in range(1, 8)))
+        await two.send(cancel=executor_pb2.Cancel(dispatch_ids=["6", "7"]))
+        async with connected(app) as three:
+            await three.dispatch(dispatch("untold"))
+            await three.ended("untold")
+            assert [refused.reason for refused in three.of("rejected")] == ["NO_SEATS"]
+        assert not two.tokens and two.of("load")[-1].free_seats == 0
+        await one.send(cancel=executor_pb2.Cancel(dispatch_ids=["0"]))  # a seat for one after the other
+        await two.ended(*(f"{n}" for n in range(1, 6)))
+        assert list(two.tokens) == [f"{n}" for n in range(5, 0, -1)]
+        assert not two.of("rejected") and not one.of("rejected")
+    await idle(app)
+
+
 async def test_reports_count_the_slots_of_all_that_they_say_was_received(
     app: ExecutorApp, digests: list[str]
 ) -> None:
