@@ -66,6 +66,24 @@ class Config:
     aging: float = field(
         default=2.0, metadata=_help("seconds that a version is passed over before a slot is freed for it")
     )
+    priority_aging: float = field(
+        default=5.0,
+        metadata=_help(
+            "seconds of waiting that raise a request's priority by one, up to the highest that its tenant "
+            "has waiting; 0 is never"
+        ),
+    )
+    prompt_token_price: float = field(
+        default=0.5,
+        metadata=_help("what a prompt token counts in its tenant's share; a generated one counts 1", "PRICE"),
+    )
+    reserve_seats: int = field(
+        default=1,
+        metadata=_help(
+            "seats of an executor with 8 or more that are only for tenants with nothing running there; none "
+            "without tokens_file"
+        ),
+    )
     max_attempts: int = field(
         default=3, metadata=_help("failed attempts in a row, none with a new token, that fail a request")
     )
@@ -134,6 +152,9 @@ class Config:
         for name in (
             "queue_timeout",
             "aging",
+            "priority_aging",
+            "prompt_token_price",
+            "reserve_seats",
             "slow_client_timeout",
             "delete_grace",
             "max_adapter_rank",

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -128,6 +128,18 @@ class Metrics:
         self.groups = Gauge(
             "lorafleet_scheduler_queue_groups", "Adapter versions that requests wait for.", registry=registry
         )
+        self.passed_over = Gauge(
+            "lorafleet_scheduler_passed_over_versions",
+            "Versions that have waited for a slot for longer than --aging, and for which one is freed.",
+            registry=registry,
+        )
+        self._oldest_wait = Gauge(
+            "lorafleet_scheduler_oldest_wait_seconds",
+            "How long the longest waits last by what is missing: a slot for the version, a seat, an executor "
+            "that is ready.",
+            ["reason"],
+            registry=registry,
+        )
         self._executors = Gauge(
             "lorafleet_scheduler_executors", "Executors by state.", ["state"], registry=registry
         )
@@ -247,6 +259,11 @@ class Metrics:
     def attempt_failed(self, reason: str) -> None:
         """`reason` comes from executors and from us, never from clients."""
         self._failed_attempts.labels(reason).inc()
+
+    def oldest_waits(self, seconds: Mapping[str, float]) -> None:
+        """By reason: "slot", "seat" or "executor"."""
+        for reason, longest in seconds.items():
+            self._oldest_wait.labels(reason).set(longest)
 
     def executors(self, phases: Iterable[Phase]) -> None:
         counts = Counted(phases)

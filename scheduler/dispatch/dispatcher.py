@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import logging
+import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -15,13 +16,14 @@ from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
-from scheduler.dispatch.policy import Policy, can_ever_run, is_open, is_served
+from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
+from scheduler.dispatch.reaper import Reaper
+from scheduler.dispatch.waits import Waits
 from scheduler.errors import (
     DeadlineExceeded,
     Draining,
     ExecutorFailed,
-    IncompatibleAdapter,
     NoExecutor,
     QueueFull,
     SchedulerError,
@@ -55,6 +57,10 @@ class DispatcherSettings:
     max_queued: int = 1024
     max_queued_per_tenant: int = 512
     aging_s: float = 2.0
+    priority_aging_s: float = 5.0
+    prompt_token_price: float = 0.5  # A generated token costs 1.
+    reserve_seats: int = 0  # Of an executor, for tenants with nothing running there.
+    weights: Mapping[str, float] = field(default_factory=dict)  # Of tenants; 1 where none is given.
     queue_timeout_s: float = 30.0
     slow_client_timeout_s: float = 10.0
     max_outbox_tokens: int = 512
@@ -79,15 +85,22 @@ class Dispatcher:
     ) -> None:
         """`data_loss` is told which version's bytes an executor found damaged. `awake` is a clock that runs
         only while this loop is alive (scheduler/heartbeat.py): executors and readers are waited for on it."""
-        self.queue = Queue(settings.max_queued, settings.max_queued_per_tenant)
-        self.fleet = Fleet(settings.executors, link_settings, self, awake or asyncio.get_running_loop().time)
+        self.queue = Queue(
+            settings.max_queued,
+            settings.max_queued_per_tenant,
+            settings.prompt_token_price,
+            settings.priority_aging_s,
+            settings.weights,
+        )
+        self._awake = awake or clock
+        links_awake = awake or asyncio.get_running_loop().time
+        self.fleet = Fleet(settings.executors, link_settings, self, links_awake, settings.reserve_seats)
         self.draining = False
         self._settings = settings
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._journal = Journal(metrics)
         self._clock = clock
-        self._awake = awake or clock
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = LiveRequests()
@@ -95,12 +108,16 @@ class Dispatcher:
             self.queue,
             self.fleet,
             self._accepted,
-            Policy(settings.aging_s),
+            Policy(self.queue, self.fleet.index, settings.aging_s, salt=random.getrandbits(32)),
             metrics,
             self._journal,
             clock,
             settings.plan_pause_s,
+            fail=lambda live, error: self._fail(live, from_exception(error)),
         )
+        self._reaper = Reaper(self.queue, self.fleet, self._accepted, settings.queue_timeout_s, self._fail)
+        self._waits = Waits(self.queue, self._planner.policy.cold, self._reaper)
+        self._full: dict[LiveRequest, None] = {}  # Their clients have left an outbox full.
         self._sweeper: asyncio.Task[None] | None = None
 
     # Beginning and end.
@@ -165,8 +182,8 @@ class Dispatcher:
             admitted, next(self._numbers), self._tokenizer, self._clock(), self._settings.max_outbox_tokens
         )
         live.served_at = self._awake()
-        if not can_ever_run(live.waiting, self.fleet.states):
-            raise self._never_runs(live)
+        if not self._may_ever_run(live):
+            raise self._reaper.why_never(live)
         self._enqueue_new(live)
         former = self._accepted.named(live.key)
         if former:
@@ -252,7 +269,7 @@ class Dispatcher:
         error = ExecutorFailed(code, rejected.reason, rejected.message, about)
         if rejected.reason in LOCAL_REASONS:
             live.refuse(address, error)
-            if can_ever_run(live.waiting, self.fleet.states):
+            if self._may_ever_run(live):
                 self._attempt_failed(live, rejected.reason, rejected.message)
                 return
         self._fail(live, error)
@@ -268,13 +285,7 @@ class Dispatcher:
 
     def on_phase(self) -> None:
         self._metrics.executors(state.phase for state in self.fleet.states)
-        refusals = self.fleet.refusals()
-        for waiting in list(self.queue.requests()):
-            live = self._accepted[waiting.number]
-            if refusals:
-                self._fail(live, NoExecutor(refusals))
-            elif not can_ever_run(waiting, self.fleet.states):
-                self._fail(live, live.refusal or self._never_runs(live))
+        self._reaper.phase_changed(self._awake())
         self._planner.wake()
 
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
@@ -282,12 +293,14 @@ class Dispatcher:
         live.failures = 0
         self._journal.generated(live, count, now)
         live.last_token_at = now
-        self.queue.charge(live.waiting.tenant, count)
+        self.queue.charge(live.waiting.tenant, live.waiting.digest, count)
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True
             live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
         if live.push(tokens.token_ids, tokens.logprobs, self._awake()):
             self._finish(live, common_pb2.FINISH_REASON_STOP)
+        elif live.outbox.full_since is not None:
+            self._full[live] = None
 
     def _attempt_failed(self, live: LiveRequest, reason: str, why: str, pause_s: float = 0.0) -> None:
         """Back to its former place in the queue, or to its client when it has failed too often.
@@ -296,6 +309,7 @@ class Dispatcher:
         attempts would be used up at once.
         """
         self._accepted.end_attempt(live)
+        live.served_at = self._awake()
         self._journal.attempt_failed(live, reason, why)
         if reason not in BUSY_REASONS:
             live.failures += 1
@@ -311,12 +325,9 @@ class Dispatcher:
         else:
             self._put_back(live)
 
-    def _never_runs(self, live: LiveRequest) -> SchedulerError:
-        """No executor takes it, and all are known."""
-        length = live.waiting.max_length
-        if all(state.limits and state.limits.max_model_len < length for state in self.fleet.states):
-            return NoExecutor(f"no executor takes {length} tokens any more, for prompt and answer together")
-        return _incompatible(live)
+    def _may_ever_run(self, live: LiveRequest) -> bool:
+        self.queue.follow(self.fleet.index.lengths)
+        return self.fleet.index.may_ever_run(self.queue.needs(live.waiting))
 
     def _put_back(self, live: LiveRequest) -> None:
         live.pause = None
@@ -367,22 +378,22 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Ends requests that waited too long for an executor, and those of clients that do not read."""
-        now = self._awake()
-        for live in self._accepted:
+        now, awake = self._clock(), self._awake()
+        self._end_slow_clients(awake)
+        self.queue.age(now)
+        self._reaper.sweep(awake)
+        self._planner.tend()
+        self._metrics.oldest_waits(self._waits.longest(now))
+        self._planner.wake()
+
+    def _end_slow_clients(self, now: float) -> None:
+        for live in list(self._full):
             full_since = live.outbox.full_since
-            if full_since is not None and now - full_since >= self._settings.slow_client_timeout_s:
+            if live.ended or full_since is None:
+                del self._full[live]
+            elif now - full_since >= self._settings.slow_client_timeout_s:
                 self._fail(live, SlowClient("the client reads too slowly"))
                 live.hang_up()
-            elif live.dispatch_id or self._may_run_soon(live):
-                live.served_at = now
-            elif now - live.served_at >= self._settings.queue_timeout_s:
-                self._fail(live, live.refusal or NoExecutor("no executor is ready that can run it"))
-        self._planner.wake()  # Aging needs a plan now and then.
-
-    def _may_run_soon(self, live: LiveRequest) -> bool:
-        """A cordoned executor counts, but not for who knows an answer already: that others refuse it."""
-        states = self.fleet.states
-        return is_open(live.waiting, states) if live.refusal else is_served(live.waiting, states)
 
     def check(self) -> None:
         """Raises AssertionError when a request is in two places, in none, or left behind."""
@@ -393,13 +404,3 @@ class Dispatcher:
         )
         for state in self.fleet.states:
             state.check()
-
-
-def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
-    needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"
-    if live.admitted.full_heads:
-        needs += f", and {live.admitted.full_heads} places for full heads (executors' --max-full-heads)"
-    return IncompatibleAdapter(
-        f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
-        metadata={"adapter": live.admitted.adapter},
-    )

@@ -123,6 +123,7 @@ class LiveRequest:
             modules=admitted.modules,
             full_heads=admitted.full_heads,
             max_length=len(admitted.prompt_token_ids) + admitted.stopping.max_new_tokens,
+            arrived=now,
         )
         stopping = admitted.stopping
         own_ends = frozenset() if stopping.ignore_eos else tokenizer.eos_token_ids

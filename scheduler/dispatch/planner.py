@@ -8,10 +8,13 @@ from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
-from scheduler.dispatch.policy import Policy, likely_executor
+from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.fleet import Fleet
 from scheduler.metrics import Metrics
+
+SLICE_S = 0.008
+"""A plan holds the event loop for about this long at a time; what is left goes on in the loop's next turn."""
 
 
 class Planner:
@@ -27,19 +30,22 @@ class Planner:
         journal: Journal,
         clock: Callable[[], float],
         pause_s: float,
+        fail: Callable[[LiveRequest, Exception], None],
     ) -> None:
-        """`pause_s`: after a plan that sent something, until the next one."""
+        """`pause_s`: after a plan that sent something, until the next one. `fail` ends a request for which no
+        dispatch can be made."""
         self._queue = queue
         self._fleet = fleet
         self._accepted = accepted
-        self._policy = policy
+        self.policy = policy  # For reading.
         self._metrics = metrics
         self._journal = journal
         self._clock = clock
         self._pause_s = pause_s
+        self._fail = fail
         self._scheduled = False
         self._next_at = 0.0  # On the event loop's clock.
-        self._new_groups: set[str] = set()
+        self._new_groups: dict[str, None] = {}
 
     def wake(self) -> None:
         """Plans once, at once or a moment after the last batch: requests that come together go out together.
@@ -53,36 +59,79 @@ class Planner:
 
     def group_formed(self, digest: str) -> None:
         """The next plan tells a likely executor of it, unless it finds room at once."""
-        self._new_groups.add(digest)
+        self._new_groups[digest] = None
+
+    def tend(self) -> None:
+        """A few times a second: tells executors who has waited long for a slot there."""
+        for notice in self.policy.tend(self._clock()):
+            uses = self._queue.group_size(notice.digest)
+            self._fleet.prefetch(notice.address, notice.digest, 0.0, uses, notice.waiting_s)
+        self._metrics.passed_over.set(self.policy.cold.num_overdue)
 
     def _plan(self) -> None:
-        self._scheduled = False
-        batches: dict[str, list[LiveRequest]] = {}
-        for placement in self._policy.plan(self._queue, self._fleet.states, self._clock()):
-            batches.setdefault(placement.address, []).append(self._accepted[placement.number])
-        for address, batch in batches.items():
-            batch.sort(key=lambda live: live.waiting.digest)  # Requests of one version stand together.
-            self._fleet.dispatch(address, [self._attempt(live, address) for live in batch])
-        if batches:
-            self._next_at = asyncio.get_running_loop().time() + self._pause_s
-        self._hint()
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + SLICE_S
+        try:
+            sent, done = self._send_until(ends_at)
+        finally:
+            self._scheduled = False
+        if sent:
+            self._next_at = loop.time() + self._pause_s
+        if done:
+            done = self._hint_until(ends_at)
         self._metrics.queue_length.set(len(self._queue))
         self._metrics.groups.set(self._queue.num_groups)
+        if not done:
+            self._scheduled = True
+            loop.call_soon(self._plan)
 
-    def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
-        now = self._clock()
-        self._accepted.begin_attempt(live, uuid.uuid4().hex, address)
-        live.attempts += 1
-        self._journal.dispatched(live, now, self._fleet.tier(address, live.waiting.digest))
+    def _send_until(self, ends_at: float) -> tuple[bool, bool]:
+        """Whether something was sent, and whether nothing is left that can run."""
+        loop = asyncio.get_running_loop()
+        batches: dict[str, list[executor_pb2.Dispatch]] = {}
+        placement = self.policy.next(self._clock())
+        while placement:
+            live = self._accepted[placement.number]
+            try:
+                dispatch = self._begin(live, placement.address)
+            except Exception as error:  # A bug with one request must not hold up all others.
+                self._fail(live, error)
+            else:
+                batches.setdefault(placement.address, []).append(dispatch)
+            if loop.time() >= ends_at:
+                break
+            placement = self.policy.next(self._clock())
+        for address, batch in batches.items():
+            batch.sort(key=lambda dispatch: dispatch.digest)  # Requests of one version stand together.
+            self._fleet.dispatch(address, batch)
+        return bool(batches), placement is None
+
+    def _begin(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
+        """From here on the request is the executor's."""
+        now, waiting = self._clock(), live.waiting
         left_s = live.time_limit_left_s(now)
+        dispatch_id = uuid.uuid4().hex
         left_ms = 0 if left_s is None else max(1, round(left_s * 1000))
-        return live.progress.dispatch(live.dispatch_id, left_ms, round((now - live.accepted_at) * 1000))
+        waited_ms = round((now - live.accepted_at) * 1000)
+        dispatch = live.progress.dispatch(dispatch_id, left_ms, waited_ms)
+        tier = self._fleet.tier(address, waiting.digest)
+        self._queue.take(waiting.number)
+        self._fleet.promise(address, dispatch_id, waiting.digest, waiting.tenant, waiting.suspect)
+        self._accepted.begin_attempt(live, dispatch_id, address)
+        live.attempts += 1
+        self._journal.dispatched(live, now, tier)
+        return dispatch
 
-    def _hint(self) -> None:
-        for digest in self._new_groups:
+    def _hint_until(self, ends_at: float) -> bool:
+        """Whether all hints were sent."""
+        loop = asyncio.get_running_loop()
+        while self._new_groups:
+            if loop.time() >= ends_at:
+                return False
+            digest, _ = self._new_groups.popitem()
             uses = self._queue.group_size(digest)
-            target = likely_executor(digest, self._fleet.states) if uses else None
+            target = self.policy.likely(digest) if uses else None
             if target:
-                self._fleet.prefetch(target.address, digest, self._policy.room_in_s(target), uses)
+                self._fleet.prefetch(target.address, digest, self.policy.room_in_s(target), uses)
                 self._metrics.prefetch_hints.inc()
-        self._new_groups.clear()
+        return True

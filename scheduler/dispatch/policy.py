@@ -1,19 +1,28 @@
-"""Which waiting request goes to which executor now. Pure.
+"""Which waiting request goes to which executor next. Pure.
 
-Tenants are served in the queue's fair order, each tenant's requests by priority and arrival. A request whose
-version has no slot and finds none free is passed over for others that can run (nobody waits behind an
-unplaceable version), but not for ever: after `aging_s` one version that holds a slot gets no more requests
-until the one passed over has its place. So once passed over, a cold version starts at the latest after one
-aging interval, the remaining time of the running requests of one hot version, and one load.
+Requests go in the queue's fair order, those that can run before those that cannot: nobody waits behind a
+version that has no place. What cannot be placed is not looked at again until something happens that may give
+it one: a request arrives in its lane, an executor that it may run on gets room, or its version gets its first
+claim. So a plan costs what it places, however much waits or runs.
+
+A version that has no slot is passed over, but not for ever: cold.py says how a slot is freed for it.
 """
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush, heapreplace
+from itertools import count
 
+from scheduler.dispatch.cold import ColdLines, ColdNotice
+from scheduler.dispatch.groups import Lane, Turn
+from scheduler.dispatch.lanes import FairLanes
 from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.fleet.index import FleetIndex
+from scheduler.fleet.levels import bits, lowest
+from scheduler.fleet.needs import Needs
 from scheduler.fleet.residency import BASE, Tier
-from scheduler.fleet.state import ExecutorState, Phase
+from scheduler.fleet.state import ExecutorState
+
+MAX_TENANTS_TRIED = 8  # In one lane, where only seats of the reserve are left.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,180 +33,227 @@ class Placement:
     address: str
 
 
-@dataclass(slots=True)
-class _Room:
-    """What is left of one executor while a plan is made."""
+@dataclass(slots=True, eq=False)
+class _Source:
+    """Lanes that may have a place, as long as some executors have room."""
 
-    state: ExecutorState
-    seats: int
-    slots: int
-    claimed: set[str]  # Versions that need no further slot here.
-    closed: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of those, which get no more, for whom.
-
-    def fits(self, request: Waiting) -> bool:
-        if self.seats == 0 or request.digest in self.closed or not _may_take(self.state, request):
-            return False
-        if request.digest == BASE or request.digest in self.claimed:
-            return True
-        return self.slots > 0 and _can_hold(self.state, request)
-
-    def preference(self, request: Waiting) -> tuple[bool, bool, Tier, int, int, str]:
-        """Larger is better: a claimed slot, then the closest copy, then room."""
-        return (
-            self.state.address not in request.avoid,
-            request.digest in self.claimed,
-            self.state.residency.tier(request.digest),
-            self.slots if request.digest != BASE else 0,
-            self.seats,
-            self.state.address,
-        )
-
-    def place(self, request: Waiting) -> Placement:
-        self.seats -= 1
-        if request.digest != BASE and request.digest not in self.claimed:
-            self.slots -= 1
-            self.claimed.add(request.digest)
-        return Placement(request.number, self.state.address)
+    lanes: FairLanes
+    serial: int  # Breaks ties apart.
+    needs: Needs | None = None  # Of lanes that have to get a slot first; None where all that may run are.
+    turn: Turn | None = None  # Its entry among the sources that counts; None when it is not there.
+    tried: dict[Lane, None] = field(default_factory=dict)  # Found no place, until there is other room.
 
 
-@dataclass(slots=True)
-class _Plan:
-    """One plan in the making."""
-
-    queue: Queue
-    rooms: list[_Room]
-    now: float
-    claimed: set[str]  # Versions that somebody waits for and that have a slot somewhere, or need none.
-    placements: list[Placement] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Policy:
-    """Remembers between plans only since when a version is passed over at the head of its tenant."""
+    """Who asks acts on each placement before asking for the next: `Queue.take` and `ExecutorState.sent`."""
 
-    aging_s: float
-    _passed_over: dict[tuple[str, str], float] = field(default_factory=dict)  # By (tenant, digest).
+    def __init__(self, queue: Queue, index: FleetIndex, aging_s: float, salt: int = 0) -> None:
+        """`salt` is any number, another one for each scheduler: equal executors are not chosen in the same
+        order by all."""
+        self.cold = ColdLines(queue, index, aging_s)
+        self._queue = queue
+        self._index = index
+        self._aging_s = aging_s
+        self._next = salt % max(1, len(index.states))  # Where the choice among equals begins.
+        self._serials = count()
+        self._ready = self._source()
+        self._unslotted: dict[Needs, _Source] = {}
+        self._sources: list[tuple[Turn, int, _Source]] = []  # A heap by turn; entries are lower bounds.
+        self._first: dict[str, None] = {}  # Versions that a free slot belongs to.
+
+    def next(self, now: float) -> Placement | None:
+        """The next placement; None when nothing that waits can run. `now` is in seconds of any clock."""
+        self._absorb(now)
+        return self._who_has_waited() or self._fairest(now)
+
+    def tend(self, now: float) -> list[ColdNotice]:
+        """A few times a second: what executors are to be told about versions that wait for a slot."""
+        self._absorb(now)
+        return self.cold.tend(now)
 
     def room_in_s(self, state: ExecutorState) -> float:
         """Until a version that was passed over there gets a slot, about: then one is freed for it."""
-        return 0.0 if state.free_slots else self.aging_s
+        return 0.0 if state.free_slots else self._aging_s
 
-    def plan(self, queue: Queue, executors: Iterable[ExecutorState], now: float) -> list[Placement]:
-        """Takes the requests that can run now out of the queue. The caller must send every placement.
+    def likely(self, digest: str) -> ExecutorState | None:
+        """Where a version that somebody waits for will probably run once there is room: the target of a
+        prefetch hint. None when it is in host memory or a slot already, or nobody takes it."""
+        index = self._index
+        self._queue.follow(index.lengths)
+        able = index.open
+        for lane in self._queue.lanes(digest):
+            able &= index.holders(lane.needs)
+        if digest == BASE or not able:
+            return None
+        best = index.seats.most(index.slots.most(index.closest(able, digest)))
+        state = index.states[lowest(best)]
+        return state if state.residency.tier(digest) < Tier.HOST else None
 
-        Work is proportional to what is placed, to the tenants that wait and to the claimed versions; requests
-        that cannot be placed are not walked (only where executors differ in what they hold, the heads of
-        groups are). `now` is in seconds, of any monotonic clock.
-        """
-        rooms = [
-            _Room(state, state.free_seats, state.free_slots, set(state.claimed()))
-            for state in executors
-            if state.takes_requests
-        ]
-        self._forget_gone(queue)
-        claimed = {BASE}.union(*(room.claimed for room in rooms)) & queue.digests()
-        plan = _Plan(queue, rooms, now, claimed)
-        for request in self._overdue(plan):
-            self._place(request, plan)
-        turns = [(queue.served(tenant), tenant) for tenant in queue.tenants()]
-        heapify(turns)
-        while turns and any(room.seats for room in rooms):
-            _, tenant = heappop(turns)
-            choice = self._next_of(tenant, plan)
-            if choice and self._place(choice, plan) and queue.head(tenant):
-                heappush(turns, (queue.served(tenant), tenant))
-        return plan.placements
+    # What happened since the last plan.
 
-    def _place(self, request: Waiting, plan: _Plan) -> bool:
-        fitting = (room for room in plan.rooms if room.fits(request))
-        room = max(fitting, key=lambda room: room.preference(request), default=None)
-        if room is None:
-            return False
-        plan.queue.take(request.number)
-        plan.placements.append(room.place(request))
-        plan.claimed.add(request.digest)
-        self._passed_over.pop((request.tenant, request.digest), None)
-        return True
+    def _absorb(self, now: float) -> None:
+        queue, index = self._queue, self._index
+        queue.follow(index.lengths)
+        if index.changed:
+            changed, index.changed = index.changed & (self.cold.lined | index.told) | index.resized, 0
+            index.resized = 0
+            for position in bits(changed):
+                self.cold.refresh(position)
+                self._first.update(dict.fromkeys(self.cold.open_to(position)))
+        for moved in (index.reclaimed, self.cold.moved):
+            while moved:
+                for lane in queue.lanes(moved.popitem()[0]):
+                    self.cold.judge(lane, now)
+                    self._ready.lanes.enter(lane)
+                    self._schedule(self._ready)
+        if queue.fresh:
+            for lane in queue.fresh:
+                self._ready.lanes.enter(lane)
+            queue.fresh.clear()
+            self._schedule(self._ready)
+        if index.grown:
+            grown, index.grown = index.grown & index.seated, 0
+            self._wake_claimed(grown)
+            self._wake_unslotted(grown)
 
-    def _forget_gone(self, queue: Queue) -> None:
-        for tenant, digest in list(self._passed_over):
-            if queue.group_head(tenant, digest) is None:
-                del self._passed_over[tenant, digest]
+    def _wake_claimed(self, grown: int) -> None:
+        """Executors have room again: for those with a claim there, and for the base model."""
+        digests = {BASE}.union(*(self._index.states[position].claimed() for position in bits(grown)))
+        self._ready.lanes.add(self._queue.lanes_of(digests))
+        self._schedule(self._ready)
 
-    def _overdue(self, plan: _Plan) -> list[Waiting]:
-        """One request of each version that was passed over for long enough, the longest first."""
-        keys = sorted(self._passed_over, key=self._passed_over.__getitem__)
-        old = (key for key in keys if plan.now - self._passed_over[key] >= self.aging_s)
-        return [head for key in old if (head := plan.queue.group_head(*key))]
+    def _wake_unslotted(self, grown: int) -> None:
+        for needs, source in list(self._unslotted.items()):
+            if not self._room(source) & grown:
+                continue
+            for lane in source.tried:
+                source.lanes.enter(lane)
+            source.tried.clear()
+            self._schedule(source)
+            if source.turn is None:
+                del self._unslotted[needs]
 
-    def _next_of(self, tenant: str, plan: _Plan) -> Waiting | None:
-        head = plan.queue.head(tenant)
-        if head is None or any(room.fits(head) for room in plan.rooms):
-            return head
-        self._pass_over(head, plan.rooms, plan.now)
-        if any(room.seats and room.slots for room in plan.rooms):
-            candidates = plan.queue.group_heads(tenant)
-        else:
-            heads = (plan.queue.group_head(tenant, digest) for digest in plan.claimed)
-            candidates = sorted((head for head in heads if head), key=lambda request: request.order)
-        return next((item for item in candidates if any(room.fits(item) for room in plan.rooms)), None)
+    # Choices.
 
-    def _pass_over(self, head: Waiting, rooms: list[_Room], now: float) -> None:
-        """Notes that a head waits for a slot; after `aging_s`, closes a version that holds one."""
-        usable = [room for room in rooms if _can_hold(room.state, head)]
-        if head.digest == BASE or any(room.slots or head.digest in room.claimed for room in usable):
-            return
-        key = (head.tenant, head.digest)
-        since = self._passed_over.setdefault(key, now)
-        if now - since < self.aging_s or any(key in room.closed.values() for room in usable):
-            return
-        victims = [
-            (room.state.claims(digest), room.state.address, digest, room)
-            for room in usable
-            for digest in room.claimed - room.closed.keys()
-        ]
-        if victims:
-            # The version with the fewest running requests frees its slot first; getting none, it stays that.
-            *_, digest, room = min(victims, key=lambda victim: victim[:3])
-            room.closed[digest] = key
-
-
-def likely_executor(digest: str, executors: Iterable[ExecutorState]) -> ExecutorState | None:
-    """Where a version will probably run once there is room: the target of a prefetch hint, if any.
-
-    None when it is in host memory or a slot of an executor already, or nobody takes requests.
-    """
-    ready = [state for state in executors if state.takes_requests]
-    if digest == BASE or any(state.residency.tier(digest) >= Tier.HOST for state in ready):
+    def _who_has_waited(self) -> Placement | None:
+        """One request of a version that a free slot belongs to."""
+        while self._first:
+            digest = next(iter(self._first))
+            slots = self.cold.homes(digest) & self._index.slotted
+            for lane in self._queue.lanes(digest) if slots else ():
+                if placement := self._place(lane, slots & self._index.holders(lane.needs), 0):
+                    return placement
+            del self._first[digest]
         return None
-    return max(
-        ready,
-        key=lambda state: (state.residency.tier(digest), state.free_slots, state.free_seats, state.address),
-        default=None,
-    )
 
+    def _fairest(self, now: float) -> Placement | None:
+        while self._sources and self._index.seated:
+            turn, serial, source = self._sources[0]
+            if source.turn is not turn:
+                heappop(self._sources)
+                continue
+            lane = source.lanes.top() if self._room(source) else None
+            if lane is None:
+                source.turn = None
+                heappop(self._sources)
+                continue
+            if not self._has_seat(lane):  # Most that find no place do so here, before turns are compared.
+                self._set_aside(lane, source, now)
+                continue
+            due, lane = source.lanes.first() or (turn, lane)
+            if due != turn:
+                source.turn = due
+                heapreplace(self._sources, (due, serial, source))
+                continue
+            claimed, cold = self._places(lane)
+            if placement := self._place(lane, claimed | cold, claimed):
+                return placement
+            self._set_aside(lane, source, now)
+        return None
 
-def can_ever_run(request: Waiting, executors: Collection[ExecutorState]) -> bool:
-    """False only when every executor has said what it takes, and the request fits none."""
-    return not executors or any(state.limits is None or _can_hold(state, request) for state in executors)
+    def _has_seat(self, lane: Lane) -> bool:
+        claimed, cold = self._places(lane)
+        return bool((claimed | cold) & self._index.seated)
 
+    def _set_aside(self, lane: Lane, source: _Source, now: float) -> None:
+        source.lanes.leave(lane)
+        if lane.digest == BASE:
+            return  # Whoever gets room looks for it.
+        unslotted = self._unslotted.get(lane.needs)
+        if source.needs is None and unslotted and unslotted.lanes.has(lane):
+            return
+        self.cold.judge(lane, now)
+        if source.needs is not None:
+            source.tried[lane] = None
+            return
+        if unslotted is None:
+            unslotted = self._unslotted[lane.needs] = self._source(lane.needs)
+        unslotted.lanes.enter(lane)
 
-def is_served(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
-    """Whether one of them is ready that can run it, busy or not."""
-    return any(state.phase is Phase.READY and _can_hold(state, request) for state in executors)
+    def _places(self, lane: Lane) -> tuple[int, int]:
+        """Where it needs no further slot, and where it may take a free one."""
+        index = self._index
+        holders = index.holders(lane.needs)
+        if lane.digest == BASE:
+            return holders, 0
+        holders &= ~self.cold.closed(lane.digest)
+        return holders & index.claims(lane.digest), holders & index.slotted & ~self.cold.held
 
+    def _place(self, lane: Lane, places: int, claimed: int) -> Placement | None:
+        index = self._index
+        places &= index.seated
+        if lane.needs.suspect:
+            places &= ~index.suspects
+        if not places:
+            return None
+        if places & index.shared:
+            turn = self._queue.turn(lane)
+            turns = [turn] if turn else []
+        else:
+            turns = self._queue.turns(lane, MAX_TENANTS_TRIED)
+        for turn in turns:
+            request = self._queue[turn[3]]
+            if fit := places & (index.shared | ~index.present(request.tenant)):
+                return Placement(request.number, self._choose(request, fit, claimed))
+        return None
 
-def is_open(request: Waiting, executors: Iterable[ExecutorState]) -> bool:
-    """Whether one of them takes requests now, if it has room, that can run it."""
-    return any(state.takes_requests and _can_hold(state, request) for state in executors)
+    def _choose(self, request: Waiting, fit: int, claimed: int) -> str:
+        """Not where it failed, then a claimed slot, then the closest copy, then room."""
+        index, digest = self._index, request.digest
+        if request.avoid:
+            fit = fit & ~index.positions(request.avoid) or fit
+        if digest != BASE:
+            here = fit & claimed
+            fit = index.closest(here, digest) if here else index.slots.most(index.closest(fit, digest))
+        fit = index.seats.most(fit)
+        later = fit >> self._next << self._next
+        position = lowest(later or fit)
+        self._next = (position + 1) % len(index.states)
+        return index.states[position].address
 
+    # Sources.
 
-def _can_hold(state: ExecutorState, request: Waiting) -> bool:
-    limits, needs = state.limits, (request.max_rank, request.modules, request.full_heads)
-    return limits is not None and limits.can_hold(*needs) and _may_take(state, request)
+    def _source(self, needs: Needs | None = None) -> _Source:
+        return _Source(FairLanes(self._queue), next(self._serials), needs)
 
+    def _room(self, source: _Source) -> int:
+        """Executors that may have a place for lanes of a source."""
+        index = self._index
+        if source.needs is None:
+            return index.seated
+        # Seats of the reserve are given to who arrives, or has a claim there: no walk for them.
+        return index.holders(source.needs) & index.shared & index.slotted & ~self.cold.held
 
-def _may_take(state: ExecutorState, request: Waiting) -> bool:
-    """Whatever its adapter needs."""
-    is_long_enough = state.limits is not None and request.max_length <= state.limits.max_model_len
-    return is_long_enough and state.address not in request.refused
+    def _schedule(self, source: _Source) -> None:
+        found = source.lanes.first()
+        if found and (source.turn is None or found[0] < source.turn):
+            source.turn = found[0]
+            heappush(self._sources, (found[0], source.serial, source))
+
+    def check(self) -> None:
+        """After `next` said None: raises AssertionError when something that waits could run."""
+        self.cold.check()
+        for lane in self._queue.all_lanes():
+            claimed, cold = self._places(lane)
+            free = self._index.shared & ~(self._index.suspects if lane.needs.suspect else 0)
+            assert not (claimed | cold) & free, lane

@@ -1,14 +1,24 @@
-"""The requests that wait: per tenant, grouped by adapter version. Pure; policy.py decides what leaves.
+"""The requests that wait: by version and needs, within that by tenant, in fair order. Pure.
 
-Tenants share the fleet by a virtual token counter each (Sheng et al., "Fairness in Serving Large Language
-Models", OSDI 2024): tokens spent move it forward, the lowest goes first, and a tenant that comes back starts
-no lower than those who kept waiting. Within a tenant: higher priority first, then arrival.
+Tenants share the fleet by virtual tokens, divided by their weights, and the versions of one tenant share what
+it gets in the same way (shares.py). Within a tenant a higher priority goes before that; priorities age.
+
+A lane keeps its tenants in a heap by turn. Turns only get later by themselves, as tokens are charged: what
+stands in a heap is a lower bound, and is put right when it comes up. What makes a turn earlier (an arrival, a
+return, an aged priority) is entered anew.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, KeysView
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+from itertools import count
 from typing import Literal
+
+from scheduler.dispatch.groups import Group, Lane, Tenant, Turn
+from scheduler.dispatch.shares import Shares
+from scheduler.fleet.needs import ANY_LENGTH, Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,49 +36,127 @@ class Waiting:
     full_heads: int = 0  # Places for such that an executor must have.
     max_length: int = 0  # Tokens of prompt and answer that an executor must take.
     refused: frozenset[str] = frozenset()  # Executors that can never serve it.
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Smaller goes first within a tenant; unique."""
-        return (-self.priority, self.number)
+    suspect: bool = False  # It may have crashed executors: no second suspect runs beside it.
+    arrived: float = 0.0  # When it was accepted, in seconds on the clock of `Queue.age`.
 
 
-@dataclass(slots=True)
-class _Tenant:
-    orders: list[tuple[int, int]] = field(default_factory=list)  # Of all its requests, sorted.
-    groups: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # The same by digest, none empty.
-
-
-@dataclass(slots=True)
 class Queue:
     """Bounded at `add`; what comes back through `put_back` was accepted before and is always taken."""
 
-    max_total: int
-    max_per_tenant: int
-    _requests: dict[int, Waiting] = field(default_factory=dict)
-    _tenants: dict[str, _Tenant] = field(default_factory=dict)  # Those with waiting requests.
-    _served: dict[str, float] = field(default_factory=dict)  # Virtual tokens by tenant.
-    _floor: float = 0.0  # Where a tenant that was away starts again.
-    _digests: dict[str, int] = field(default_factory=dict)  # Waiting requests by digest, none zero.
+    def __init__(
+        self,
+        max_total: int,
+        max_per_tenant: int,
+        prompt_token_price: float = 0.5,
+        priority_aging_s: float = 5.0,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """A prompt token costs `prompt_token_price`, a generated one 1. For each `priority_aging_s` that it
+        waits a request counts as one higher, up to the highest priority that its tenant has waiting; 0 is
+        never. Tenants without a weight have 1."""
+        self.fresh: dict[Lane, None] = {}  # Where a turn came up anew, until the policy has seen it.
+        self.lengths: tuple[int, ...] = ()  # What `Needs.max_length` is rounded up to, sorted.
+        self._max_total = max_total
+        self._max_per_tenant = max_per_tenant
+        self._price = prompt_token_price
+        self._aging_s = priority_aging_s
+        self._weights = dict(weights or {})
+        self._now = 0.0  # Of the last `age`: levels change only there.
+        self._serials = count(1)
+        self._requests: dict[int, Waiting] = {}
+        self._groups: dict[int, Group] = {}  # By request.
+        self._tenants: dict[str, Tenant] = {}
+        self._aging: dict[
+            str, None
+        ] = {}  # Tenants with several priorities, or that had them at the last `age`.
+        self._lanes: dict[str, dict[Needs, Lane]] = {}
+        self._kinds: dict[Needs, dict[Lane, None]] = {}  # Lanes by needs, none empty.
+        self._shares = Shares()  # Of tenants.
+        self._versions: dict[str, Shares] = {}  # By tenant: of its versions.
+        self._paid: set[int] = set()  # Requests that came back: their prompts are charged.
 
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._requests
+
+    def __getitem__(self, number: int) -> Waiting:
+        return self._requests[number]
+
     @property
     def num_groups(self) -> int:
-        return len(self._digests)
+        return len(self._lanes)
 
     def group_size(self, digest: str) -> int:
         """How many wait for this version, over all tenants."""
-        return self._digests.get(digest, 0)
+        return sum(lane.size for lane in self.lanes(digest))
 
     def digests(self) -> KeysView[str]:
         """Versions that somebody waits for."""
-        return self._digests.keys()
+        return self._lanes.keys()
+
+    def tenants(self) -> Collection[str]:
+        """Tenants with waiting requests."""
+        return self._tenants.keys()
+
+    def lanes(self, digest: str) -> Collection[Lane]:
+        """The lanes of one version."""
+        return self._lanes.get(digest, {}).values()
+
+    def lanes_of(self, digests: Iterable[str]) -> list[Lane]:
+        """The lanes of some versions."""
+        found: list[Lane] = []
+        for digest in digests:
+            if lanes := self._lanes.get(digest):
+                found.extend(lanes.values())
+        return found
+
+    def all_lanes(self) -> Iterator[Lane]:
+        return (lane for lanes in self._lanes.values() for lane in lanes.values())
+
+    def needs(self, request: Waiting) -> Needs:
+        """What a request asks of an executor."""
+        at = bisect_left(self.lengths, request.max_length)
+        return Needs(
+            request.max_rank,
+            request.modules,
+            request.full_heads,
+            self.lengths[at] if at < len(self.lengths) else ANY_LENGTH,
+            request.refused,
+            request.suspect,
+        )
+
+    def oldest(self, lane: Lane) -> float:
+        """When the request was accepted that has waited there for the longest."""
+        heads = (numbers[0] for group in lane.groups.values() for numbers in group.numbers.values())
+        return self._requests[min(heads)].arrived
+
+    def all_needs(self) -> Collection[Needs]:
+        """What those that wait need."""
+        return self._kinds.keys()
+
+    def lanes_with(self, needs: Needs) -> Collection[Lane]:
+        return self._kinds.get(needs, {}).keys()
 
     def requests(self) -> Iterator[Waiting]:
         """All of them, in no useful order. Walks everything: not for every plan."""
         return iter(self._requests.values())
+
+    def requests_in(self, lane: Lane) -> list[Waiting]:
+        """All of one lane, in no useful order."""
+        return [
+            self._requests[number]
+            for group in lane.groups.values()
+            for numbers in group.numbers.values()
+            for number in numbers
+        ]
+
+    def served(self, tenant: str) -> float:
+        """The tenant's virtual tokens: the lowest among those that can run goes first."""
+        return self._shares.of(tenant)
+
+    # Coming and going.
 
     def add(self, request: Waiting) -> Literal["total", "tenant"] | None:
         """None when it was taken, else the bound that is full."""
@@ -79,22 +167,26 @@ class Queue:
 
     def full(self, tenant: str) -> Literal["total", "tenant"] | None:
         """The bound that leaves no room for a request of the tenant."""
-        if len(self._requests) >= self.max_total:
+        if len(self._requests) >= self._max_total:
             return "total"
         waiting = self._tenants.get(tenant)
-        return "tenant" if (len(waiting.orders) if waiting else 0) >= self.max_per_tenant else None
+        return "tenant" if waiting and waiting.size >= self._max_per_tenant else None
 
     def take(self, number: int) -> Waiting:
         """Removes a request that goes to an executor and charges its tenant for the prompt."""
-        request = self._requests[number]
-        self._floor = max(self._floor, min(self._served[tenant] for tenant in self._tenants))
+        request, group = self._requests[number], self._groups[number]
+        tenant_at, _, version_at, *_ = self._turn(group, number)
+        self._shares.serve(tenant_at)
+        self._versions[request.tenant].serve(version_at)
+        is_paid = number in self._paid
         self._remove(request)
-        self.charge(request.tenant, request.cost)
+        if not is_paid:
+            self.charge(request.tenant, request.digest, request.cost * self._price)
         return request
 
     def put_back(self, request: Waiting) -> None:
-        """Returns a taken request to its former place and refunds its tenant."""
-        self.charge(request.tenant, -request.cost)
+        """Returns a taken request to its former place: it is charged once, and goes first for that."""
+        self._paid.add(request.number)
         self._insert(request)
 
     def discard(self, number: int) -> bool:
@@ -105,73 +197,216 @@ class Queue:
         self._remove(request)
         return True
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        """Moves a tenant's counter by tokens generated for it."""
-        self._served[tenant] = self._served.get(tenant, self._floor) + tokens
+    def charge(self, tenant: str, digest: str, tokens: float) -> None:
+        """Moves the counters of a tenant and of its version by what was spent for them."""
+        spent = tokens / self._weights.get(tenant, 1.0)
+        self._shares.charge(tenant, spent)
+        if versions := self._versions.get(tenant):
+            versions.charge(digest, spent)
 
-    def served(self, tenant: str) -> float:
-        """The tenant's counter: the lowest among those that wait goes first."""
-        return self._served.get(tenant, self._floor)
+    # Turns.
 
-    def tenants(self) -> Collection[str]:
-        """Tenants with waiting requests."""
-        return self._tenants.keys()
+    def turn(self, lane: Lane) -> Turn | None:
+        """The next turn of a lane: that of the tenant that goes first. None when nobody waits any more."""
+        turns = lane.turns
+        while turns:
+            entered = turns[0]
+            group = lane.groups.get(entered[4])
+            if group is None or group.turn is not entered:
+                heappop(turns)
+                continue
+            # Who was not charged since still has this turn: levels change only in `age`, which enters anew.
+            if self._shares.counters[entered[4]] == entered[0] and self._groups.get(entered[3]) is group:
+                return entered
+            due = self._turn(group)
+            if due == entered:
+                return entered
+            group.turn = due
+            heapreplace(turns, due)
+        return None
 
-    def head(self, tenant: str) -> Waiting | None:
-        """The tenant's next request."""
-        entry = self._tenants.get(tenant)
-        return self._requests[entry.orders[0][1]] if entry else None
+    def turns(self, lane: Lane, limit: int) -> list[Turn]:
+        """The next turns of a lane, of different tenants, in order."""
+        found: list[Turn] = []
+        while len(found) < limit and (turn := self.turn(lane)):
+            found.append(heappop(lane.turns))
+        for turn in found:
+            heappush(lane.turns, turn)
+        return found
 
-    def group_head(self, tenant: str, digest: str) -> Waiting | None:
-        """The tenant's next request for one version."""
-        entry = self._tenants.get(tenant)
-        group = entry.groups.get(digest) if entry else None
-        return self._requests[group[0][1]] if group else None
+    def age(self, now: float) -> None:
+        """Lets priorities age, and forgets shares that say nothing any more. Walks the groups of tenants that
+        have several priorities waiting."""
+        self._now = now
+        for tenant in [self._tenants[name] for name in self._aging if name in self._tenants]:
+            tenant.cap = max(tenant.priorities)
+            for group in tenant.groups:
+                group.turn = None
+                self._enter(group)
+            if len(tenant.priorities) == 1:
+                del self._aging[tenant.name]
+        self._aging = {name: None for name in self._aging if name in self._tenants}
+        self._forget_shares()
 
-    def group_heads(self, tenant: str) -> list[Waiting]:
-        """The first of each of the tenant's groups, in order."""
-        entry = self._tenants.get(tenant)
-        if entry is None:
-            return []
-        return [self._requests[number] for _, number in sorted(group[0] for group in entry.groups.values())]
+    def follow(self, lengths: tuple[int, ...]) -> None:
+        """Takes the lengths that executors take, sorted. Where they are others than before, groups anew all
+        that wait."""
+        if lengths == self.lengths:
+            return
+        self.lengths = lengths
+        requests, paid = list(self._requests.values()), set(self._paid)
+        for request in requests:
+            self._remove(request)
+        self._paid = paid
+        for request in requests:
+            self._insert(request)
+
+    def _forget_shares(self) -> None:
+        if not self._shares.has_many:
+            return
+        self._shares.forget_all_but(self._tenants)
+        self._versions = {name: kept for name, kept in self._versions.items() if name in self._shares}
+
+    def _turn(self, group: Group, number: int | None = None) -> Turn:
+        """Of the group's first request, or of a given one."""
+        tenant, name = group.tenant, group.tenant.name
+        if number is not None:
+            level = self._level(tenant, self._requests[number].priority, number)
+        elif len(group.numbers) == 1:
+            [(priority, numbers)] = group.numbers.items()
+            number = numbers[0]
+            level = priority if priority >= tenant.cap else self._level(tenant, priority, number)
+        else:
+            level, number = self._first(group)
+        tenant_at = self._shares.counters[name]
+        version_at = group.versions.counters[group.lane.digest]
+        if number in self._paid:
+            paid = self._requests[number].cost * self._price / tenant.weight
+            tenant_at, version_at = tenant_at - paid, version_at - paid
+        return (tenant_at, -level, version_at, number, name)
+
+    def _first(self, group: Group) -> tuple[int, int]:
+        """(level, number) of the request that goes first: within one priority that is the oldest."""
+        negative, number = min(
+            (-self._level(group.tenant, priority, numbers[0]), numbers[0])
+            for priority, numbers in group.numbers.items()
+        )
+        return -negative, number
+
+    def _level(self, tenant: Tenant, priority: int, number: int) -> int:
+        if priority >= tenant.cap or not self._aging_s:
+            return priority
+        waited = max(0.0, self._now - self._requests[number].arrived)
+        return min(tenant.cap, priority + int(waited / self._aging_s))
+
+    def _enter(self, group: Group) -> None:
+        """Into its lane's heap, if its turn is earlier than the entry there."""
+        turn = self._turn(group)
+        if group.turn is None or turn < group.turn:
+            group.turn = turn
+            heappush(group.lane.turns, turn)
+            self.fresh[group.lane] = None
 
     def _insert(self, request: Waiting) -> None:
-        entry = self._tenants.get(request.tenant)
-        if entry is None:
-            entry = self._tenants[request.tenant] = _Tenant()
-            self._served[request.tenant] = max(self._served.get(request.tenant, 0.0), self._floor)
-        self._requests[request.number] = request
-        insort(entry.orders, request.order)
-        insort(entry.groups.setdefault(request.digest, []), request.order)
-        self._digests[request.digest] = self._digests.get(request.digest, 0) + 1
+        number, name, priority = request.number, request.tenant, request.priority
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(name, self._weights.get(name, 1.0), cap=priority)
+            self._shares.enter(name)
+        lanes = self._lanes.setdefault(request.digest, {})
+        needs = self.needs(request)
+        lane = lanes.get(needs)
+        if lane is None:
+            lane = lanes[needs] = Lane(request.digest, needs, next(self._serials))
+            self._kinds.setdefault(needs, {})[lane] = None
+        group = lane.groups.get(name)
+        if group is None:
+            versions = self._versions_of(tenant)
+            if not any(name in other.groups for other in lanes.values()):
+                versions.enter(request.digest)
+            group = lane.groups[name] = Group(tenant, lane, versions)
+            tenant.groups[group] = None
+        self._requests[number] = request
+        self._groups[number] = group
+        insort(group.numbers.setdefault(priority, []), number)
+        lane.size += 1
+        tenant.size += 1
+        tenant.priorities[priority] += 1
+        if len(tenant.priorities) > 1:
+            self._aging[name] = None
+        self._enter(group)
+        self.fresh[lane] = None
+
+    def _versions_of(self, tenant: Tenant) -> Shares:
+        versions = self._versions.get(tenant.name)
+        if versions is None:
+            versions = self._versions[tenant.name] = Shares()
+        if versions.has_many:
+            versions.forget_all_but({group.lane.digest for group in tenant.groups})
+        return versions
 
     def _remove(self, request: Waiting) -> None:
-        del self._requests[request.number]
-        entry = self._tenants[request.tenant]
-        group = entry.groups[request.digest]
-        for orders in (entry.orders, group):
-            del orders[bisect_left(orders, request.order)]
-        if not group:
-            del entry.groups[request.digest]
-        if not entry.orders:
-            del self._tenants[request.tenant]
-        self._digests[request.digest] -= 1
-        if not self._digests[request.digest]:
-            del self._digests[request.digest]
+        number, priority = request.number, request.priority
+        del self._requests[number]
+        self._paid.discard(number)
+        group = self._groups.pop(number)
+        tenant, lane = group.tenant, group.lane
+        numbers = group.numbers[priority]
+        del numbers[bisect_left(numbers, number)]
+        if not numbers:
+            del group.numbers[priority]
+        if not group.numbers:
+            del lane.groups[tenant.name]
+            del tenant.groups[group]
+        lane.size -= 1
+        if not lane.size:
+            self._remove_lane(lane)
+        tenant.size -= 1
+        tenant.priorities[priority] -= 1
+        if not tenant.priorities[priority]:
+            del tenant.priorities[priority]
+        if not tenant.size:
+            del self._tenants[tenant.name]
+
+    def _remove_lane(self, lane: Lane) -> None:
+        lanes = self._lanes[lane.digest]
+        del lanes[lane.needs]
+        if not lanes:
+            del self._lanes[lane.digest]
+        del self._kinds[lane.needs][lane]
+        if not self._kinds[lane.needs]:
+            del self._kinds[lane.needs]
+        lane.turns.clear()
+        self.fresh.pop(lane, None)
 
     def check(self) -> None:
         """Raises AssertionError when an index disagrees with the requests."""
-        by_tenant: dict[str, list[Waiting]] = {}
-        for request in self._requests.values():
-            by_tenant.setdefault(request.tenant, []).append(request)
-        assert by_tenant.keys() == self._tenants.keys()
-        digests: dict[str, int] = {}
-        for tenant, requests in by_tenant.items():
-            groups: dict[str, list[tuple[int, int]]] = {}
-            for order, digest in sorted((request.order, request.digest) for request in requests):
-                groups.setdefault(digest, []).append(order)
-                digests[digest] = digests.get(digest, 0) + 1
-            assert self._tenants[tenant].groups == groups
-            assert self._tenants[tenant].orders == sorted(request.order for request in requests)
-            assert tenant in self._served
-        assert digests == self._digests
+        lanes = list(self.all_lanes())
+        assert sum(lane.size for lane in lanes) == len(self._requests) == len(self._groups)
+        assert self._paid <= self._requests.keys()
+        assert self.fresh.keys() <= set(lanes)
+        assert {lane for kind in self._kinds.values() for lane in kind} == set(lanes)
+        assert all(lane.needs == needs for needs, kind in self._kinds.items() for lane in kind)
+        for tenant in self._tenants.values():
+            own = [request for request in self._requests.values() if request.tenant == tenant.name]
+            assert tenant.size == len(own) > 0
+            assert tenant.priorities == Counter(request.priority for request in own)
+            assert len(tenant.priorities) == 1 or tenant.name in self._aging
+            assert all(group.lane.groups[tenant.name] is group for group in tenant.groups)
+        for lane in lanes:
+            assert lane.size and self._lanes[lane.digest][lane.needs] is lane
+            self._check_groups(lane.groups.values())
+            numbers = [request.number for request in self.requests_in(lane)]
+            assert lane.size == len(numbers) == len(set(numbers))
+            assert self.turn(lane) == min(self._turn(group) for group in lane.groups.values())
+
+    def _check_groups(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            assert group in group.tenant.groups and group.numbers
+            assert group.turn is not None and group.turn in group.lane.turns
+            for priority, numbers in group.numbers.items():
+                assert numbers == sorted(numbers)
+                for request in map(self._requests.__getitem__, numbers):
+                    assert request.priority == priority and self._groups[request.number] is group
+                    assert (request.tenant, request.digest) == (group.tenant.name, group.lane.digest)
+                    assert self.needs(request) == group.lane.needs

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from lorafleet.v1 import adapters_pb2, executor_pb2
+from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.link import ExecutorLink, LinkSettings, Listener
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState, Phase
@@ -20,10 +21,13 @@ class Fleet:
         settings: LinkSettings,
         listener: Listener,
         awake: Callable[[], float],
+        reserve_seats: int = 0,
     ) -> None:
-        """`awake` is a clock in seconds that runs only while this loop is alive."""
+        """`awake` is a clock in seconds that runs only while this loop is alive. `reserve_seats` of an
+        executor are only for tenants with nothing running there."""
         self._links = {address: ExecutorLink(address, settings, listener, awake) for address in addresses}
         self.states: Sequence[ExecutorState] = tuple(link.state for link in self._links.values())
+        self.index = FleetIndex(self.states, reserve_seats)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -57,7 +61,12 @@ class Fleet:
         """Where an executor's closest copy is."""
         return self._links[address].state.residency.tier(digest)
 
+    def promise(self, address: str, dispatch_id: str, digest: str, tenant: str, suspect: bool) -> None:
+        """Counts a dispatch that will be sent with the next `dispatch`."""
+        self._links[address].state.sent(dispatch_id, digest, time.monotonic(), tenant, suspect)
+
     def dispatch(self, address: str, dispatches: list[executor_pb2.Dispatch]) -> None:
+        """Sends what was promised."""
         self._links[address].dispatch(dispatches)
 
     def cancel(self, address: str, dispatch_id: str) -> None:

@@ -97,9 +97,7 @@ class ExecutorLink:
             await asyncio.sleep(self._backoff())
 
     def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
-        """Sends requests, in messages of bounded size."""
-        for dispatch in dispatches:
-            self.state.sent(dispatch.dispatch_id, dispatch.digest, time.monotonic())
+        """Sends requests that `state` counts as sent already, in messages of bounded size."""
         for batch in split_batches(dispatches, MAX_BATCH_BYTES):
             command = executor_pb2.ExecutorCommand()
             command.dispatch.dispatches.extend(batch)

@@ -1,7 +1,7 @@
 """Which copies an executor has told this scheduler of, by snapshot and numbered deltas. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -45,12 +45,13 @@ class Residency:
 
     _number: int = 0
     _copies: dict[str, dict[Tier, Copy]] = field(default_factory=dict)
+    _slots: dict[str, bool] = field(default_factory=dict)  # In slots, the longest there first: if pinned.
     _comings: OrderedDict[tuple[str, Tier], Comings] = field(default_factory=OrderedDict)  # The last ones.
 
     @classmethod
     def from_snapshot(cls, number: int, copies: Iterable[Copy]) -> "Residency":
         residency = cls(number)
-        for copy in copies:
+        for copy in sorted(copies, key=lambda copy: copy.digest):  # Every scheduler takes the same order.
             residency._add(copy)
         return residency
 
@@ -63,11 +64,17 @@ class Residency:
             tiers = self._copies.get(digest, {})
             if tiers.pop(tier, None):
                 self._count(digest, tier).evictions += 1
+            if tier is Tier.SLOT:
+                self._slots.pop(digest, None)
             if not tiers:
                 self._copies.pop(digest, None)
         for copy in added:
             self._add(copy)
         return True
+
+    def digests(self) -> KeysView[str]:
+        """Versions with a copy."""
+        return self._copies.keys()
 
     def tier(self, digest: str) -> Tier:
         """The closest tier that holds the version."""
@@ -98,13 +105,19 @@ class Residency:
 
     def in_slots(self) -> list[str]:
         """Versions in slots, sorted."""
-        return sorted(digest for digest, tiers in self._copies.items() if Tier.SLOT in tiers)
+        return sorted(self._slots)
+
+    def longest_in_slots(self) -> list[str]:
+        """Versions in slots that nobody pinned, those that came first before the others."""
+        return [digest for digest, pinned in self._slots.items() if not pinned]
 
     def _add(self, copy: Copy) -> None:
         tiers = self._copies.setdefault(copy.digest, {})
         if copy.tier not in tiers:
             self._count(copy.digest, copy.tier).loads += 1
         tiers[copy.tier] = copy
+        if copy.tier is Tier.SLOT:
+            self._slots[copy.digest] = copy.pinned
 
     def _count(self, digest: str, tier: Tier) -> Comings:
         comings = self._comings.setdefault((digest, tier), Comings())
@@ -118,3 +131,5 @@ class Residency:
         for digest, tiers in self._copies.items():
             assert tiers, digest
             assert all((copy.digest, copy.tier) == (digest, tier) for tier, copy in tiers.items())
+        in_slots = {digest: tiers[Tier.SLOT] for digest, tiers in self._copies.items() if Tier.SLOT in tiers}
+        assert self._slots == {digest: copy.pinned for digest, copy in in_slots.items()}

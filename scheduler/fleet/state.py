@@ -1,8 +1,10 @@
 """What the scheduler knows of one executor: its limits, its last report and what was sent since. Pure."""
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable, KeysView
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 from scheduler.fleet.residency import BASE, Copy, Residency, Tier
 from scheduler.fleet.usage import Usage
@@ -38,7 +40,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An executor's last word on its room. `received` is how many dispatches of this stream it covers."""
+    """An executor's last word on its room. `received` is how many dispatches of this stream it covers.
+
+    `cold` are the versions that wait for a slot there, as (digest, since), of all its schedulers, the oldest
+    first; `since` is in seconds on our clock. It is empty from an executor that does not tell.
+    """
 
     free_seats: int = 0
     free_slots: int = 0
@@ -46,12 +52,39 @@ class Report:
     waiting: int = 0
     running: int = 0
     received: int = 0
-    # (digest, since when on our clock) of what all schedulers' requests wait for there, for want of a slot:
-    # the longest wait first. Empty, too, where an executor does not repeat it.
     cold: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(slots=True)
+class Watcher(Protocol):
+    """Told of every change of an executor's state as it happens; `position` is the executor's among all."""
+
+    def room_changed(self, position: int) -> None:
+        """It has other room, takes requests or takes none any more, or was told who waits cold there."""
+
+    def limits_changed(self, position: int) -> None: ...
+
+    def claim_changed(self, position: int, digest: str, claimed: bool) -> None:
+        """The first dispatch of a version was sent, or the last one ended."""
+
+    def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
+        """The first dispatch of a tenant was sent, or the last one ended."""
+
+    def suspects_changed(self, position: int, present: bool) -> None: ...
+
+    def copies_changed(self, position: int, digests: Iterable[str]) -> None:
+        """Their closest copies may be elsewhere now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One unfinished dispatch."""
+
+    number: int  # On its stream, from 1.
+    digest: str
+    tenant: str
+    suspect: bool
+
+
 class ExecutorState:
     """One executor, for one stream at a time: `reset` forgets what the last stream told.
 
@@ -59,32 +92,89 @@ class ExecutorState:
     before the next report, so we never promise more than the executor does.
     """
 
-    address: str
-    phase: Phase = Phase.CONNECTING
-    detail: str = "not connected yet"
-    cordoned: bool = False
-    instance_id: str = ""
-    limits: Limits | None = None
-    residency: Residency = field(default_factory=Residency)
-    report: Report = field(default_factory=Report)
-    usage: Usage = field(default_factory=Usage)
-    streams: int = 0  # that have ended
-    dropping: dict[int, str] = field(default_factory=dict)  # Digests by number, of drops not done.
-    _sent: int = 0
-    _unreported: deque[tuple[int, str]] = field(
-        default_factory=deque
-    )  # (number, digest) past report.received.
-    _running: dict[str, tuple[int, str]] = field(default_factory=dict)  # dispatch_id -> (number, digest).
-    _claims: Counter[str] = field(default_factory=Counter)  # Unfinished dispatches by digest, none zero.
+    def __init__(self, address: str, phase: Phase = Phase.CONNECTING) -> None:
+        self.address = address
+        self.detail = "not connected yet"
+        self.instance_id = ""
+        self.report = Report()
+        self.usage = Usage()
+        self.streams = 0  # that have ended
+        self.dropping: dict[int, str] = {}  # Digests by number, of drops not done.
+        self._phase = phase
+        self._cordoned = False
+        self._limits: Limits | None = None
+        self._residency = Residency()
+        self._sent = 0
+        self._running: dict[str, _Sent] = {}  # By dispatch id.
+        self._claims: Counter[str] = Counter()  # Unfinished dispatches by digest, none zero.
+        self._tenants: Counter[str] = Counter()  # The same by tenant.
+        self._suspects = 0
+        # What the last report does not cover, by dispatch id, and how many of each version.
+        self._unreported: deque[tuple[str, _Sent]] = deque()
+        self._new: Counter[str] = Counter()
+        self._known: Counter[str] = Counter()  # Of what it covers and what runs: how many of each version.
+        self._promised: set[str] = set()  # Versions that need a slot that the report still counts as free.
+        self._watcher: Watcher | None = None
+        self._position = 0
+
+    def watch(self, watcher: Watcher, position: int) -> None:
+        """Tells one watcher of every change from now on."""
+        self._watcher, self._position = watcher, position
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        self._tell_room()
+
+    @property
+    def cordoned(self) -> bool:
+        return self._cordoned
+
+    @cordoned.setter
+    def cordoned(self, cordoned: bool) -> None:
+        self._cordoned = cordoned
+        self._tell_room()
+
+    @property
+    def limits(self) -> Limits | None:
+        """None before the stream's hello."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits | None) -> None:
+        self._limits = limits
+        if self._watcher:
+            self._watcher.limits_changed(self._position)
+
+    @property
+    def residency(self) -> Residency:
+        """For reading: changes come through `moved`, or as a whole."""
+        return self._residency
+
+    @residency.setter
+    def residency(self, residency: Residency) -> None:
+        digests = self._residency.digests() | residency.digests()
+        self._residency = residency
+        if self._watcher:
+            self._watcher.copies_changed(self._position, digests)
 
     @property
     def takes_requests(self) -> bool:
-        return self.phase is Phase.READY and not self.cordoned
+        return self._phase is Phase.READY and not self._cordoned
 
     @property
     def num_running(self) -> int:
         """Dispatches of ours that have not ended."""
         return len(self._running)
+
+    @property
+    def num_sent(self) -> int:
+        """Dispatches on this stream so far, as executors count them in `Report.received`."""
+        return self._sent
 
     @property
     def free_seats(self) -> int:
@@ -94,9 +184,11 @@ class ExecutorState:
     @property
     def free_slots(self) -> int:
         """Slots that a version without a claim here could take."""
-        known = {digest for number, digest in self._running.values() if number <= self.report.received}
-        new = {digest for _, digest in self._unreported} - known - {BASE}
-        return max(0, self.report.free_slots - len(new))
+        return max(0, self.report.free_slots - len(self._promised))
+
+    @property
+    def num_suspects(self) -> int:
+        return self._suspects
 
     def may_hold(self, digest: str) -> bool:
         """Whether it has told of a copy, or may still get one that a load brings which is under way."""
@@ -110,29 +202,59 @@ class ExecutorState:
         """Versions with unfinished dispatches, without the base model."""
         return frozenset(self._claims) - {BASE}
 
+    def tenants(self) -> KeysView[str]:
+        """Tenants with unfinished dispatches."""
+        return self._tenants.keys()
+
     def dispatch_ids(self) -> list[str]:
         return list(self._running)
 
-    def sent(self, dispatch_id: str, digest: str, now: float = 0.0) -> None:
-        """Counts a dispatch that was written to the stream."""
+    def sent(
+        self, dispatch_id: str, digest: str, now: float = 0.0, tenant: str = "", suspect: bool = False
+    ) -> None:
+        """Counts a dispatch that is written to the stream."""
         if digest != BASE:
             self.usage.used(digest, self.residency.tier(digest), now)
         self._sent += 1
-        self._unreported.append((self._sent, digest))
-        self._running[dispatch_id] = (self._sent, digest)
+        entry = self._running[dispatch_id] = _Sent(self._sent, digest, tenant, suspect)
+        self._unreported.append((dispatch_id, entry))
+        self._new[digest] += 1
+        self._weigh(digest)
+        self._suspects += suspect
         self._claims[digest] += 1
+        self._tenants[tenant] += 1
+        if self._watcher:
+            if self._claims[digest] == 1:
+                self._watcher.claim_changed(self._position, digest, True)
+            if self._tenants[tenant] == 1:
+                self._watcher.tenant_changed(self._position, tenant, True)
+            if suspect:
+                self._watcher.suspects_changed(self._position, True)
+            self._watcher.room_changed(self._position)
 
     def ended(self, dispatch_id: str, now: float = 0.0) -> bool:
         """Forgets a dispatch. Whether it was one of ours and had not ended."""
         entry = self._running.pop(dispatch_id, None)
         if entry is None:
             return False
-        digest = entry[1]
+        digest = entry.digest
         self.usage.touched(digest, now)
-        self._claims[digest] -= 1
-        if not self._claims[digest]:
-            del self._claims[digest]
+        if entry.number <= self._sent - len(self._unreported):
+            _take_one(self._known, digest)
+            self._weigh(digest)
+        self._suspects -= entry.suspect
+        last_claim = _take_one(self._claims, digest)
+        last_of_tenant = _take_one(self._tenants, entry.tenant)
+        if last_claim:
             self.usage.given_up(digest)
+        if self._watcher:
+            if last_claim:
+                self._watcher.claim_changed(self._position, digest, False)
+            if last_of_tenant:
+                self._watcher.tenant_changed(self._position, entry.tenant, False)
+            if entry.suspect:
+                self._watcher.suspects_changed(self._position, self._suspects > 0)
+            self._watcher.room_changed(self._position)
         return True
 
     def moved(self, number: int, added: list[Copy], removed: list[tuple[str, Tier]], now: float) -> bool:
@@ -140,13 +262,22 @@ class ExecutorState:
         for copy in added:
             if copy.tier is Tier.SLOT:
                 self.usage.paged_in(copy.digest, now)
-        return self.residency.apply(number, added, removed)
+        taken = self.residency.apply(number, added, removed)
+        if taken and self._watcher:
+            changed = {copy.digest for copy in added} | {digest for digest, _ in removed}
+            self._watcher.copies_changed(self._position, changed)
+        return taken
 
     def reported(self, report: Report) -> None:
         """Takes a newer report."""
         self.report = report
-        while self._unreported and self._unreported[0][0] <= report.received:
-            self._unreported.popleft()
+        while self._unreported and self._sent - len(self._unreported) < report.received:
+            dispatch_id, entry = self._unreported.popleft()
+            _take_one(self._new, entry.digest)
+            if self._running.get(dispatch_id) is entry:
+                self._known[entry.digest] += 1
+            self._weigh(entry.digest)
+        self._tell_room()
 
     def reset(self) -> list[str]:
         """The stream ended: forgets everything it told, and returns the dispatches that ended with it.
@@ -154,20 +285,57 @@ class ExecutorState:
         `phase` and `detail` are the caller's to set.
         """
         lost = list(self._running)
-        self.limits, self.residency, self.report = None, Residency(), Report()
+        claims, tenants = list(self._claims), list(self._tenants)
+        self.report = Report()
         self.streams += 1
         self.dropping.clear()
-        self._sent = 0
-        self._unreported.clear()
-        self._running.clear()
-        self._claims.clear()
+        self._sent = self._suspects = 0
+        for told in (self._unreported, self._running, self._claims, self._tenants, self._new, self._known):
+            told.clear()
+        self._promised.clear()
         self.usage.interrupted()
+        self.limits, self.residency = None, Residency()
+        if self._watcher:
+            for digest in claims:
+                self._watcher.claim_changed(self._position, digest, False)
+            for tenant in tenants:
+                self._watcher.tenant_changed(self._position, tenant, False)
+            self._watcher.suspects_changed(self._position, False)
+            self._watcher.room_changed(self._position)
         return lost
 
+    def _weigh(self, digest: str) -> None:
+        """Whether the version takes a slot that the report does not know as taken."""
+        if digest != BASE and self._new[digest] and not self._known[digest]:
+            self._promised.add(digest)
+        else:
+            self._promised.discard(digest)
+
+    def _tell_room(self) -> None:
+        if self._watcher:
+            self._watcher.room_changed(self._position)
+
     def check(self) -> None:
-        """Raises AssertionError when the counts disagree."""
-        assert self._claims == Counter(digest for _, digest in self._running.values())
-        assert all(count > 0 for count in self._claims.values())
-        numbers = [number for number, _ in self._unreported]
-        assert numbers == list(range(self._sent - len(numbers) + 1, self._sent + 1))
+        """Raises AssertionError when the counts disagree with the dispatches."""
+        running = list(self._running.values())
+        assert self._claims == Counter(sent.digest for sent in running)
+        assert self._tenants == Counter(sent.tenant for sent in running)
+        assert self._suspects == sum(sent.suspect for sent in running)
+        covered = self._sent - len(self._unreported)
+        assert self._known == Counter(sent.digest for sent in running if sent.number <= covered)
+        assert self._new == Counter(sent.digest for _, sent in self._unreported)
+        assert self._promised == self._new.keys() - self._known.keys() - {BASE}
+        for counts in (self._claims, self._tenants, self._new, self._known):
+            assert all(count > 0 for count in counts.values())
+        numbers = [sent.number for _, sent in self._unreported]
+        assert numbers == list(range(covered + 1, self._sent + 1))
         self.residency.check()
+
+
+def _take_one(counts: Counter[str], key: str) -> bool:
+    """Whether it was the last one."""
+    counts[key] -= 1
+    if counts[key]:
+        return False
+    del counts[key]
+    return True

@@ -118,16 +118,22 @@ async def test_a_scheduler_and_an_executor_exchange_messages_beyond_grpcs_defaul
     await until(lambda: link.state.takes_requests)
     batch = [dispatch(f"long{n}", [300] * 1_200_000) for n in range(3)]
     assert 4 * MIB < sum(each.ByteSize() for each in batch) < MAX_BATCH_BYTES
-    link.dispatch(batch)
+    send(link, batch)
     await until(lambda: len(heard.rejected) == 3 or bool(heard.lost))
     assert not heard.lost
     assert {rejected.reason for rejected in heard.rejected.values()} == {"INVALID_REQUEST"}
-    link.dispatch([dispatch("scored", [7, 8, 9, 10] * 250, prompt_logprobs=440)])
+    send(link, [dispatch("scored", [7, 8, 9, 10] * 250, prompt_logprobs=440)])
     await until(lambda: bool(heard.tokens or heard.lost))
     assert not heard.lost
     [tokens] = heard.tokens
     assert sum(position.ByteSize() for position in tokens.prompt_logprobs) > 4 * MIB
     running.cancel()
+
+
+def send(link: ExecutorLink, batch: list[executor_pb2.Dispatch]) -> None:
+    for each in batch:
+        link.state.sent(each.dispatch_id, each.digest)
+    link.dispatch(batch)
 
 
 def dispatch(name: str, prompt: list[int], **fields: Any) -> executor_pb2.Dispatch:

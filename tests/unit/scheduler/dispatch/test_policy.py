@@ -1,209 +1,171 @@
-from collections.abc import Iterable
 from dataclasses import replace
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
-from scheduler.dispatch.policy import Placement, Policy, can_ever_run, likely_executor
-from scheduler.dispatch.queue import Queue, Waiting
-from scheduler.fleet.residency import Copy, Residency, Tier
-from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
-
-MODULES = frozenset({"q_proj"})
-
-
-def executor(address: str = "a:1", seats: int = 8, slots: int = 4, **resident: Tier) -> ExecutorState:
-    state = ExecutorState(address, phase=Phase.READY)
-    state.limits = Limits(1024, 16, MODULES, max_loras=slots, max_seats=seats)
-    state.residency = Residency.from_snapshot(
-        0, [Copy(digest, tier, 0, 1, False) for digest, tier in resident.items()]
-    )
-    state.reported(Report(free_seats=seats, free_slots=slots))
-    return state
-
-
-def request(number: int, digest: str, tenant: str = "t", rank: int = 8, avoid: Iterable[str] = ()) -> Waiting:
-    if not digest:
-        return Waiting(number, tenant, "", 0, 1, 0, frozenset(), frozenset(avoid))
-    return Waiting(number, tenant, digest, 0, 1, rank, MODULES, frozenset(avoid))
-
-
-def queue_of(*requests: Waiting) -> Queue:
-    queue = Queue(1000, 1000)
-    for item in requests:
-        assert queue.add(item) is None
-    return queue
-
-
-def send(placements: list[Placement], digests: dict[int, str], *states: ExecutorState) -> None:
-    by_address = {state.address: state for state in states}
-    for placement in placements:
-        by_address[placement.address].sent(str(placement.number), digests[placement.number])
+from scheduler.dispatch.policy import Placement
+from scheduler.dispatch.queue import Queue
+from scheduler.fleet.index import FleetIndex
+from scheduler.fleet.residency import Tier
+from scheduler.fleet.state import ExecutorState, Phase, Report
+from tests.support.services.planning import Fleet, executor, plan, queue_of, request
 
 
 def test_an_unplaceable_version_blocks_nobody() -> None:
-    """The base and five versions over 4 slots: all go but the requests for the fifth."""
+    """The base and five versions over 4 slots: all go but the requests for one of the five."""
     order = ["", "", "", "1", "3", "2", "4", "5", "5", "5", "5", "", "", "1", "2", "3"]
     queue = queue_of(*(request(number, digest) for number, digest in enumerate(order)))
-    placed = Policy(aging_s=1).plan(queue, [executor(seats=64, slots=4)], now=0)
-    assert {p.number for p in placed} == {n for n, digest in enumerate(order) if digest != "5"}
-    assert queue.digests() == {"5"}
+    placed = plan(queue, executor(seats=64, slots=4))
+    assert len(queue.digests()) == 1
+    assert {p.number for p in placed} == {
+        n for n, digest in enumerate(order) if digest not in queue.digests()
+    }
 
 
 def test_never_more_than_the_free_seats() -> None:
-    queue = queue_of(*(request(number, "") for number in range(10)))
-    state = executor(seats=3)
-    assert len(Policy(1).plan(queue, [state], 0)) == 3
+    queue = queue_of(*(request(number) for number in range(10)))
+    assert len(plan(queue, executor(seats=3))) == 3
     assert len(queue) == 7
 
 
 def test_slot_before_host_before_room() -> None:
-    states = [executor("a:1", seats=99), executor("b:1", x=Tier.HOST), executor("c:1", seats=2, x=Tier.SLOT)]
-    placed = Policy(1).plan(queue_of(request(1, "x")), states, 0)
-    assert placed == [Placement(1, "c:1")]
-    assert Policy(1).plan(queue_of(request(1, "x")), states[:2], 0) == [Placement(1, "b:1")]
-    assert Policy(1).plan(queue_of(request(1, "y")), states, 0) == [Placement(1, "a:1")]
+    def three() -> list[ExecutorState]:
+        return [executor("a:1", 99), executor("b:1", x=Tier.HOST), executor("c:1", 2, x=Tier.SLOT)]
+
+    assert plan(queue_of(request(1, "x")), *three()) == [Placement(1, "c:1")]
+    assert plan(queue_of(request(1, "x")), *three()[:2]) == [Placement(1, "b:1")]
+    assert plan(queue_of(request(1, "y")), *three()) == [Placement(1, "a:1")]
 
 
 def test_requests_of_one_version_share_one_slot() -> None:
-    states = [executor("a:1"), executor("b:1")]
-    placed = Policy(1).plan(queue_of(*(request(n, "x") for n in range(4))), states, 0)
+    placed = plan(queue_of(*(request(n, "x") for n in range(4))), executor("a:1"), executor("b:1"))
     assert len({p.address for p in placed}) == 1
+
+
+def test_a_version_whose_executor_is_full_takes_a_slot_of_another() -> None:
+    placed = plan(queue_of(*(request(n, "x") for n in range(6))), executor("a:1", 4), executor("b:1", 4))
+    assert len({p.address for p in placed}) == 2 and len(placed) == 6
+
+
+def test_equals_are_taken_by_turns_and_every_scheduler_begins_elsewhere() -> None:
+    states = [executor(f"e:{n}", seats=4) for n in range(8)]
+    fleet = Fleet(queue_of(*(request(n) for n in range(8))), *states)
+    assert len({placement.address for placement in fleet.plan()}) == 8
+    firsts = set()
+    for salt in range(8):
+        index = FleetIndex([executor(f"e:{n}") for n in range(8)])
+        placement = type(fleet.policy)(queue_of(request(1)), index, 1.0, salt).next(0.0)
+        assert placement
+        firsts.add(placement.address)
+    assert len(firsts) == 8
 
 
 def test_no_slot_here_but_room_there() -> None:
     full = executor("a:1", seats=9, slots=1)
     full.sent("other", "y")
-    placed = Policy(1).plan(queue_of(request(1, "x")), [full, executor("b:1", seats=1, slots=1)], 0)
-    assert placed == [Placement(1, "b:1")]
+    assert plan(queue_of(request(1, "x")), full, executor("b:1", 1, 1)) == [Placement(1, "b:1")]
 
 
 def test_where_an_attempt_failed_is_the_last_choice() -> None:
     states = [executor("a:1", x=Tier.SLOT), executor("b:1")]
-    assert Policy(1).plan(queue_of(request(1, "x", avoid=["a:1"])), states, 0) == [Placement(1, "b:1")]
-    assert Policy(1).plan(queue_of(request(1, "x", avoid=["a:1"])), states[:1], 0) == [Placement(1, "a:1")]
+    assert plan(queue_of(request(1, "x", avoid=["a:1"])), *states) == [Placement(1, "b:1")]
+    assert plan(queue_of(request(1, "x", avoid=["a:1"])), executor("a:1")) == [Placement(1, "a:1")]
 
 
 def test_where_it_was_refused_is_no_choice() -> None:
     states = [executor("a:1", x=Tier.SLOT), executor("b:1")]
-    refused = replace(request(1, "x"), refused=frozenset({"a:1"}))
-    assert Policy(1).plan(queue_of(refused), states, 0) == [Placement(1, "b:1")]
-    assert Policy(1).plan(queue_of(refused), states[:1], 0) == []
-    assert can_ever_run(refused, states) and not can_ever_run(refused, states[:1])
+    refused = request(1, "x", refused=["a:1"])
+    assert plan(queue_of(refused), *states) == [Placement(1, "b:1")]
+    assert plan(queue_of(refused), states[0]) == []
+    needs = Queue(1, 1).needs(refused)
+    assert needs.refused == {"a:1"}
 
 
-def test_unready_and_cordoned_executors_get_nothing() -> None:
+def test_one_that_only_others_can_take_holds_nobody_up() -> None:
+    """Neither those behind it in the same version, nor itself when the others have room again."""
+    states = [executor("short:1", length=100), executor("long:1", seats=0, length=1000)]
+    queue = queue_of(request(1, "x", length=500), request(2, "x", length=50), request(3, "x", length=150))
+    fleet = Fleet(queue, *states)
+    assert fleet.plan() == [Placement(2, "short:1")]
+    states[1].reported(Report(free_seats=9, free_slots=4))
+    assert fleet.plan() == [Placement(1, "long:1"), Placement(3, "long:1")]
+
+
+def test_unready_and_cordoned_executors_get_nothing_until_they_are_back() -> None:
     cordoned, hung = executor("a:1"), executor("b:1")
     cordoned.cordoned = True
     hung.phase = Phase.HUNG
-    assert Policy(1).plan(queue_of(request(1, "")), [cordoned, hung], 0) == []
+    fleet = Fleet(queue_of(request(1), request(2, "x")), cordoned, hung)
+    assert fleet.plan() == []
+    hung.phase = Phase.READY
+    assert fleet.plan() == [Placement(1, "b:1"), Placement(2, "b:1")]
 
 
 def test_an_executor_that_cannot_hold_it_is_passed() -> None:
-    small = executor("a:1", x=Tier.SLOT)
-    small.limits = Limits(1024, 4, MODULES, 4, 8)
+    small = executor("a:1", rank=4, x=Tier.SLOT)
     queue = queue_of(request(1, "x", rank=8), request(2, "y", rank=4))
-    assert Policy(1).plan(queue, [small], 0) == [Placement(2, "a:1")]
-    assert not can_ever_run(request(1, "x", rank=8), [small])
-    assert can_ever_run(request(1, "x", rank=8), [small, executor("b:1")])
-    assert can_ever_run(request(1, "x", rank=8), [small, ExecutorState("c:1")])
-    assert can_ever_run(request(1, "x", rank=8), [])
+    assert plan(queue, small) == [Placement(2, "a:1")]
+    needs = queue.needs(queue[1])
+    assert not FleetIndex([small]).may_ever_run(needs)
+    assert FleetIndex([small, executor("b:1")]).may_ever_run(needs)
+    assert FleetIndex([small, ExecutorState("c:1")]).may_ever_run(needs)
+    assert FleetIndex([]).may_ever_run(needs)
 
 
-def test_a_cold_version_starts_after_aging_and_the_running_hot_requests() -> None:
-    """One slot, endless traffic for A, one request for B."""
-    state, policy, queue = executor(seats=2, slots=1), Policy(aging_s=2), Queue(1000, 1000)
-    digests: dict[int, str] = {}
-    running: list[int] = []
-    number = received = 0
-    started_b = None
-    for now in range(40):
-        while queue.group_size("A") < 3:
-            number += 1
-            digests[number] = "A"
-            queue.add(request(number, "A", tenant="hot"))
-        if now == 5:
-            digests[10_000] = "B"
-            queue.add(request(10_000, "B", tenant="cold"))
-        if len(running) == 2 or (running and now % 2):  # One request ends about every second step.
-            state.ended(str(running.pop(0)))
-        slots = 0 if running else 1
-        state.reported(Report(free_seats=2 - len(running), free_slots=slots, received=received))
-        placed = policy.plan(queue, [state], now)
-        send(placed, digests, state)
-        received += len(placed)
-        running += [p.number for p in placed]
-        if started_b is None and 10_000 in running:
-            started_b = now
-    assert started_b is not None
-    assert started_b <= 5 + 2 + 2 + 2  # Arrival, aging, the two running requests, one step of slack each.
+def test_a_suspect_runs_beside_no_other() -> None:
+    states = [executor("a:1"), executor("b:1")]
+    queue = queue_of(*(request(n, suspect=True) for n in range(3)), request(3))
+    fleet = Fleet(queue, *states)
+    first, second, innocent = fleet.plan()
+    assert {first.address, second.address} == {"a:1", "b:1"} and innocent.number == 3
+    state = fleet.states[first.address]
+    state.ended(str(first.number))
+    assert fleet.plan() == [Placement(2, first.address)]
 
 
-def test_four_hot_and_one_cold() -> None:
-    state, policy = executor(seats=8, slots=4), Policy(aging_s=2)
-    for digest in "ABCD":
-        state.sent(digest, digest)
-    state.sent("A2", "A")
-    state.reported(Report(free_seats=3, free_slots=0, received=5))
-    queue = queue_of(request(1, "cold"), *(request(10 + n, d) for n, d in enumerate("ABCD")))
-    assert len(policy.plan(queue, [state], now=0)) == 3
-    state.reported(Report(free_seats=3, free_slots=0, received=5))
-    assert {queue.head("t")} == {request(1, "cold")}
-    queue.add(request(20, "B"))
-    queue.add(request(21, "C"))
-    placed = policy.plan(queue, [state], now=2.5)
-    assert len(placed) == 2  # Of B, C and D, one is closed for the cold version.
-    assert queue.group_size("B") == 1
-    state.ended("B")
-    state.reported(Report(free_seats=4, free_slots=1, received=5))
-    assert Placement(1, "a:1") in policy.plan(queue, [state], now=3)
+def test_the_last_seats_are_for_tenants_with_nothing_running_there() -> None:
+    fleet = Fleet(queue_of(*(request(n, tenant="flood") for n in range(20))), executor(seats=8), reserve=1)
+    assert len(fleet.plan()) == 7
+    fleet.queue.add(request(90, tenant="light"))
+    fleet.queue.add(request(91, tenant="light"))
+    assert fleet.numbers() == [90]
+    few = Fleet(queue_of(*(request(n, tenant="flood") for n in range(20))), executor(seats=7), reserve=1)
+    assert len(few.plan()) == 7
+
+
+def test_a_reserved_seat_that_frees_is_given_to_who_waits_for_it() -> None:
+    state = executor(seats=8)
+    fleet = Fleet(queue_of(*(request(n, tenant=f"t{n}") for n in range(8))), state, reserve=1)
+    assert len(fleet.plan()) == 8
+    for number, tenant in [(20, "t1"), (21, "t2"), (22, "late")]:
+        fleet.queue.add(request(number, tenant=tenant))
+    state.ended("7")
+    state.reported(Report(free_seats=1, free_slots=4, received=8))
+    assert fleet.numbers() == [22]
+
+
+def test_what_cannot_run_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much waits, only what an event may have given a place is examined."""
+    state = executor(seats=50, slots=1)
+    queue = queue_of(*(request(n, f"v{n}", tenant=f"t{n}") for n in range(100)))
+    fleet = Fleet(queue, state)
+    assert len(fleet.plan()) == 1
+    looks = []
+    places = fleet.policy._places
+    monkeypatch.setattr(fleet.policy, "_places", lambda lane: looks.append(lane) or places(lane))
+    state.reported(Report(free_seats=49, free_slots=0, received=1))
+    assert fleet.policy.next(0.0) is None
+    queue.add(request(200))
+    assert fleet.policy.next(0.0) == Placement(200, "a:1")
+    assert len(looks) <= 2
 
 
 def test_a_hint_goes_where_a_version_will_likely_run() -> None:
     states = [executor("a:1", slots=1, x=Tier.DISK), executor("b:1", slots=4, y=Tier.HOST)]
-    assert likely_executor("x", states) is states[0]
-    assert likely_executor("z", states) is states[1]
-    assert likely_executor("y", states) is None
-    assert likely_executor("", states) is None
-    assert likely_executor("z", []) is None
-    policy = Policy(aging_s=2.0)
-    assert [policy.room_in_s(state) for state in (states[0], executor("c:1", slots=0))] == [0.0, 2.0]
-
-
-RANKS = {"": 0, "u": 4, "v": 8, "w": 64, "x": 4, "y": 8}
-requests = st.lists(st.tuples(st.sampled_from(sorted(RANKS)), st.sampled_from("abc")), max_size=30)
-executors = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.sampled_from([4, 8])), max_size=3)
-
-
-@settings(max_examples=150)
-@given(requests, executors, st.lists(st.floats(0, 5), min_size=1, max_size=4))
-def test_plans_respect_room_and_leave_no_work_undone(
-    arrivals: list[tuple[str, str]], fleet: list[tuple[int, int, int]], times: list[float]
-) -> None:
-    states = []
-    for index, (seats, slots, rank) in enumerate(fleet):
-        state = executor(f"e:{index}", seats=seats, slots=slots)
-        state.limits = Limits(1024, rank, MODULES, slots, seats)
-        states.append(state)
-    items = {n: request(n, digest, tenant, RANKS[digest]) for n, (digest, tenant) in enumerate(arrivals)}
-    queue, policy = queue_of(*items.values()), Policy(aging_s=1)
-    seen: set[int] = set()
-    for now in sorted(times):
-        placed = policy.plan(queue, states, now)
-        assert not seen & {p.number for p in placed}
-        seen |= {p.number for p in placed}
-        send(placed, {number: item.digest for number, item in items.items()}, *states)
-        queue.check()
-    assert seen | {item.number for item in queue.requests()} == set(items)
-    for state, (seats, slots, rank) in zip(states, fleet, strict=True):
-        state.check()
-        assert state.num_running <= seats
-        assert len(state.claimed()) <= slots
-        assert all(items[int(key)].max_rank <= rank for key in state.dispatch_ids())
-    closing = any(now - min(times) >= 1 for now in times)
-    if not closing:  # Without closed versions, nothing that fits stays behind.
-        for item in queue.requests():
-            for state in states:
-                slot = not item.digest or item.digest in state.claimed()
-                fits = state.limits is not None and state.limits.can_hold(item.max_rank, item.modules)
-                assert not (state.free_seats and (slot or (state.free_slots and fits)))
+    policy = Fleet(queue_of(*(request(n, d) for n, d in enumerate("xyz"))), *states).policy
+    assert policy.likely("x") is states[0]
+    assert policy.likely("z") is states[1]
+    assert policy.likely("y") is None
+    assert policy.likely("") is None
+    assert Fleet(queue_of(request(1, "z"))).policy.likely("z") is None
+    assert [policy.room_in_s(state) for state in (states[0], executor("c:1", slots=0))] == [0.0, 1.0]
+    assert Fleet(queue_of(replace(request(1, "z"), max_rank=64)), *states).policy.likely("z") is None

@@ -44,9 +44,10 @@ def refuse_adapters(fake: FakeExecutor, reason: str, code: grpc.StatusCode) -> N
 
 @pytest.fixture
 async def two() -> AsyncIterator[list[FakeExecutor]]:
-    """First the one that gets a version nobody has: all else equal, the higher address."""
+    """First the one that gets a version nobody has: the one with more seats."""
     async with executors(2) as fakes:
-        yield sorted(fakes, key=lambda fake: fake.address, reverse=True)
+        fakes[0].hello.max_seats = 12
+        yield fakes
 
 
 @pytest.fixture

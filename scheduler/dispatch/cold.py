@@ -1,0 +1,244 @@
+"""Versions that wait for a slot: since when, where they get one, and who makes room. Pure.
+
+A version is cold while somebody waits for it and no executor that could run it has a claim of it that still
+takes requests. Cold for `aging_s`, it is overdue: it gets a place in the line of one executor, its home, and
+all schedulers are told through that executor. The line is what all of them compute alike: those that wait
+there, the longest first, at most half as many as there are slots. While it is longer than the free slots,
+as many versions as it is long are closed there, those that have been in slots for the longest: they get no
+new requests, so that their slots become free. Free slots belong to the first in the line.
+
+So who is at place k of a line of at most H starts within ceil(k / H) times the longest remaining answer there
+plus a load: all H that are closed have ended by then.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.dispatch.groups import Lane
+from scheduler.dispatch.queue import Queue
+from scheduler.fleet.index import FleetIndex
+from scheduler.fleet.levels import Levels, lowest
+from scheduler.fleet.residency import BASE, Tier
+from scheduler.fleet.state import ExecutorState
+
+
+@dataclass(frozen=True, slots=True)
+class ColdNotice:
+    """Tell that executor that a version waits for a slot there; `waiting_s` of 0 takes it back."""
+
+    address: str
+    digest: str
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a version of ours is in a line."""
+
+    position: int
+    stream: int  # A new stream knows nothing of it.
+    since: float
+
+
+class ColdLines:
+    """`held` are executors whose free slots all belong to those in their lines."""
+
+    def __init__(self, queue: Queue, index: FleetIndex, aging_s: float) -> None:
+        self.held = 0
+        self.lined = 0  # Executors with a line, or with a place of ours.
+        self.moved: dict[
+            str, None
+        ] = {}  # Versions that were closed or opened somewhere; the policy empties it.
+        self._queue = queue
+        self._index = index
+        self._aging_s = aging_s
+        self._since: dict[Lane, float] = {}  # The longest first. Left-over lanes go when they come up.
+        self._places: dict[str, _Place] = {}
+        self._own: dict[int, dict[str, float]] = {}  # By executor: since when, of those with a place there.
+        self._lines: dict[int, tuple[str, ...]] = {}
+        self._told: dict[str, int] = {}  # By version: in whose lines it is.
+        self._full = 0
+        self._rooms = Levels(len(index.states))  # What is left of lines.
+        self._open_to: dict[int, tuple[str, ...]] = {}  # By executor: whom its free slots belong to.
+        self._homes: dict[str, int] = {}  # The same by version.
+        self._closed_at: dict[int, tuple[str, ...]] = {}
+        self._closed: dict[str, int] = {}
+
+    @property
+    def num_overdue(self) -> int:
+        """Versions with a place in a line."""
+        return len(self._places)
+
+    def since(self, lane: Lane) -> float | None:
+        """Since when a lane is cold; None when it is not."""
+        return self._since.get(lane)
+
+    def closed(self, digest: str) -> int:
+        """Where the version gets no new requests."""
+        return self._closed.get(digest, 0)
+
+    def open_to(self, position: int) -> tuple[str, ...]:
+        """The versions that the free slots of an executor belong to."""
+        return self._open_to.get(position, ())
+
+    def homes(self, digest: str) -> int:
+        """Executors with a free slot that belongs to the version."""
+        return self._homes.get(digest, 0)
+
+    def judge(self, lane: Lane, now: float) -> None:
+        """Whether a lane is cold, when that may have changed."""
+        if lane.digest == BASE or not lane.size:
+            return
+        serving = self._index.claims(lane.digest) & self._index.open & self._index.holders(lane.needs)
+        if serving & ~self.closed(lane.digest):
+            self._since.pop(lane, None)
+        else:
+            self._since.setdefault(lane, now)
+
+    def tend(self, now: float) -> list[ColdNotice]:
+        """Takes places back that are not needed any more, and gives new ones to who is overdue: tenants in
+        turn, the longest wait of each first."""
+        notices = self._withdraw()
+        for lane, since in self._by_turns(self._overdue(now)):
+            if not self._index.open & ~self._full:
+                break
+            if lane.digest not in self._places and (home := self._home(lane)) is not None:
+                notices.append(self._give_place(lane.digest, home, since, now))
+        return notices
+
+    def _overdue(self, now: float) -> list[tuple[Lane, float]]:
+        found: list[tuple[Lane, float]] = []
+        gone: list[Lane] = []
+        for lane, since in self._since.items():
+            if not lane.size:
+                gone.append(lane)
+            elif now - since < self._aging_s:
+                break
+            else:
+                found.append((lane, since))
+        for lane in gone:
+            del self._since[lane]
+        return found
+
+    def _by_turns(self, overdue: list[tuple[Lane, float]]) -> Iterable[tuple[Lane, float]]:
+        by_tenant: dict[str, deque[tuple[Lane, float]]] = {}
+        for lane, since in overdue:
+            by_tenant.setdefault(next(iter(lane.groups)), deque()).append((lane, since))
+        turns = deque(by_tenant.values())
+        while turns:
+            of_tenant = turns.popleft()
+            yield of_tenant.popleft()
+            if of_tenant:
+                turns.append(of_tenant)
+
+    def _home(self, lane: Lane) -> int | None:
+        """Where others wait for the same version, else where the line has most room, near a copy."""
+        index = self._index
+        able = index.holders(lane.needs) & index.open & ~self._full
+        if not able:
+            return None
+        told = self._told.get(lane.digest, 0) & able
+        best = index.closest(self._rooms.most(told or able), lane.digest)
+        return lowest(index.seats.most(best))
+
+    def _give_place(self, digest: str, home: int, since: float, now: float) -> ColdNotice:
+        state = self._index.states[home]
+        self._places[digest] = _Place(home, state.streams, since)
+        self._own.setdefault(home, {})[digest] = since
+        self.refresh(home)
+        return ColdNotice(state.address, digest, now - since)
+
+    def _withdraw(self) -> list[ColdNotice]:
+        notices: list[ColdNotice] = []
+        for digest, place in list(self._places.items()):
+            state = self._index.states[place.position]
+            is_known = state.takes_requests and state.streams == place.stream
+            waits = any(self._since.get(lane) == place.since for lane in self._queue.lanes(digest))
+            if is_known and waits:
+                continue
+            self._take_place(digest, place)
+            if is_known and not state.claims(digest):  # Else the dispatch has told it.
+                notices.append(ColdNotice(state.address, digest, 0.0))
+        return notices
+
+    def _take_place(self, digest: str, place: _Place) -> None:
+        del self._places[digest]
+        own = self._own[place.position]
+        del own[digest]
+        if not own:
+            del self._own[place.position]
+        self.refresh(place.position)
+
+    # Lines.
+
+    def refresh(self, position: int) -> None:
+        """Computes the line of an executor anew, where something changed."""
+        state, bit = self._index.states[position], 1 << position
+        own = self._own.get(position)
+        limit = max(1, state.limits.max_loras // 2) if state.limits else 0
+        line: tuple[str, ...] = ()
+        if (own or state.report.cold) and state.takes_requests:
+            line = _line(state, own or {}, limit)
+        self._rooms.put(position, limit - len(line))
+        self.lined = self.lined | bit if line or own else self.lined & ~bit
+        if not line and position not in self._lines:
+            return
+        _swap(self._told, bit, self._lines.pop(position, ()), line)
+        if line:
+            self._lines[position] = line
+        self._full = self._full | bit if len(line) == limit and line else self._full & ~bit
+        was_held = self.held & bit
+        self.held = self.held | bit if line and state.free_slots <= len(line) else self.held & ~bit
+        if was_held and not self.held & bit:
+            self._index.grown |= bit  # What is left is for everybody.
+        open_to = line[: state.free_slots]
+        _swap(self._homes, bit, self._open_to.get(position, ()), open_to)
+        self._open_to[position] = open_to
+        before = self._closed_at.get(position, ())
+        self._closed_at[position] = self._victims(state, line, before)
+        self.moved.update(_swap(self._closed, bit, before, self._closed_at[position]))
+
+    def _victims(
+        self, state: ExecutorState, line: tuple[str, ...], closed: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Those closed already stay so, so that what has drained half is not filled again."""
+        if len(line) <= state.free_slots:
+            return ()
+        loading = sum(state.residency.tier(digest) is not Tier.SLOT for digest in state.claimed())
+        oldest = [digest for digest in state.residency.longest_in_slots() if digest not in line]
+        wanted = sorted(oldest, key=lambda digest: digest not in closed)  # Stable: the oldest first in each.
+        return tuple(wanted[: len(line) + loading])
+
+    def check(self) -> None:
+        """Raises AssertionError when lines and places disagree."""
+        assert {d: p.since for d, p in self._places.items()} == {
+            digest: since for own in self._own.values() for digest, since in own.items()
+        }
+        for position, victims in self._closed_at.items():
+            assert all(self.closed(digest) >> position & 1 for digest in victims)
+        assert sum(mask.bit_count() for mask in self._closed.values()) == sum(
+            len(victims) for victims in self._closed_at.values()
+        )
+        for position, line in self._lines.items():
+            limits = self._index.states[position].limits
+            assert limits and len(line) <= max(1, limits.max_loras // 2)
+
+
+def _line(state: ExecutorState, own: dict[str, float], limit: int) -> tuple[str, ...]:
+    """What waits there by its own account and by ours, and was not sent by us since."""
+    waits = dict(state.report.cold)
+    for digest, since in own.items():
+        waits[digest] = min(since, waits.get(digest, since))
+    ordered = sorted((since, digest) for digest, since in waits.items() if not state.claims(digest))
+    return tuple(digest for _, digest in ordered[:limit])
+
+
+def _swap(masks: dict[str, int], bit: int, before: Iterable[str], after: Iterable[str]) -> dict[str, None]:
+    """Moves a bit from the masks of some versions to those of others; those that were changed."""
+    changed = dict.fromkeys(sorted(set(before) ^ set(after)))
+    for digest in changed:
+        masks[digest] = masks.get(digest, 0) ^ bit
+        if not masks[digest]:
+            del masks[digest]
+    return changed

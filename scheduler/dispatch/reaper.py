@@ -1,0 +1,109 @@
+"""Ends waiting requests that no executor can run: at once, or when none is ready for too long."""
+
+import asyncio
+from collections.abc import Callable
+
+from scheduler.dispatch.live_request import LiveRequest
+from scheduler.dispatch.live_requests import LiveRequests
+from scheduler.dispatch.queue import Queue
+from scheduler.errors import IncompatibleAdapter, NoExecutor, SchedulerError
+from scheduler.fleet.fleet import Fleet
+from scheduler.fleet.needs import Needs
+
+MAX_A_TURN = 100  # Requests that are ended in one turn of the event loop.
+
+
+class Reaper:
+    """Decides for all that need the same at once, and walks only those that it ends."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        fleet: Fleet,
+        accepted: LiveRequests,
+        timeout_s: float,
+        fail: Callable[[LiveRequest, SchedulerError], None],
+    ) -> None:
+        """`timeout_s`: how long a request waits while no executor is ready that can run it."""
+        self._queue = queue
+        self._fleet = fleet
+        self._accepted = accepted
+        self._timeout_s = timeout_s
+        self._fail = fail
+        self._scheduled = False
+        self._unserved: dict[Needs, float] = {}  # Since when nobody is ready who can run those.
+        self._look_at: dict[Needs, float] = {}  # Of those: when the next one will have waited for too long.
+
+    def phase_changed(self, now: float) -> None:
+        """Ends what no executor can ever run, in turns of the event loop."""
+        if not self._scheduled:
+            self._reap(now)
+
+    def sweep(self, now: float) -> None:
+        """A few times a second: ends what has waited for too long while nobody was ready for it."""
+        unserved = [needs for needs in self._queue.all_needs() if not self._is_served(needs)]
+        self._unserved = {needs: self._unserved.get(needs, now) for needs in unserved}
+        self._look_at = {needs: self._look_at.get(needs, now + self._timeout_s) for needs in unserved}
+        self.phase_changed(now)
+
+    def why_never(self, live: LiveRequest) -> SchedulerError:
+        """Why no executor ever runs it."""
+        if refusals := self._fleet.refusals():
+            return NoExecutor(refusals)
+        if live.refusal:
+            return live.refusal
+        length = live.waiting.max_length
+        if self._fleet.index.longest < length:
+            return NoExecutor(f"no executor takes {length} tokens any more, for prompt and answer together")
+        return _incompatible(live)
+
+    def unserved_since(self, needs: Needs) -> float | None:
+        """Since when no executor is ready for such requests, as of the last sweep."""
+        return self._unserved.get(needs)
+
+    def _hopeless(self) -> list[Needs]:
+        refused = self._fleet.refusals() is not None
+        index = self._fleet.index
+        return [needs for needs in self._queue.all_needs() if refused or not index.may_ever_run(needs)]
+
+    def _is_served(self, needs: Needs) -> bool:
+        """A cordoned executor counts, but not for who knows an answer already: that others refuse it."""
+        index = self._fleet.index
+        return bool(index.holders(needs) & (index.open if needs.refused else index.ready))
+
+    def _reap(self, now: float) -> None:
+        self._scheduled = False
+        ending = [(live, self.why_never(live)) for needs in self._hopeless() for live in self._waiting(needs)]
+        for needs, at in self._look_at.items():
+            if now >= at:
+                ending += [(live, live.refusal or _unready()) for live in self._overdue(needs, now)]
+        for live, error in ending[:MAX_A_TURN]:
+            self._fail(live, error)
+        if len(ending) > MAX_A_TURN:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._reap, now)
+
+    def _overdue(self, needs: Needs, now: float) -> list[LiveRequest]:
+        waiting = self._waiting(needs)
+        before = now - self._timeout_s
+        rest = [live.served_at for live in waiting if live.served_at > before]
+        self._look_at[needs] = min(rest, default=now) + self._timeout_s if len(rest) == len(waiting) else now
+        return [live for live in waiting if live.served_at <= before]
+
+    def _waiting(self, needs: Needs) -> list[LiveRequest]:
+        lanes = self._queue.lanes_with(needs)
+        return [self._accepted[request.number] for lane in lanes for request in self._queue.requests_in(lane)]
+
+
+def _unready() -> NoExecutor:
+    return NoExecutor("no executor is ready that can run it")
+
+
+def _incompatible(live: LiveRequest) -> IncompatibleAdapter:
+    needs = f"rank {live.admitted.max_rank} on {', '.join(sorted(live.admitted.modules))}"
+    if live.admitted.full_heads:
+        needs += f", and {live.admitted.full_heads} places for full heads (executors' --max-full-heads)"
+    return IncompatibleAdapter(
+        f"no executor can hold adapter {live.admitted.adapter!r}, which needs {needs}",
+        metadata={"adapter": live.admitted.adapter},
+    )

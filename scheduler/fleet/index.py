@@ -1,0 +1,227 @@
+"""The executors by what plans ask for: room, claims, copies, tenants. Never walked. Pure.
+
+A set of executors is an int: bit i is the executor at position i, so "takes requests, has a seat and a copy"
+is two ANDs however many executors there are.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from scheduler.fleet.levels import Levels
+from scheduler.fleet.needs import Needs
+from scheduler.fleet.residency import BASE, Tier
+from scheduler.fleet.state import ExecutorState, Limits, Phase
+
+RESERVES_FROM_SEATS = 8
+MAX_CACHED_NEEDS = 4096
+
+
+class FleetIndex:
+    """Watches all states from its making on. The masks are for reading.
+
+    `reserve_seats` of an executor, where it has 8 or more, are only for tenants with nothing running there.
+    """
+
+    def __init__(self, states: Sequence[ExecutorState], reserve_seats: int = 0) -> None:
+        self.states = tuple(states)
+        self.everyone = (1 << len(self.states)) - 1
+        self.ready = 0  # Their phase is READY; they may be cordoned.
+        self.open = 0  # They take requests.
+        self.seated = 0  # They take requests and have a seat for somebody.
+        self.shared = 0  # They take requests and have a seat for everybody, above the reserve.
+        self.slotted = 0  # They take requests and have a slot for a version without a claim there.
+        self.unknown = 0  # They have not said yet what they can hold.
+        self.suspects = 0  # A suspect of ours runs there.
+        self.seats = Levels(len(self.states))
+        self.slots = Levels(len(self.states))
+        self.lengths: tuple[int, ...] = ()  # What executors take at most, all that were ever told, sorted.
+        self.grown = 0  # Since it was last set to 0: they may take somebody whom they could not take before.
+        self.changed = 0  # Since it was last set to 0: other room, phase, limits, slots, or who waits cold.
+        self.resized = 0  # Since it was last set to 0: other limits.
+        self.told = 0  # They tell of somebody who waits cold.
+        self.reclaimed: dict[str, None] = {}  # Versions with other claims, or claims that count otherwise.
+        self._reserve = reserve_seats
+        self._kept = [0] * len(self.states)  # Seats of each that are not for everybody.
+        self._bits = {state.address: 1 << position for position, state in enumerate(self.states)}
+        self._claims: dict[str, int] = {}
+        self._copies: dict[Tier, dict[str, int]] = {tier: {} for tier in Tier if tier}
+        self._tenants: dict[str, int] = {}
+        self._limits: dict[Limits, int] = {}
+        self._holders: dict[Needs, int] = {}
+        for position, state in enumerate(self.states):
+            state.watch(self, position)
+            self._take_all(position, state)
+
+    # What plans ask.
+
+    def holders(self, needs: Needs) -> int:
+        """Those that can run it, busy or not."""
+        mask = self._holders.get(needs)
+        if mask is None:
+            if len(self._holders) >= MAX_CACHED_NEEDS:
+                self._holders.clear()
+            mask = self._holders[needs] = self._find_holders(needs)
+        return mask
+
+    def may_ever_run(self, needs: Needs) -> bool:
+        """False only when every executor has said what it takes, and it fits none."""
+        return bool(not self.states or self.unknown or self.holders(needs))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and answer that some executor takes now; 0 when none has said."""
+        return max((limits.max_model_len for limits in self._limits), default=0)
+
+    def claims(self, digest: str) -> int:
+        """Those with unfinished dispatches of a version: it has, or was promised, a slot there."""
+        return self._claims.get(digest, 0)
+
+    def present(self, tenant: str) -> int:
+        """Those with unfinished dispatches of a tenant."""
+        return self._tenants.get(tenant, 0)
+
+    def closest(self, mask: int, digest: str) -> int:
+        """Those of `mask` whose copy is closest to a slot; all of it when nobody has one."""
+        for tier in (Tier.SLOT, Tier.HOST, Tier.DISK):
+            if found := self._copies[tier].get(digest, 0) & mask:
+                return found
+        return mask
+
+    def positions(self, addresses: Iterable[str]) -> int:
+        """The mask of some addresses."""
+        mask = 0
+        for address in addresses:
+            mask |= self._bits.get(address, 0)
+        return mask
+
+    # What states tell (scheduler.fleet.state.Watcher).
+
+    def room_changed(self, position: int) -> None:
+        state, bit = self.states[position], 1 << position
+        is_open = state.takes_requests
+        if is_open != bool(self.open & bit):
+            self.open ^= bit
+            self._recount(state)
+        self.ready = _with(self.ready, bit, state.phase is Phase.READY)
+        self.told = _with(self.told, bit, bool(state.report.cold))
+        self.changed |= bit
+        self._take_room(state, position, bit, is_open)
+
+    def _take_room(self, state: ExecutorState, position: int, bit: int, is_open: bool) -> None:
+        seats, slots = (state.free_seats, state.free_slots) if is_open else (0, 0)
+        seated, shared, slotted = self.seated, self.shared, self.slotted
+        self.seated = seated | bit if seats else seated & ~bit
+        self.shared = shared | bit if seats > self._kept[position] else shared & ~bit
+        self.slotted = slotted | bit if slots else slotted & ~bit
+        self.seats.put(position, seats)
+        self.slots.put(position, slots)
+        self.grown |= self.seated & ~seated | self.shared & ~shared | self.slotted & ~slotted
+
+    def limits_changed(self, position: int) -> None:
+        state, bit = self.states[position], 1 << position
+        for limits in [limits for limits, mask in self._limits.items() if mask & bit]:
+            self._limits[limits] ^= bit
+            if not self._limits[limits]:
+                del self._limits[limits]
+        self.unknown = _with(self.unknown, bit, state.limits is None)
+        self._kept[position] = self._reserve_of(state)
+        self._holders.clear()
+        self.resized |= bit
+        if state.limits is not None:
+            self._limits[state.limits] = self._limits.get(state.limits, 0) | bit
+            if state.limits.max_model_len not in self.lengths:
+                self.lengths = tuple(sorted({*self.lengths, state.limits.max_model_len}))
+            self.grown |= bit
+        self._recount(state)
+        self.room_changed(position)
+
+    def claim_changed(self, position: int, digest: str, claimed: bool) -> None:
+        _mark(self._claims, digest, 1 << position, claimed)
+        self.reclaimed[digest] = None
+
+    def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
+        _mark(self._tenants, tenant, 1 << position, present)
+        if not present and self.seated & 1 << position:
+            self.grown |= 1 << position  # The reserve is for this tenant now.
+
+    def suspects_changed(self, position: int, present: bool) -> None:
+        self.suspects = _with(self.suspects, 1 << position, present)
+        if not present:
+            self.grown |= 1 << position
+
+    def copies_changed(self, position: int, digests: Iterable[str]) -> None:
+        residency, bit = self.states[position].residency, 1 << position
+        for digest in digests:
+            closest = residency.tier(digest)
+            for tier, copies in self._copies.items():
+                _mark(copies, digest, bit, tier is closest)
+        self.changed |= bit
+
+    def _recount(self, state: ExecutorState) -> None:
+        """Claims count where requests are taken."""
+        self.reclaimed.update(dict.fromkeys(state.claimed()))
+
+    def _reserve_of(self, state: ExecutorState) -> int:
+        has_many = state.limits is not None and state.limits.max_seats >= RESERVES_FROM_SEATS
+        return self._reserve if has_many else 0
+
+    def _take_all(self, position: int, state: ExecutorState) -> None:
+        for digest in {*state.claimed(), *([BASE] if state.claims(BASE) else [])}:
+            self.claim_changed(position, digest, True)
+        for tenant in state.tenants():
+            self.tenant_changed(position, tenant, True)
+        self.suspects_changed(position, state.num_suspects > 0)
+        self.copies_changed(position, state.residency.digests())
+        self.limits_changed(position)
+
+    def _find_holders(self, needs: Needs) -> int:
+        mask = 0
+        for limits, having in self._limits.items():
+            if needs.fit(limits):
+                mask |= having
+        return mask & ~self.positions(needs.refused) if needs.refused else mask
+
+    def check(self) -> None:
+        """Raises AssertionError when a mask is not what a walk over the states finds."""
+        states = self.states
+        seats = [state.free_seats if state.takes_requests else 0 for state in states]
+        slots = [state.free_slots if state.takes_requests else 0 for state in states]
+        kept = [self._reserve_of(state) for state in states]
+        assert self.open == _mask(state.takes_requests for state in states)
+        assert self.ready == _mask(state.phase is Phase.READY for state in states)
+        assert self.unknown == _mask(state.limits is None for state in states)
+        assert self.suspects == _mask(state.num_suspects > 0 for state in states)
+        assert self.seated == _mask(room > 0 for room in seats)
+        assert self.shared == _mask(room > reserve for room, reserve in zip(seats, kept, strict=True))
+        assert self.slotted == _mask(room > 0 for room in slots)
+        self.seats.check(seats)
+        self.slots.check(slots)
+        for digest in self._claims.keys() | {digest for state in states for digest in state.claimed()}:
+            assert self.claims(digest) == _mask(state.claims(digest) > 0 for state in states)
+        for tenant in self._tenants.keys() | {name for state in states for name in state.tenants()}:
+            assert self.present(tenant) == _mask(tenant in state.tenants() for state in states)
+        copies = {digest for state in states for digest in state.residency.digests()}
+        for tier, masks in self._copies.items():
+            for digest in copies | masks.keys():
+                there = _mask(state.residency.tier(digest) is tier for state in states)
+                assert masks.get(digest, 0) == there
+        for limits in {state.limits for state in states if state.limits}:
+            assert self._limits[limits] == _mask(state.limits == limits for state in states)
+        for needs, mask in self._holders.items():
+            assert mask == self._find_holders(needs)
+
+
+def _mask(found: Iterable[bool]) -> int:
+    return sum(1 << position for position, here in enumerate(found) if here)
+
+
+def _with(mask: int, bit: int, present: bool) -> int:
+    return mask | bit if present else mask & ~bit
+
+
+def _mark(masks: dict[str, int], key: str, bit: int, present: bool) -> None:
+    """Sets or clears a bit; a key without any is left out."""
+    mask = _with(masks.get(key, 0), bit, present)
+    if mask:
+        masks[key] = mask
+    else:
+        masks.pop(key, None)

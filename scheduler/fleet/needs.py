@@ -1,0 +1,24 @@
+"""What a request asks of an executor. Pure."""
+
+from typing import NamedTuple
+
+from scheduler.fleet.state import Limits
+
+ANY_LENGTH = 1 << 62
+"""Stands for lengths above what any executor has said that it takes."""
+
+
+class Needs(NamedTuple):
+    """Requests of one version with equal needs may run on the same executors."""
+
+    max_rank: int = 0  # What a slot must be able to hold; 0 for the base model.
+    modules: frozenset[str] = frozenset()
+    full_heads: int = 0
+    max_length: int = 0  # Tokens of prompt and answer, rounded up to what some executor takes at most.
+    refused: frozenset[str] = frozenset()  # Addresses of executors that can never serve it.
+    suspect: bool = False  # It may have crashed executors: no second suspect runs beside it.
+
+    def fit(self, limits: Limits) -> bool:
+        """Whether an executor with such limits can run it, busy or not, if it does not refuse it."""
+        fits_slot = limits.can_hold(self.max_rank, self.modules, self.full_heads)
+        return fits_slot and self.max_length <= limits.max_model_len

@@ -1,0 +1,167 @@
+"""A version that has no slot gets one in time, whoever else wants it and whichever scheduler they come by."""
+
+from dataclasses import replace
+
+from scheduler.dispatch.cold import ColdNotice
+from scheduler.dispatch.policy import Placement
+from scheduler.fleet.residency import Copy, Tier
+from scheduler.fleet.state import ExecutorState, Report
+from tests.support.services.planning import Fleet, executor, queue_of, request
+
+HOT = ["A", "B", "C", "D"]
+
+
+def slot(digest: str, pinned: bool = False) -> Copy:
+    return Copy(digest, Tier.SLOT, 0, 1, pinned)
+
+
+def full_of_hot(*, seats: int = 40, pinned: str = "", aging_s: float = 2.0) -> tuple[Fleet, ExecutorState]:
+    """All four slots are claimed, A's for the longest."""
+    state = executor(seats=seats, slots=4)
+    for number, digest in enumerate(HOT):
+        state.sent(digest, digest)
+        assert state.moved(number + 1, [slot(digest, digest in pinned)], [], 0.0)
+    state.reported(Report(free_seats=seats - 4, free_slots=0, received=4))
+    return Fleet(queue_of(), state, aging_s=aging_s), state
+
+
+def add(fleet: Fleet, *requests: tuple[int, str]) -> None:
+    for number, digest in requests:
+        assert fleet.queue.add(request(number, digest)) is None
+
+
+def test_who_is_passed_over_for_long_gets_the_slot_of_who_has_been_there_longest() -> None:
+    fleet, state = full_of_hot()
+    add(fleet, (1, "cold"), *((10 + n, digest) for n, digest in enumerate(HOT)))
+    assert sorted(fleet.numbers(0.0)) == [10, 11, 12, 13]
+    assert fleet.policy.tend(1.9) == []
+    assert fleet.policy.tend(2.0) == [ColdNotice("a:1", "cold", 2.0)]
+    assert fleet.policy.tend(2.1) == []
+    add(fleet, (20, "A"), (21, "B"))
+    assert fleet.numbers(2.2) == [21]  # A is closed.
+    state.ended("A")
+    state.ended("10")
+    state.reported(replace(state.report, free_slots=1, received=9))
+    assert fleet.numbers(3.0) == [1]
+    assert state.moved(5, [slot("cold")], [("A", Tier.SLOT)], 3.0)
+    state.reported(replace(state.report, free_slots=0, received=10))
+    assert fleet.numbers(3.1) == [] and not any(map(fleet.policy.cold.closed, HOT))
+    assert fleet.policy.tend(3.2) == []  # The dispatch has told the executor.
+    assert fleet.policy.tend(4.3) == [ColdNotice("a:1", "A", 4.3 - 2.2)]  # Its turn to be passed over.
+
+
+def test_several_are_let_in_at_once_up_to_half_of_the_slots() -> None:
+    fleet, _ = full_of_hot()
+    add(fleet, *((n, f"cold{n}") for n in range(5)))
+    fleet.plan(0.0)
+    assert [notice.digest for notice in fleet.policy.tend(2.0)] == ["cold0", "cold1"]
+    assert [digest for digest in HOT if fleet.policy.cold.closed(digest)] == ["A", "B"]
+
+
+def test_tenants_get_places_by_turns() -> None:
+    fleet, _ = full_of_hot()
+    for number in range(6):
+        fleet.queue.add(request(number, f"many{number}", "many"))
+    fleet.plan(0.0)
+    fleet.queue.add(request(9, "one", "few"))
+    fleet.plan(0.1)
+    assert [notice.digest for notice in fleet.policy.tend(9.0)] == ["many0", "one"]
+
+
+def test_pinned_versions_are_not_closed() -> None:
+    fleet, _ = full_of_hot(pinned="AB")
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    fleet.policy.tend(2.0)
+    assert [digest for digest in HOT if fleet.policy.cold.closed(digest)] == ["C"]
+
+
+def test_a_free_slot_belongs_to_the_first_in_the_line() -> None:
+    """Not to who comes later, however fair that would be."""
+    fleet, state = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    fleet.policy.tend(2.0)
+    fleet.queue.add(request(2, "late", "another"))
+    state.ended("D")
+    state.reported(replace(state.report, free_slots=1))
+    assert fleet.plan(2.1) == [Placement(1, "a:1")]
+    assert 2 in fleet.queue
+
+
+def test_all_schedulers_close_the_same_and_leave_free_slots_to_the_first() -> None:
+    """The other one's versions are known only by what the executor repeats."""
+    fleet, state = full_of_hot()
+    state.reported(replace(state.report, cold=(("theirs", -5.0), ("later", -1.0), ("more", -0.5))))
+    add(fleet, (1, "A"), (2, "B"), (3, "C"), (4, "own"))
+    assert fleet.numbers(0.0) == [3]
+    assert fleet.policy.tend(3.0) == []  # No place is free in the line.
+    state.ended("A")
+    state.reported(replace(state.report, free_slots=1))
+    assert fleet.numbers(3.0) == []  # It belongs to "theirs".
+    state.reported(replace(state.report, cold=()))
+    one_of_two, reopened = fleet.numbers(3.1)
+    assert {one_of_two, reopened} in ({1, 2}, {4, 2})
+
+
+def test_a_place_is_taken_back_when_nobody_waits_any_more() -> None:
+    fleet, _ = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    fleet.policy.tend(2.0)
+    fleet.queue.discard(1)
+    assert fleet.policy.tend(2.3) == [ColdNotice("a:1", "cold", 0.0)]
+    assert not any(map(fleet.policy.cold.closed, HOT))
+
+
+def test_a_place_on_an_executor_that_is_lost_is_given_elsewhere() -> None:
+    fleet, state = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    fleet.policy.tend(2.0)
+    state.cordoned = True
+    assert fleet.policy.tend(2.3) == []
+    state.cordoned = False
+    fleet.plan(2.4)
+    assert [notice.digest for notice in fleet.policy.tend(2.5)] == ["cold"]
+
+
+def test_a_version_that_runs_only_on_a_cordoned_executor_is_cold() -> None:
+    fleet, state = full_of_hot()
+    add(fleet, (1, "A"))
+    state.cordoned = True
+    other = executor("b:1", slots=1)
+    other.sent("busy", "Z")
+    assert other.moved(1, [slot("Z")], [], 0.0)
+    other.reported(Report(free_seats=4, free_slots=0, received=1))
+    both = Fleet(fleet.queue, state, other, aging_s=2.0)
+    assert both.plan(0.0) == []
+    assert both.policy.tend(2.0) == [ColdNotice("b:1", "A", 2.0)]
+    assert both.policy.cold.closed("Z")
+
+
+def test_one_slot_hot_traffic_and_one_cold_request() -> None:
+    """It starts after aging and what runs, as a step of a simulation with endless traffic shows."""
+    state = executor(seats=2, slots=1)
+    fleet = Fleet(queue_of(), state, aging_s=2.0)
+    running: list[str] = []
+    number = 0
+    started = None
+    for now in range(40):
+        while fleet.queue.group_size("A") < 3:
+            number += 1
+            fleet.queue.add(request(number, "A", "hot"))
+        if now == 5:
+            fleet.queue.add(request(10_000, "B", "cold"))
+        if len(running) == 2 or (running and now % 2):
+            state.ended(running.pop(0))
+        digests = {"B" if name == "10000" else "A" for name in running}
+        free = Report(free_seats=2 - len(running), free_slots=1 - len(digests), received=state.num_sent)
+        state.reported(free)
+        fleet.policy.tend(now)
+        running += [str(placed) for placed in fleet.numbers(now)]
+        if digests and not state.residency.in_slots():
+            assert state.moved(1, [slot("A")], [], now)
+        if started is None and "10000" in running:
+            started = now
+    assert started is not None and started <= 5 + 2 + 2 + 2

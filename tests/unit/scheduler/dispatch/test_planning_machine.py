@@ -1,0 +1,195 @@
+"""Queue, policy and fleet under any order of events: nobody is lost or sent twice, no room is exceeded, and
+nothing waits that could run. `LORAFLEET_EXAMPLES` asks for more examples."""
+
+import os
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.fleet.residency import Copy, Residency, Tier
+from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
+from tests.support.services.planning import MODULES, Fleet, request
+
+RESERVE = 1
+RANKS = {"": 0, "u": 4, "v": 4, "w": 8, "x": 8, "y": 4, "z": 64}
+LIMITS = [
+    Limits(100, 8, MODULES, max_loras=2, max_seats=3),
+    Limits(100, 4, MODULES, max_loras=1, max_seats=8),
+    Limits(200, 8, MODULES, max_loras=3, max_seats=9),
+]
+which = st.integers(0, len(LIMITS) - 1)
+any_of = st.integers(0, 1_000_000)
+
+
+class PlanningMachine(RuleBasedStateMachine):
+    """Executors run what they were sent until told otherwise, and report only now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = [ExecutorState(f"e:{number}") for number in range(len(LIMITS))]
+        self.fleet = Fleet(Queue(1000, 1000, weights={"a": 2.0}), *self.states, aging_s=2.0, reserve=RESERVE)
+        self.now = 0.0
+        self.deltas = [0] * len(LIMITS)
+        self.others: list[tuple[tuple[str, float], ...]] = [()] * len(LIMITS)  # Who waits cold elsewhere.
+        self.running: dict[int, tuple[str, Waiting]] = {}
+        self.expected: dict[int, Waiting] = {}
+        self.last = 0
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        digest=st.sampled_from(sorted(RANKS)),
+        priority=st.integers(-1, 1),
+        length=st.sampled_from([50, 150, 250]),
+        suspect=st.sampled_from([False, False, False, True]),
+        copies=st.integers(1, 4),
+    )
+    def add(self, tenant: str, digest: str, priority: int, length: int, suspect: bool, copies: int) -> None:
+        for _ in range(copies):
+            self.last += 1
+            item = request(
+                self.last,
+                digest,
+                tenant,
+                rank=RANKS[digest],
+                priority=priority,
+                length=length,
+                suspect=suspect,
+                arrived=self.now,
+            )
+            assert self.fleet.queue.add(item) is None
+            self.expected[item.number] = item
+
+    @precondition(lambda self: self.expected)
+    @rule(pick=any_of)
+    def cancel(self, pick: int) -> None:
+        number = sorted(self.expected)[pick % len(self.expected)]
+        del self.expected[number]
+        if number in self.running:
+            address, _ = self.running.pop(number)
+            assert self.fleet.states[address].ended(str(number), self.now)
+        else:
+            assert self.fleet.queue.discard(number)
+
+    @precondition(lambda self: self.running)
+    @rule(picks=st.lists(any_of, min_size=1, max_size=4))
+    def finish(self, picks: list[int]) -> None:
+        for pick in picks[: len(self.running)]:
+            number = sorted(self.running)[pick % len(self.running)]
+            address, item = self.running.pop(number)
+            assert self.fleet.states[address].ended(str(number), self.now)
+            self.fleet.queue.charge(item.tenant, item.digest, 10)
+            del self.expected[number]
+
+    @precondition(lambda self: self.running)
+    @rule(pick=any_of, refused=st.booleans())
+    def fail(self, pick: int, refused: bool) -> None:
+        number = sorted(self.running)[pick % len(self.running)]
+        address, item = self.running.pop(number)
+        assert self.fleet.states[address].ended(str(number), self.now)
+        where = frozenset({address})
+        item = replace(item, refused=item.refused | where) if refused else replace(item, avoid=where)
+        self.expected[number] = item
+        self.fleet.queue.put_back(item)
+
+    @rule(at=which)
+    def lose(self, at: int) -> None:
+        state = self.states[at]
+        for key in state.reset():
+            _, item = self.running.pop(int(key))
+            self.fleet.queue.put_back(item)
+        state.phase = Phase.HUNG
+
+    @rule(at=which, pinned=st.booleans())
+    def connect(self, at: int, pinned: bool) -> None:
+        state = self.states[at]
+        if state.limits is None:
+            state.limits = LIMITS[at]
+            state.residency = Residency.from_snapshot(0, [Copy("u", Tier.HOST, 0, 1, pinned)])
+            self.deltas[at] = 0
+            state.phase = Phase.READY
+            self.report(at)
+
+    @rule(at=which)
+    def report(self, at: int) -> None:
+        """Honest, of all that was sent."""
+        state = self.states[at]
+        if state.limits is None:
+            return
+        self.load(state, at)
+        used = len({*state.claimed()})
+        seats, slots = state.limits.max_seats - state.num_running, state.limits.max_loras - used
+        state.reported(Report(seats, slots, received=state.num_sent, cold=self.others[at]))
+
+    def load(self, state: ExecutorState, at: int) -> None:
+        """What is claimed is in slots, and others leave where there is no place."""
+        assert state.limits
+        there = state.residency.in_slots()
+        coming = sorted(state.claimed() - set(there))
+        idle = [digest for digest in there if digest not in state.claimed()]
+        leaving = idle[: max(0, len(there) + len(coming) - state.limits.max_loras)]
+        self.deltas[at] += 1
+        added = [Copy(digest, Tier.SLOT, 0, 1, False) for digest in coming]
+        assert state.moved(self.deltas[at], added, [(digest, Tier.SLOT) for digest in leaving], self.now)
+
+    @rule(at=which, cordoned=st.booleans())
+    def cordon(self, at: int, cordoned: bool) -> None:
+        self.states[at].cordoned = cordoned
+
+    @rule(at=which, digests=st.lists(st.sampled_from("uvwz"), max_size=2, unique=True))
+    def hear_of_others(self, at: int, digests: list[str]) -> None:
+        self.others[at] = tuple((digest, self.now) for digest in digests)
+        self.report(at)
+
+    @rule(seconds=st.floats(0, 3))
+    def tend(self, seconds: float) -> None:
+        self.now += seconds
+        self.fleet.queue.age(self.now)
+        for notice in self.fleet.policy.tend(self.now):
+            assert self.fleet.states[notice.address].takes_requests
+
+    @invariant()
+    def holds(self) -> None:
+        queue = self.fleet.queue
+        for placement in self.fleet.plan(self.now):
+            assert placement.number not in self.running
+            self.running[placement.number] = (placement.address, self.expected[placement.number])
+        waiting = {item.number: item for item in queue.requests()}
+        assert not waiting.keys() & self.running.keys()
+        assert waiting.keys() | self.running.keys() == self.expected.keys()
+        for state, limits in zip(self.states, LIMITS, strict=True):
+            here = [item for address, item in self.running.values() if address == state.address]
+            assert sorted(state.dispatch_ids()) == sorted(str(item.number) for item in here)
+            assert len(here) <= limits.max_seats
+            assert len({item.digest for item in here} - {""}) <= limits.max_loras
+            assert all(limits.can_hold(item.max_rank, item.modules) for item in here)
+            assert all(item.max_length <= limits.max_model_len for item in here)
+            assert all(state.address not in item.refused for item in here)
+            assert sum(item.suspect for item in here) <= 1
+        self.nothing_waits_that_could_run(waiting.values())
+
+    def nothing_waits_that_could_run(self, waiting: "list[Waiting]") -> None:
+        cold = self.fleet.policy.cold
+        for position, state in enumerate(self.states):
+            limits = state.limits
+            kept = RESERVE if limits and limits.max_seats >= 8 else 0
+            if limits is None or not state.takes_requests or state.free_seats <= kept:
+                continue
+            for item in waiting:
+                fits = (
+                    limits.can_hold(item.max_rank, item.modules) and item.max_length <= limits.max_model_len
+                )
+                barred = state.address in item.refused or (item.suspect and state.num_suspects)
+                if not fits or barred or cold.closed(item.digest) >> position & 1:
+                    continue
+                held = cold.held >> position & 1
+                assert item.digest and not state.claims(item.digest)
+                assert not state.free_slots or held
+
+
+TestPlanningMachine = PlanningMachine.TestCase
+TestPlanningMachine.settings = settings(
+    max_examples=int(os.environ.get("LORAFLEET_EXAMPLES", "40")), stateful_step_count=40
+)
