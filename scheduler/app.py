@@ -33,7 +33,8 @@ from scheduler.admission.auth import Authenticator
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.config import Config
-from scheduler.dispatch.dispatcher import Dispatcher, DispatcherSettings
+from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.generic_handlers import GenericHandlers

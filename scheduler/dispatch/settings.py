@@ -1,0 +1,25 @@
+"""What can be set of the dispatcher and of what it owns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSettings:
+    """Times in seconds."""
+
+    executors: tuple[str, ...]
+    max_queued: int = 1024
+    max_queued_per_tenant: int = 512
+    aging_s: float = 2.0
+    priority_aging_s: float = 5.0
+    prompt_token_price: float = 0.5  # A generated token costs 1.
+    reserve_seats: int = 0  # Of an executor, for tenants with nothing running there.
+    weights: Mapping[str, float] = field(default_factory=dict)  # Of tenants; 1 where none is given.
+    queue_timeout_s: float = 30.0
+    slow_client_timeout_s: float = 10.0
+    max_outbox_tokens: int = 512
+    max_attempts: int = 3
+    retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
+    sweep_interval_s: float = 0.25
+    plan_pause_s: float = 0.002  # After a batch, until the next; a step takes several times as long.
