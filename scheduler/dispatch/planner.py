@@ -116,7 +116,7 @@ class Planner:
         dispatch = live.progress.dispatch(dispatch_id, left_ms, waited_ms)
         tier = self._fleet.tier(address, waiting.digest)
         self._queue.take(waiting.number)
-        self._fleet.promise(address, dispatch_id, waiting.digest, waiting.tenant, waiting.suspect)
+        self._fleet.promise(address, dispatch_id, waiting.digest, waiting.tenant)
         self._accepted.begin_attempt(live, dispatch_id, address)
         live.attempts += 1
         self._journal.dispatched(live, now, tier)

@@ -202,8 +202,6 @@ class Policy:
     def _place(self, lane: Lane, places: int, claimed: int) -> Placement | None:
         index = self._index
         places &= index.seated
-        if lane.needs.suspect:
-            places &= ~index.suspects
         if not places:
             return None
         if places & index.shared:
@@ -255,5 +253,4 @@ class Policy:
         self.cold.check()
         for lane in self._queue.all_lanes():
             claimed, cold = self._places(lane)
-            free = self._index.shared & ~(self._index.suspects if lane.needs.suspect else 0)
-            assert not (claimed | cold) & free, lane
+            assert not (claimed | cold) & self._index.shared, lane

@@ -36,7 +36,6 @@ class Waiting:
     full_heads: int = 0  # Places for such that an executor must have.
     max_length: int = 0  # Tokens of prompt and answer that an executor must take.
     refused: frozenset[str] = frozenset()  # Executors that can never serve it.
-    suspect: bool = False  # It may have crashed executors: no second suspect runs beside it.
     arrived: float = 0.0  # When it was accepted, in seconds on the clock of `Queue.age`.
 
 
@@ -124,7 +123,6 @@ class Queue:
             request.full_heads,
             self.lengths[at] if at < len(self.lengths) else ANY_LENGTH,
             request.refused,
-            request.suspect,
         )
 
     def oldest(self, lane: Lane) -> float:

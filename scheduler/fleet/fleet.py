@@ -61,9 +61,9 @@ class Fleet:
         """Where an executor's closest copy is."""
         return self._links[address].state.residency.tier(digest)
 
-    def promise(self, address: str, dispatch_id: str, digest: str, tenant: str, suspect: bool) -> None:
+    def promise(self, address: str, dispatch_id: str, digest: str, tenant: str) -> None:
         """Counts a dispatch that will be sent with the next `dispatch`."""
-        self._links[address].state.sent(dispatch_id, digest, time.monotonic(), tenant, suspect)
+        self._links[address].state.sent(dispatch_id, digest, time.monotonic(), tenant)
 
     def dispatch(self, address: str, dispatches: list[executor_pb2.Dispatch]) -> None:
         """Sends what was promised."""

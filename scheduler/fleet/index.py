@@ -30,7 +30,6 @@ class FleetIndex:
         self.shared = 0  # They take requests and have a seat for everybody, above the reserve.
         self.slotted = 0  # They take requests and have a slot for a version without a claim there.
         self.unknown = 0  # They have not said yet what they can hold.
-        self.suspects = 0  # A suspect of ours runs there.
         self.seats = Levels(len(self.states))
         self.slots = Levels(len(self.states))
         self.lengths: tuple[int, ...] = ()  # What executors take at most, all that were ever told, sorted.
@@ -143,11 +142,6 @@ class FleetIndex:
         if not present and self.seated & 1 << position:
             self.grown |= 1 << position  # The reserve is for this tenant now.
 
-    def suspects_changed(self, position: int, present: bool) -> None:
-        self.suspects = _with(self.suspects, 1 << position, present)
-        if not present:
-            self.grown |= 1 << position
-
     def copies_changed(self, position: int, digests: Iterable[str]) -> None:
         residency, bit = self.states[position].residency, 1 << position
         for digest in digests:
@@ -169,7 +163,6 @@ class FleetIndex:
             self.claim_changed(position, digest, True)
         for tenant in state.tenants():
             self.tenant_changed(position, tenant, True)
-        self.suspects_changed(position, state.num_suspects > 0)
         self.copies_changed(position, state.residency.digests())
         self.limits_changed(position)
 
@@ -189,7 +182,6 @@ class FleetIndex:
         assert self.open == _mask(state.takes_requests for state in states)
         assert self.ready == _mask(state.phase is Phase.READY for state in states)
         assert self.unknown == _mask(state.limits is None for state in states)
-        assert self.suspects == _mask(state.num_suspects > 0 for state in states)
         assert self.seated == _mask(room > 0 for room in seats)
         assert self.shared == _mask(room > reserve for room, reserve in zip(seats, kept, strict=True))
         assert self.slotted == _mask(room > 0 for room in slots)

@@ -16,7 +16,6 @@ class Needs(NamedTuple):
     full_heads: int = 0
     max_length: int = 0  # Tokens of prompt and answer, rounded up to what some executor takes at most.
     refused: frozenset[str] = frozenset()  # Addresses of executors that can never serve it.
-    suspect: bool = False  # It may have crashed executors: no second suspect runs beside it.
 
     def fit(self, limits: Limits) -> bool:
         """Whether an executor with such limits can run it, busy or not, if it does not refuse it."""

@@ -69,8 +69,6 @@ class Watcher(Protocol):
     def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
         """The first dispatch of a tenant was sent, or the last one ended."""
 
-    def suspects_changed(self, position: int, present: bool) -> None: ...
-
     def copies_changed(self, position: int, digests: Iterable[str]) -> None:
         """Their closest copies may be elsewhere now."""
 
@@ -82,7 +80,6 @@ class _Sent:
     number: int  # On its stream, from 1.
     digest: str
     tenant: str
-    suspect: bool
 
 
 class ExecutorState:
@@ -108,7 +105,6 @@ class ExecutorState:
         self._running: dict[str, _Sent] = {}  # By dispatch id.
         self._claims: Counter[str] = Counter()  # Unfinished dispatches by digest, none zero.
         self._tenants: Counter[str] = Counter()  # The same by tenant.
-        self._suspects = 0
         # What the last report does not cover, by dispatch id, and how many of each version.
         self._unreported: deque[tuple[str, _Sent]] = deque()
         self._new: Counter[str] = Counter()
@@ -186,10 +182,6 @@ class ExecutorState:
         """Slots that a version without a claim here could take."""
         return max(0, self.report.free_slots - len(self._promised))
 
-    @property
-    def num_suspects(self) -> int:
-        return self._suspects
-
     def may_hold(self, digest: str) -> bool:
         """Whether it has told of a copy, or may still get one that a load brings which is under way."""
         return self.residency.tier(digest) > Tier.NOWHERE or digest in self.dropping.values()
@@ -209,18 +201,15 @@ class ExecutorState:
     def dispatch_ids(self) -> list[str]:
         return list(self._running)
 
-    def sent(
-        self, dispatch_id: str, digest: str, now: float = 0.0, tenant: str = "", suspect: bool = False
-    ) -> None:
+    def sent(self, dispatch_id: str, digest: str, now: float = 0.0, tenant: str = "") -> None:
         """Counts a dispatch that is written to the stream."""
         if digest != BASE:
             self.usage.used(digest, self.residency.tier(digest), now)
         self._sent += 1
-        entry = self._running[dispatch_id] = _Sent(self._sent, digest, tenant, suspect)
+        entry = self._running[dispatch_id] = _Sent(self._sent, digest, tenant)
         self._unreported.append((dispatch_id, entry))
         self._new[digest] += 1
         self._weigh(digest)
-        self._suspects += suspect
         self._claims[digest] += 1
         self._tenants[tenant] += 1
         if self._watcher:
@@ -228,8 +217,6 @@ class ExecutorState:
                 self._watcher.claim_changed(self._position, digest, True)
             if self._tenants[tenant] == 1:
                 self._watcher.tenant_changed(self._position, tenant, True)
-            if suspect:
-                self._watcher.suspects_changed(self._position, True)
             self._watcher.room_changed(self._position)
 
     def ended(self, dispatch_id: str, now: float = 0.0) -> bool:
@@ -242,7 +229,6 @@ class ExecutorState:
         if entry.number <= self._sent - len(self._unreported):
             _take_one(self._known, digest)
             self._weigh(digest)
-        self._suspects -= entry.suspect
         last_claim = _take_one(self._claims, digest)
         last_of_tenant = _take_one(self._tenants, entry.tenant)
         if last_claim:
@@ -252,8 +238,6 @@ class ExecutorState:
                 self._watcher.claim_changed(self._position, digest, False)
             if last_of_tenant:
                 self._watcher.tenant_changed(self._position, entry.tenant, False)
-            if entry.suspect:
-                self._watcher.suspects_changed(self._position, self._suspects > 0)
             self._watcher.room_changed(self._position)
         return True
 
@@ -289,7 +273,7 @@ class ExecutorState:
         self.report = Report()
         self.streams += 1
         self.dropping.clear()
-        self._sent = self._suspects = 0
+        self._sent = 0
         for told in (self._unreported, self._running, self._claims, self._tenants, self._new, self._known):
             told.clear()
         self._promised.clear()
@@ -300,7 +284,6 @@ class ExecutorState:
                 self._watcher.claim_changed(self._position, digest, False)
             for tenant in tenants:
                 self._watcher.tenant_changed(self._position, tenant, False)
-            self._watcher.suspects_changed(self._position, False)
             self._watcher.room_changed(self._position)
         return lost
 
@@ -320,7 +303,6 @@ class ExecutorState:
         running = list(self._running.values())
         assert self._claims == Counter(sent.digest for sent in running)
         assert self._tenants == Counter(sent.tenant for sent in running)
-        assert self._suspects == sum(sent.suspect for sent in running)
         covered = self._sent - len(self._unreported)
         assert self._known == Counter(sent.digest for sent in running if sent.number <= covered)
         assert self._new == Counter(sent.digest for _, sent in self._unreported)

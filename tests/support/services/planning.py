@@ -35,7 +35,6 @@ def request(
     avoid: Iterable[str] = (),
     refused: Iterable[str] = (),
     length: int = 0,
-    suspect: bool = False,
     arrived: float = 0.0,
 ) -> Waiting:
     """A request for the base model, or for a version of some rank."""
@@ -50,7 +49,6 @@ def request(
         avoid=frozenset(avoid),
         refused=frozenset(refused),
         max_length=length,
-        suspect=suspect,
         arrived=arrived,
     )
 
@@ -76,7 +74,7 @@ class Fleet:
         while placement := self.policy.next(now):
             item = self.queue.take(placement.number)
             state = self.states[placement.address]
-            state.sent(str(item.number), item.digest, now, item.tenant, item.suspect)
+            state.sent(str(item.number), item.digest, now, item.tenant)
             placed.append(placement)
         self.check()
         return placed

@@ -43,10 +43,9 @@ class PlanningMachine(RuleBasedStateMachine):
         digest=st.sampled_from(sorted(RANKS)),
         priority=st.integers(-1, 1),
         length=st.sampled_from([50, 150, 250]),
-        suspect=st.sampled_from([False, False, False, True]),
         copies=st.integers(1, 4),
     )
-    def add(self, tenant: str, digest: str, priority: int, length: int, suspect: bool, copies: int) -> None:
+    def add(self, tenant: str, digest: str, priority: int, length: int, copies: int) -> None:
         for _ in range(copies):
             self.last += 1
             item = request(
@@ -56,7 +55,6 @@ class PlanningMachine(RuleBasedStateMachine):
                 rank=RANKS[digest],
                 priority=priority,
                 length=length,
-                suspect=suspect,
                 arrived=self.now,
             )
             assert self.fleet.queue.add(item) is None
@@ -167,7 +165,6 @@ class PlanningMachine(RuleBasedStateMachine):
             assert all(limits.can_hold(item.max_rank, item.modules) for item in here)
             assert all(item.max_length <= limits.max_model_len for item in here)
             assert all(state.address not in item.refused for item in here)
-            assert sum(item.suspect for item in here) <= 1
         self.nothing_waits_that_could_run(waiting.values())
 
     def nothing_waits_that_could_run(self, waiting: "list[Waiting]") -> None:
@@ -181,7 +178,7 @@ class PlanningMachine(RuleBasedStateMachine):
                 fits = (
                     limits.can_hold(item.max_rank, item.modules) and item.max_length <= limits.max_model_len
                 )
-                barred = state.address in item.refused or (item.suspect and state.num_suspects)
+                barred = state.address in item.refused
                 if not fits or barred or cold.closed(item.digest) >> position & 1:
                     continue
                 held = cold.held >> position & 1

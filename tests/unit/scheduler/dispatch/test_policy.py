@@ -111,17 +111,6 @@ def test_an_executor_that_cannot_hold_it_is_passed() -> None:
     assert FleetIndex([]).may_ever_run(needs)
 
 
-def test_a_suspect_runs_beside_no_other() -> None:
-    states = [executor("a:1"), executor("b:1")]
-    queue = queue_of(*(request(n, suspect=True) for n in range(3)), request(3))
-    fleet = Fleet(queue, *states)
-    first, second, innocent = fleet.plan()
-    assert {first.address, second.address} == {"a:1", "b:1"} and innocent.number == 3
-    state = fleet.states[first.address]
-    state.ended(str(first.number))
-    assert fleet.plan() == [Placement(2, first.address)]
-
-
 def test_the_last_seats_are_for_tenants_with_nothing_running_there() -> None:
     fleet = Fleet(queue_of(*(request(n, tenant="flood") for n in range(20))), executor(seats=8), reserve=1)
     assert len(fleet.plan()) == 7
