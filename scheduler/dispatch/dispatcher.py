@@ -19,6 +19,7 @@ from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.dispatch.reaper import Reaper
 from scheduler.dispatch.settings import DispatcherSettings
+from scheduler.dispatch.trials import Trials
 from scheduler.dispatch.waits import Waits
 from scheduler.errors import (
     DeadlineExceeded,
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 # Rejections that only say "not now": they are no failure of the attempt.
 BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
+EXECUTOR_LOST = "EXECUTOR_LOST"
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 # Final, but of one executor: another may have another form, dtype or cache, or another store by mistake.
 LOCAL_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPTER", "INVALID_LOGITS"})
@@ -94,9 +96,13 @@ class Dispatcher:
             settings.plan_pause_s,
             fail=lambda live, error: self._fail(live, from_exception(error)),
         )
-        self._reaper = Reaper(self.queue, self.fleet, self._accepted, settings.queue_timeout_s, self._fail)
-        self._waits = Waits(self.queue, self._planner.policy.cold, self._reaper)
         self._full: dict[LiveRequest, None] = {}  # Their clients have left an outbox full.
+        patience = settings.queue_timeout_s
+        self._reaper = Reaper(self.queue, self.fleet, self._accepted, patience, self._fail)
+        self._waits = Waits(self.queue, self._planner.policy.cold, self._reaper)
+        self._trials = Trials(
+            self.fleet, self._accepted, self._planner, patience, self._fail, clock, self._awake
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     # Beginning and end.
@@ -253,11 +259,12 @@ class Dispatcher:
                 return
         self._fail(live, error)
 
-    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
-        for dispatch_id in dispatch_ids:
-            live = self._accepted.running(dispatch_id)
-            if live:
-                self._attempt_failed(live, "EXECUTOR_LOST", f"executor {address}: {why}")
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
+        for live in filter(None, map(self._accepted.running, dispatch_ids)):
+            if crashed and (guilt := self._trials.crashed(live, why)):
+                self._fail(live, guilt)
+            else:
+                self._attempt_failed(live, EXECUTOR_LOST, f"executor {address}: {why}")
 
     def on_room(self) -> None:
         self._planner.wake()
@@ -265,11 +272,14 @@ class Dispatcher:
     def on_phase(self) -> None:
         self._metrics.executors(state.phase for state in self.fleet.states)
         self._reaper.phase_changed(self._awake())
+        self._trials.tend()
         self._planner.wake()
 
     def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
         now, count = self._clock(), len(tokens.token_ids)
         live.failures = 0
+        if not live.proven:
+            self._trials.proven(live)
         self._journal.generated(live, count, now)
         live.last_token_at = now
         self.queue.charge(live.waiting.tenant, live.waiting.digest, count)
@@ -285,13 +295,14 @@ class Dispatcher:
         """Back to its former place in the queue, or to its client when it has failed too often.
 
         The pause is for what does not pass in a moment, such as a store that is away: without one all
-        attempts would be used up at once.
+        attempts would be used up at once. The loss of an executor is no failure: see trials.py.
         """
+        self._trials.end(live)
         self._accepted.end_attempt(live)
         live.served_at = self._awake()
         self._journal.attempt_failed(live, reason, why)
         if reason not in BUSY_REASONS:
-            live.failures += 1
+            live.failures += reason != EXECUTOR_LOST
             live.avoid(live.address)
         if complete := live.complete:
             self._finish(live, complete)
@@ -310,7 +321,8 @@ class Dispatcher:
 
     def _put_back(self, live: LiveRequest) -> None:
         live.pause = None
-        self.queue.put_back(live.waiting)
+        if not self._trials.take(live):
+            self.queue.put_back(live.waiting)
         self._planner.wake()
 
     # Ends.
@@ -341,6 +353,7 @@ class Dispatcher:
             if timer:
                 timer.cancel()
         self.queue.discard(live.waiting.number)
+        self._trials.end(live)
         if live.dispatch_id:
             self.fleet.cancel(live.address, live.dispatch_id)
         self._accepted.end_attempt(live)
@@ -361,6 +374,7 @@ class Dispatcher:
         self._end_slow_clients(awake)
         self.queue.age(now)
         self._reaper.sweep(awake)
+        self._trials.tend()
         self._planner.tend()
         self._metrics.oldest_waits(self._waits.longest(now))
         self._planner.wake()
@@ -378,7 +392,7 @@ class Dispatcher:
         """Raises AssertionError when a request is in two places, in none, or left behind."""
         self.queue.check()
         self._accepted.check(
-            waiting=[request.number for request in self.queue.requests()],
+            waiting=[*self._trials.waiting(), *(request.number for request in self.queue.requests())],
             sent=[dispatch_id for state in self.fleet.states for dispatch_id in state.dispatch_ids()],
         )
         for state in self.fleet.states:

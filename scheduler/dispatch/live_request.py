@@ -144,6 +144,8 @@ class LiveRequest:
         self.address = ""  # Where it runs.
         self.attempts = 0
         self.failures = 0  # Attempts in a row that failed before their first token.
+        self.proven = False  # Whether the attempt that runs, or the last one, has had a token.
+        self.crashes = 0  # Executors in a row that were lost while it ran there unproven.
         self.refusal: SchedulerError | None = None  # Of the last executor that cannot serve it.
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None  # Of its deadline or time limit.

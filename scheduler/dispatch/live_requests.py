@@ -56,13 +56,17 @@ class LiveRequests:
             self._empty.set()
 
     def begin_attempt(self, live: LiveRequest, dispatch_id: str, address: str) -> None:
-        live.dispatch_id, live.address = dispatch_id, address
+        live.dispatch_id, live.address, live.proven = dispatch_id, address, False
         self._by_dispatch[dispatch_id] = live
 
     def end_attempt(self, live: LiveRequest) -> None:
         """Nothing when none runs."""
         self._by_dispatch.pop(live.dispatch_id, None)
         live.dispatch_id = ""
+
+    def any_unproven(self, address: str) -> bool:
+        """Whether an attempt runs there that has had no token yet. Walks all that run."""
+        return any(live.address == address and not live.proven for live in self._by_dispatch.values())
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -68,6 +68,10 @@ class Planner:
             self._fleet.prefetch(notice.address, notice.digest, 0.0, uses, notice.waiting_s)
         self._metrics.passed_over.set(self.policy.cold.num_overdue)
 
+    def send(self, live: LiveRequest, address: str) -> None:
+        """Dispatches a request that is not in the queue, at once."""
+        self._fleet.dispatch(address, [self._attempt(live, address)])
+
     def _plan(self) -> None:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + SLICE_S
@@ -108,6 +112,10 @@ class Planner:
 
     def _begin(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         """From here on the request is the executor's."""
+        self._queue.take(live.waiting.number)
+        return self._attempt(live, address)
+
+    def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         now, waiting = self._clock(), live.waiting
         left_s = live.time_limit_left_s(now)
         dispatch_id = uuid.uuid4().hex
@@ -115,7 +123,6 @@ class Planner:
         waited_ms = round((now - live.accepted_at) * 1000)
         dispatch = live.progress.dispatch(dispatch_id, left_ms, waited_ms)
         tier = self._fleet.tier(address, waiting.digest)
-        self._queue.take(waiting.number)
         self._fleet.promise(address, dispatch_id, waiting.digest, waiting.tenant)
         self._accepted.begin_attempt(live, dispatch_id, address)
         live.attempts += 1

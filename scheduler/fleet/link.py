@@ -35,8 +35,8 @@ class Listener(Protocol):
 
     def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None: ...
 
-    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
-        """The stream ended and these dispatches with it."""
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
+        """The stream ended and these dispatches with it; `crashed` unless the executor had begun to drain."""
 
     def on_room(self) -> None:
         """A report came."""
@@ -306,9 +306,10 @@ class ExecutorLink:
 
     def _forget(self, end: StreamEnded) -> None:
         self._failures += 1
+        crashed = self.state.phase is not Phase.DRAINING
         lost = self.state.reset()
         self._set_phase(end.phase, end.detail)
-        self._listener.on_lost(self.state.address, lost, end.detail)
+        self._listener.on_lost(self.state.address, lost, end.detail, crashed=crashed)
 
     def _backoff(self) -> float:
         doublings = min(self._failures, 32)  # No float holds 2 ** 1024: an executor may be away for hours.

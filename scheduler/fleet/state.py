@@ -99,6 +99,7 @@ class ExecutorState:
         self.dropping: dict[int, str] = {}  # Digests by number, of drops not done.
         self._phase = phase
         self._cordoned = False
+        self._on_trial = False
         self._limits: Limits | None = None
         self._residency = Residency()
         self._sent = 0
@@ -136,6 +137,16 @@ class ExecutorState:
         self._tell_room()
 
     @property
+    def on_trial(self) -> bool:
+        """Closed to all but one, which may crash it."""
+        return self._on_trial
+
+    @on_trial.setter
+    def on_trial(self, on_trial: bool) -> None:
+        self._on_trial = on_trial
+        self._tell_room()
+
+    @property
     def limits(self) -> Limits | None:
         """None before the stream's hello."""
         return self._limits
@@ -160,7 +171,7 @@ class ExecutorState:
 
     @property
     def takes_requests(self) -> bool:
-        return self._phase is Phase.READY and not self._cordoned
+        return self._phase is Phase.READY and not self._cordoned and not self._on_trial
 
     @property
     def num_running(self) -> int:

@@ -93,7 +93,7 @@ class Heard:
     def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
         self.rejected[rejected.dispatch_id] = rejected
 
-    def on_lost(self, address: str, dispatch_ids: list[str], why: str) -> None:
+    def on_lost(self, address: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
         self.lost.append(why)
 
     def on_finished(self, finished: executor_pb2.Finished) -> None:

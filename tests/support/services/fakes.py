@@ -51,6 +51,10 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.frozen = False  # Reports, but makes no tokens.
         self.ends_with_steps = False  # Tells ends as executors do that know of StepTokens.finished.
         self.mute = False  # Says nothing at all.
+        self.crashes_on: Callable[[executor_pb2.Dispatch], bool] = lambda dispatch: (
+            False
+        )  # Its stream breaks.
+        self.crashes = 0
         self.break_after: int | None = None  # Ends the stream once, when it has made this many tokens.
         self.load_state = executor_pb2.LOAD_STATE_READY
         self.reject: Callable[[executor_pb2.Dispatch], executor_pb2.Rejected | None] = lambda dispatch: None
@@ -101,6 +105,9 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         try:
             yield executor_pb2.ExecutorEvent(hello=self.hello)
             while self.break_after is None or self.break_after > 0:
+                if any(self.crashes_on(dispatch) for dispatch, _ in self.running.values()):
+                    self.crashes += 1
+                    return
                 if self.pages and not self.mute and (delta := self._page(told)):
                     number += 1
                     delta.number = number
