@@ -12,7 +12,7 @@ the engine at once, which hands it back unless a seat is free.
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -49,12 +49,15 @@ class Stream:
 
 
 class Hub:
-    def __init__(self, engine: EngineThread, outbox_messages: int) -> None:
+    def __init__(
+        self, engine: EngineThread, outbox_messages: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.instance_id = uuid.uuid4().hex
         self.info: EngineInfo | None = None
         self.streams: dict[int, Stream] = {}
         self._engine = engine
         self._outbox_messages = outbox_messages
+        self._clock = clock
         self._residency = Residency()
         self._status = Status()
         self._opened = 0
@@ -204,13 +207,13 @@ class Hub:
     def _prefetch(self, stream: Stream, hint: executor_pb2.Prefetch) -> None:
         digest, in_s, uses = hint.digest, hint.need_by_ms / 1000, hint.expected_uses
         if hint.waiting_ms:
-            self._cold.begin(stream.number, digest, time.monotonic() - hint.waiting_ms / 1000)
+            self._cold.begin(stream.number, digest, self._clock() - hint.waiting_ms / 1000)
         elif self._cold.end(stream.number, digest):
             return  # It says that nobody waits any more.
         self._engine.submit(lambda engine: engine.prefetch(digest, in_s, uses))
 
     def _dispatch(self, stream: Stream, messages: Iterable[executor_pb2.Dispatch]) -> None:
-        now = time.monotonic()
+        now = self._clock()
         untold: list[Dispatch] = []
         for message in messages:
             stream.received += 1
@@ -308,4 +311,4 @@ class Hub:
             stream.received,
             self._cold.line(),
         )
-        stream.outbox.put(convert.load_event(self._status, load, time.monotonic()))
+        stream.outbox.put(convert.load_event(self._status, load, self._clock()))

@@ -1,0 +1,174 @@
+"""A scheduler on virtual time: what it decides is decided by the production queue, policy and fleet state.
+
+Here are the planner's part, when it asks the policy and what it sends, and the link's, which tells the state.
+"""
+
+from dataclasses import dataclass
+
+from executor.hub import Stream
+from lorafleet.v1 import executor_pb2
+from scheduler.dispatch.policy import Policy
+from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.fleet.index import FleetIndex
+from scheduler.fleet.residency import Residency, Tier
+from scheduler.fleet.state import ExecutorState, Phase
+from scheduler.fleet.wire import copies_of, limits_of, report_of
+from tests.support.services.virtual_executor import DELAY_S, TOKENS_AN_EVENT, VirtualExecutor
+from tests.support.services.virtual_time import World
+
+SWEEP_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of a test. `digest` "" is the base model."""
+
+    digest: str = ""
+    tenant: str = "acme"
+    tokens: int = 128
+    priority: int = 0
+
+
+class VirtualScheduler:
+    """Over executors that others may use, too."""
+
+    def __init__(
+        self,
+        world: World,
+        executors: list[VirtualExecutor],
+        *,
+        aging_s: float = 2.0,
+        reserve_seats: int = 0,
+        salt: int = 0,
+    ) -> None:
+        self.queue = Queue(1 << 20, 1 << 20)
+        self.states = {each.address: ExecutorState(each.address) for each in executors}
+        self._world = world
+        self._executors = {each.address: each for each in executors}
+        index = FleetIndex(tuple(self.states.values()), reserve_seats)
+        self._policy = Policy(self.queue, index, aging_s, salt)
+        self._requests: dict[str, Waiting] = {}  # By dispatch id.
+        self._asked: dict[int, Asked] = {}
+        self._streams: dict[str, Stream] = {}
+        self._wakes = False
+        for each in executors:
+            address = each.address
+            self._streams[address] = each.connect(lambda event, address=address: self._take(address, event))  # type: ignore[misc]
+        world.every(SWEEP_S, self._sweep, first=world.now + SWEEP_S)
+
+    def ask(self, asked: Asked) -> int:
+        """A request, now. Returns its number."""
+        world = self._world
+        number = len(world.asked_at)
+        world.asked_at[number] = world.now
+        self._asked[number] = asked
+        new_group = asked.digest and not self.queue.group_size(asked.digest)
+        modules = frozenset({"q_proj"}) if asked.digest else frozenset[str]()
+        request = Waiting(
+            number=number,
+            tenant=asked.tenant,
+            digest=asked.digest,
+            priority=asked.priority,
+            cost=64,
+            max_rank=8 if asked.digest else 0,
+            modules=modules,
+            max_length=64 + asked.tokens,
+            arrived=world.now,
+        )
+        assert self.queue.add(request) is None
+        self._wake()
+        if new_group:
+            world.at(world.now, lambda: self._hint(asked.digest))
+        return number
+
+    def _hint(self, digest: str) -> None:
+        uses = self.queue.group_size(digest)
+        target = self._policy.likely(digest) if uses else None
+        if target:
+            self._prefetch(target.address, digest, uses, 0.0)
+
+    def _prefetch(self, address: str, digest: str, uses: int, waiting_s: float) -> None:
+        hint = executor_pb2.Prefetch(
+            digest=digest, expected_uses=uses, waiting_ms=round(1000 * waiting_s + 0.5) if waiting_s else 0
+        )
+        self._send(address, executor_pb2.ExecutorCommand(prefetch=hint))
+
+    def _send(self, address: str, command: executor_pb2.ExecutorCommand) -> None:
+        executor, stream = self._executors[address], self._streams[address]
+        self._world.at(self._world.now + DELAY_S, lambda: executor.receive(stream, command))
+
+    def _wake(self) -> None:
+        if not self._wakes:
+            self._wakes = True
+            self._world.at(self._world.now, self._plan)
+
+    def _sweep(self) -> None:
+        now = self._world.now
+        self.queue.age(now)
+        for notice in self._policy.tend(now):
+            uses = self.queue.group_size(notice.digest)
+            self._prefetch(notice.address, notice.digest, uses, notice.waiting_s)
+        self._wake()
+
+    def _plan(self) -> None:
+        self._wakes = False
+        now = self._world.now
+        batches: dict[str, list[executor_pb2.Dispatch]] = {}
+        while placement := self._policy.next(now):
+            request = self.queue.take(placement.number)
+            dispatch_id = f"{request.number}.{self._world.dispatches}"
+            self._world.dispatches += 1
+            self._requests[dispatch_id] = request
+            self.states[placement.address].sent(dispatch_id, request.digest, now, request.tenant)
+            waited = now - self._world.asked_at[request.number]
+            dispatch = executor_pb2.Dispatch(
+                dispatch_id=dispatch_id,
+                digest=request.digest,
+                prompt_token_ids=[5],
+                waited_ms=round(1000 * waited),
+            )
+            dispatch.stopping.max_new_tokens = self._asked[request.number].tokens
+            batches.setdefault(placement.address, []).append(dispatch)
+        for address, batch in batches.items():
+            command = executor_pb2.ExecutorCommand()
+            command.dispatch.dispatches.extend(sorted(batch, key=lambda each: each.digest))
+            self._send(address, command)
+
+    def _take(self, address: str, event: executor_pb2.ExecutorEvent) -> None:
+        state, now = self.states[address], self._world.now
+        kind = event.WhichOneof("event")
+        if kind == "hello":
+            state.limits = limits_of(event.hello)
+            state.residency = Residency.from_snapshot(
+                event.hello.residency_number, copies_of(event.hello.residency)
+            )
+        elif kind == "load":
+            state.reported(report_of(event.load, now))
+            if state.phase is not Phase.READY:
+                state.phase = Phase.READY
+        elif kind == "residency":
+            removed = [(entry.digest, Tier(entry.tier)) for entry in event.residency.removed]
+            assert state.moved(event.residency.number, copies_of(event.residency.added), removed, now)
+        elif kind == "rejected":
+            self._world.refused += 1
+            state.ended(event.rejected.dispatch_id, now)
+            self.queue.put_back(self._requests.pop(event.rejected.dispatch_id))
+        else:
+            self._take_step(state, event.step)
+        self._wake()
+
+    def _take_step(self, state: ExecutorState, step: executor_pb2.StepTokens) -> None:
+        now = self._world.now
+        for dispatch_id in step.dispatch_ids:
+            request = self._requests[dispatch_id]
+            self._world.started.setdefault(request.number, now)
+            self.queue.charge(request.tenant, request.digest, TOKENS_AN_EVENT)
+        for end in step.finished:
+            request = self._requests.pop(end.dispatch_id)
+            state.ended(end.dispatch_id, now)
+            self._world.ended[request.number] = now
+
+    def check(self) -> None:
+        self.queue.check()
+        for state in self.states.values():
+            state.check()
