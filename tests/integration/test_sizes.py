@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ async def test_a_scheduler_and_an_executor_exchange_messages_beyond_grpcs_defaul
     token than clients may ask for."""
     heard = Heard()
     settings = LinkSettings(ModelSpec.from_folder(cluster.model).fingerprint, report_timeout_s=60.0)
-    link = ExecutorLink(main.executor.address, settings, heard)
+    link = ExecutorLink(main.executor.address, settings, heard, time.monotonic)
     running = asyncio.create_task(link.run())
     await until(lambda: link.state.takes_requests)
     batch = [dispatch(f"long{n}", [300] * 1_200_000) for n in range(3)]
