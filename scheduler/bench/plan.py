@@ -5,6 +5,7 @@ Each time is the median of some rounds on the CPU's clock, of the policy's calls
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -134,7 +135,9 @@ class House:
     def plan(self) -> int:
         """Places what can be placed. How many there were."""
         placed = 0
-        while placement := self.policy.next(0.0):
+        while (placement := self.policy.next(0.0)) or self.policy.has_more:
+            if placement is None:
+                continue
             request = self.queue.take(placement.number)
             at = self._positions[placement.address]
             self.states[at].sent(f"r{placement.number}", request.digest, 0.0, request.tenant)
@@ -176,6 +179,7 @@ def _round(house: House, wanted: int) -> tuple[float, int, int]:
     """(ms, placed, executors that reported)"""
     house.refill()
     house.plan()
+    gc.collect()  # What the cases before have left is not this one's.
     if wanted:
         reports = house.free(wanted)
     else:
@@ -199,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = list[dict[str, Any]]()
     for case in CASES:
         for row in measure(case):
+            row["load_average"] = os.getloadavg()[0]
             rows.append(
                 {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
             )

@@ -63,7 +63,3 @@ class FairLanes:
 
     def leave(self, lane: Lane) -> None:
         self._entries.pop(lane, None)
-
-    def lanes(self) -> list[Lane]:
-        """In no useful order."""
-        return list(self._entries)

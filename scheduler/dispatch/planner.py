@@ -108,7 +108,7 @@ class Planner:
         for address, batch in batches.items():
             batch.sort(key=lambda dispatch: dispatch.digest)  # Requests of one version stand together.
             self._fleet.dispatch(address, batch)
-        return bool(batches), placement is None
+        return bool(batches), placement is None and not self.policy.has_more
 
     def _begin(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         """From here on the request is the executor's."""

@@ -23,6 +23,7 @@ from scheduler.fleet.residency import BASE, Tier
 from scheduler.fleet.state import ExecutorState
 
 MAX_TENANTS_TRIED = 8  # In one lane, where only seats of the reserve are left.
+MAX_LOOKS = 200  # At lanes without a place, in one call: many may have come while nobody had room.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Policy:
         """`salt` is any number, another one for each scheduler: equal executors are not chosen in the same
         order by all."""
         self.cold = ColdLines(queue, index, aging_s)
+        self.has_more = False  # The last `next` stopped early: ask again, others may have their turn before.
         self._queue = queue
         self._index = index
         self._aging_s = aging_s
@@ -62,7 +64,8 @@ class Policy:
         self._first: dict[str, None] = {}  # Versions that a free slot belongs to.
 
     def next(self, now: float) -> Placement | None:
-        """The next placement; None when nothing that waits can run. `now` is in seconds of any clock."""
+        """The next placement; None when nothing that waits can run, or `has_more` is set. `now` is in seconds
+        of any clock."""
         self._absorb(now)
         return self._who_has_waited() or self._fairest(now)
 
@@ -118,7 +121,7 @@ class Policy:
 
     def _wake_claimed(self, grown: int) -> None:
         """Executors have room again: for those with a claim there, and for the base model."""
-        digests = {BASE}.union(*(self._index.states[position].claimed() for position in bits(grown)))
+        digests = {BASE}.union(*(self._index.states[position].digests() for position in bits(grown)))
         self._ready.lanes.add(self._queue.lanes_of(digests))
         self._schedule(self._ready)
 
@@ -147,7 +150,12 @@ class Policy:
         return None
 
     def _fairest(self, now: float) -> Placement | None:
+        looks = 0
+        self.has_more = False
         while self._sources and self._index.seated:
+            if looks == MAX_LOOKS:
+                self.has_more = True
+                return None
             turn, serial, source = self._sources[0]
             if source.turn is not turn:
                 heappop(self._sources)
@@ -157,7 +165,8 @@ class Policy:
                 source.turn = None
                 heappop(self._sources)
                 continue
-            if not self._has_seat(lane):  # Most that find no place do so here, before turns are compared.
+            looks += 1
+            if not self._may_have_seat(lane):  # Most end here: what follows is dearer.
                 self._set_aside(lane, source, now)
                 continue
             due, lane = source.lanes.first() or (turn, lane)
@@ -171,9 +180,10 @@ class Policy:
             self._set_aside(lane, source, now)
         return None
 
-    def _has_seat(self, lane: Lane) -> bool:
-        claimed, cold = self._places(lane)
-        return bool((claimed | cold) & self._index.seated)
+    def _may_have_seat(self, lane: Lane) -> bool:
+        """False only where no executor with a seat has a claim of the version, or a slot for it."""
+        index = self._index
+        return lane.digest == BASE or bool((index.claims(lane.digest) | index.slotted) & index.seated)
 
     def _set_aside(self, lane: Lane, source: _Source, now: float) -> None:
         source.lanes.leave(lane)

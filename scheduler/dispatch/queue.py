@@ -95,10 +95,6 @@ class Queue:
         """Versions that somebody waits for."""
         return self._lanes.keys()
 
-    def tenants(self) -> Collection[str]:
-        """Tenants with waiting requests."""
-        return self._tenants.keys()
-
     def lanes(self, digest: str) -> Collection[Lane]:
         """The lanes of one version."""
         return self._lanes.get(digest, {}).values()
@@ -275,21 +271,17 @@ class Queue:
             number = numbers[0]
             level = priority if priority >= tenant.cap else self._level(tenant, priority, number)
         else:
-            level, number = self._first(group)
+            later, number = min(
+                (-self._level(tenant, priority, numbers[0]), numbers[0])
+                for priority, numbers in group.numbers.items()
+            )
+            level = -later
         tenant_at = self._shares.counters[name]
         version_at = group.versions.counters[group.lane.digest]
         if number in self._paid:
             paid = self._requests[number].cost * self._price / tenant.weight
             tenant_at, version_at = tenant_at - paid, version_at - paid
         return (tenant_at, -level, version_at, number, name)
-
-    def _first(self, group: Group) -> tuple[int, int]:
-        """(level, number) of the request that goes first: within one priority that is the oldest."""
-        negative, number = min(
-            (-self._level(group.tenant, priority, numbers[0]), numbers[0])
-            for priority, numbers in group.numbers.items()
-        )
-        return -negative, number
 
     def _level(self, tenant: Tenant, priority: int, number: int) -> int:
         if priority >= tenant.cap or not self._aging_s:

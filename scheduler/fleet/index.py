@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.fleet.levels import Levels
 from scheduler.fleet.needs import Needs
-from scheduler.fleet.residency import BASE, Tier
+from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState, Limits, Phase
 
 RESERVES_FROM_SEATS = 8
@@ -159,7 +159,7 @@ class FleetIndex:
         return self._reserve if has_many else 0
 
     def _take_all(self, position: int, state: ExecutorState) -> None:
-        for digest in {*state.claimed(), *([BASE] if state.claims(BASE) else [])}:
+        for digest in state.digests():
             self.claim_changed(position, digest, True)
         for tenant in state.tenants():
             self.tenant_changed(position, tenant, True)

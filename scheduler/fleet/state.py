@@ -205,6 +205,10 @@ class ExecutorState:
         """Versions with unfinished dispatches, without the base model."""
         return frozenset(self._claims) - {BASE}
 
+    def digests(self) -> KeysView[str]:
+        """Versions with unfinished dispatches, the base model's empty digest among them."""
+        return self._claims.keys()
+
     def tenants(self) -> KeysView[str]:
         """Tenants with unfinished dispatches."""
         return self._tenants.keys()

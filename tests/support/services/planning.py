@@ -71,7 +71,9 @@ class Fleet:
 
     def plan(self, now: float = 0.0) -> list[Placement]:
         placed = []
-        while placement := self.policy.next(now):
+        while (placement := self.policy.next(now)) or self.policy.has_more:
+            if placement is None:
+                continue
             item = self.queue.take(placement.number)
             state = self.states[placement.address]
             state.sent(str(item.number), item.digest, now, item.tenant)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.dispatch.policy import Placement
+from scheduler.dispatch.policy import MAX_LOOKS, Placement
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.residency import Tier
@@ -146,6 +146,20 @@ def test_what_cannot_run_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch)
     queue.add(request(200))
     assert fleet.policy.next(0.0) == Placement(200, "a:1")
     assert len(looks) <= 2
+
+
+def test_many_that_find_no_place_are_looked_at_in_parts() -> None:
+    """So that one call never takes long, whatever has gathered while nobody had room."""
+    state = executor(seats=50, slots=1)
+    queue = Queue(10_000, 10_000)
+    for number in range(3 * MAX_LOOKS):
+        queue.add(request(number, f"v{number}"))
+    fleet = Fleet(queue, state)
+    assert fleet.policy.next(0.0) == Placement(0, "a:1")
+    state.sent("0", queue.take(0).digest)
+    assert fleet.policy.next(0.0) is None and fleet.policy.has_more
+    queue.add(request(9_999))
+    assert fleet.numbers() == [9_999] and not fleet.policy.has_more
 
 
 def test_a_hint_goes_where_a_version_will_likely_run() -> None:
