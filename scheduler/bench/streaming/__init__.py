@@ -1,0 +1,1 @@
+"""Benchmark of streaming many answers: `python -m scheduler.bench.streaming --json FILE`."""

@@ -1,0 +1,134 @@
+"""`python -m scheduler.bench.streaming`: streams through a real scheduler, and from a bare server."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from adapter_store import ModelSpec
+from lorafleet.ports import free_port
+from scheduler.bench.streaming.pace import Record
+from scheduler.bench.streaming.reader import Seen, read
+from scheduler.bench.streaming.servers import HOST, Load, bare, executors
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    for asked in args.asked:
+        load = Load(args.streams, args.executors, asked, args.seconds)
+        row = {**_measure(args.model, load, args.interval_ms), "load_average": os.getloadavg()[0]}
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+        rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
+        args.json.write_text(json.dumps({**_about(), "rows": [*rows, row]}, indent=1) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scheduler.bench.streaming", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="any byte-level model's folder")
+    parser.add_argument("--json", type=Path, required=True, help="where rows are added")
+    parser.add_argument("--asked", type=int, nargs="+", default=[8000], help="tokens a second (8000)")
+    parser.add_argument("--streams", type=int, default=1000, help="(1000)")
+    parser.add_argument("--executors", type=int, default=16, help="(16)")
+    parser.add_argument("--interval-ms", type=int, default=0, help="the scheduler's --stream-interval-ms (0)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement (6)")
+    return parser
+
+
+def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
+    """A row. Latencies are from an executor's step to the client's read, in milliseconds; times of a core, in
+    microseconds."""
+    spec = ModelSpec.from_folder(model)
+    tokens, fingerprint = spec.max_model_len - 8, spec.fingerprint
+    with bare(load) as (address, pid, finish):
+        bare_seen = _client(address, pid, load, tokens)
+        bare_added = _latencies(bare_seen, finish())
+    with (
+        executors(fingerprint, load) as (addresses, finish),
+        _scheduler(model, addresses, load, interval_ms) as (address, pid),
+    ):
+        seen = _client(address, pid, load, tokens)
+        added = _latencies(seen, finish())
+    count = sum(chunk[2] for chunk in seen.chunks)
+    return {
+        "streams": load.streams,
+        "executors": load.executors,
+        "interval_ms": interval_ms,
+        "asked_tokens_s": load.asked,
+        "tokens_s": round(count / seen.window_s),
+        "tokens_per_chunk": round(count / max(1, len(seen.chunks)), 2),
+        "started": len(seen.started_s),
+        "last_start_s": round(max(seen.started_s, default=-1), 2),
+        "added_p50_ms": added[0],
+        "added_p99_ms": added[1],
+        "scheduler_us_per_token": round(seen.busy_s * 1e6 / max(1, count), 1),
+        "scheduler_us_per_chunk": round(seen.busy_s * 1e6 / max(1, len(seen.chunks)), 1),
+        "bare_us_per_chunk": round(bare_seen.busy_s * 1e6 / max(1, len(bare_seen.chunks)), 1),
+        "bare_tokens_s": round(len(bare_seen.chunks) / bare_seen.window_s),
+        "bare_added_p50_ms": bare_added[0],
+        "bare_added_p99_ms": bare_added[1],
+    }
+
+
+def _latencies(seen: Seen, record: Record) -> tuple[float, float]:
+    """Median and 99th percentile over all tokens."""
+    each = sorted(
+        when - record.made(stream, index + offset)
+        for stream, index, count, when in seen.chunks
+        for offset in range(count)
+    )
+    if not each:
+        return -1.0, -1.0
+    return round(each[len(each) // 2] * 1e3, 1), round(each[len(each) * 99 // 100] * 1e3, 1)
+
+
+@contextlib.contextmanager
+def _scheduler(model: Path, addresses: list[str], load: Load, interval_ms: int) -> Iterator[tuple[str, int]]:
+    """Address and process id of one that knows the executors and takes all streams."""
+    with contextlib.ExitStack() as stack:
+        address = f"{HOST}:{free_port(stack, HOST)}"
+        store = stack.enter_context(tempfile.TemporaryDirectory(prefix="lorafleet-bench-"))
+        flags = ["--model", str(model), "--store", store, "--listen", address, "--metrics-port", "-1"]
+        flags += [word for executor in addresses for word in ("--executor", executor)]
+        flags += ["--max-queued", str(load.streams), "--max-queued-per-tenant", str(load.streams)]
+        if interval_ms:
+            flags += ["--stream-interval-ms", str(interval_ms)]
+        command = [sys.executable, "-m", "scheduler", *flags, "--log-level", "error"]
+        process = subprocess.Popen(command)
+        try:
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
+            time.sleep(1.0)  # executors are known and have reported
+            yield address, process.pid
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _client(address: str, pid: int, load: Load, tokens: int) -> Seen:
+    return asyncio.run(read(address, pid, load.streams, tokens, load.window_s))
+
+
+def _about() -> dict[str, Any]:
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "git": git.stdout.strip(),
+        "command": "python -m scheduler.bench.streaming " + " ".join(sys.argv[1:]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    main()
