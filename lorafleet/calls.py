@@ -16,13 +16,15 @@ T = TypeVar("T")
 
 # Pings find a dead peer during a silent call (a long prefill sends nothing); the servers allow one every
 # 10 s. A restarted server is found again within max_reconnect_backoff. gRPC's min_reconnect_backoff is left
-# alone: it is the time that a connection may take, and a server may be busy, or far away.
+# alone: it is the time that a connection may take, and a server may be busy, or far away. What a caller does
+# not read stays within 64 KiB a stream, since no probe widens its window: the server sees then who is deaf.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )

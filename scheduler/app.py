@@ -41,7 +41,10 @@ from scheduler.generic_handlers import GenericHandlers
 from scheduler.grpc_options import SERVER_OPTIONS
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
+from scheduler.loop_turns import measure_turns
 from scheduler.metrics import Metrics
+from scheduler.pace import Pace
+from scheduler.stream_writer import StreamWriter
 from scheduler.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -103,6 +106,8 @@ class Scheduler:
             self._metrics.version_gone,
             self._metrics.served_versions,
         )
+        self._pace = Pace(config.stream_interval_ms / 1000)
+        self._writer = StreamWriter(self._pace, config.slow_client_timeout, self._metrics)
         self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
         self._metrics.known_names.set_function(lambda: len(self._versions))
         for executor in config.executor:
@@ -125,7 +130,7 @@ class Scheduler:
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._add_services()
-        self._readiness: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Raises CannotListen, StoreUnavailable."""
@@ -135,7 +140,10 @@ class Scheduler:
         await self._listen()
         self._versions.start()
         self.dispatcher.start()
-        self._readiness = asyncio.create_task(self._follow_readiness(), name="readiness")
+        self._tasks = [
+            asyncio.create_task(self._follow_readiness(), name="readiness"),
+            asyncio.create_task(measure_turns(self._pace.adapt), name="turns"),
+        ]
 
     async def drain(self) -> bool:
         """Refuses new requests at once and lets accepted ones end. Whether all did within --drain-timeout."""
@@ -146,8 +154,8 @@ class Scheduler:
 
     async def stop(self) -> None:
         """Ends what is still live with UNAVAILABLE."""
-        if self._readiness:
-            self._readiness.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.dispatcher.stop()
         await self._retirement.stop()
         self._versions.stop()
@@ -169,6 +177,7 @@ class Scheduler:
                 self._authenticator,
                 self._admission,
                 self.dispatcher,
+                self._writer,
                 self._store,
                 self._spec,
                 self._metrics,
@@ -261,8 +270,6 @@ def _dispatcher_settings(config: Config) -> DispatcherSettings:
         prompt_token_price=config.prompt_token_price,
         reserve_seats=config.reserve_seats if config.tokens_file else 0,
         queue_timeout_s=config.queue_timeout,
-        slow_client_timeout_s=config.slow_client_timeout,
-        max_outbox_tokens=config.stream_buffer,
         max_attempts=config.max_attempts,
     )
 

@@ -88,9 +88,12 @@ class Config:
         default=3, metadata=_help("failed attempts in a row, none with a new token, that fail a request")
     )
     slow_client_timeout: float = field(
-        default=10.0, metadata=_help("seconds that a client may leave its stream's buffer full")
+        default=10.0, metadata=_help("seconds that a write may wait for a client that does not read")
     )
-    stream_buffer: int = field(default=512, metadata=_help("tokens that fill a stream's buffer"))
+    stream_interval_ms: int = field(
+        default=0,
+        metadata=_help("shortest time between chunks of a stream, which gather the tokens of that time"),
+    )
     report_timeout: float = field(
         default=3.0, metadata=_help("seconds without a report that make an executor hung")
     )
@@ -142,7 +145,7 @@ class Config:
             "max_admitting",
             "max_attempts",
             "max_push_bytes",
-            "stream_buffer",
+            "slow_client_timeout",
             "alias_max_staleness",
             "report_timeout",
             "step_timeout",
@@ -155,7 +158,7 @@ class Config:
             "priority_aging",
             "prompt_token_price",
             "reserve_seats",
-            "slow_client_timeout",
+            "stream_interval_ms",
             "delete_grace",
             "max_adapter_rank",
             "max_versions_per_tenant",

@@ -11,13 +11,15 @@ from adapter_store import AdapterStore, ModelSpec
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.admission.admission import Admission, Authenticator
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.dispatch.live_request import LiveRequest, Piece
+from scheduler.dispatch.live_request import LiveRequest
 from scheduler.errors import Draining, from_exception
 from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
+from scheduler.stream_writer import StreamWriter, usage
 
-_ACCEPTED = (("lorafleet-accepted", "true"),)
+# A whole answer is put together so many times a second: nobody waits for its parts.
+_WHOLE_EVERY_S = 0.25
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -28,6 +30,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         authenticator: Authenticator,
         admission: Admission,
         dispatcher: Dispatcher,
+        writer: StreamWriter,
         store: AdapterStore,
         spec: ModelSpec,
         metrics: Metrics,
@@ -36,6 +39,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._authenticator = authenticator
         self._admission = admission
         self._dispatcher = dispatcher
+        self._writer = writer
         self._store = store
         self._spec = spec
         self._metrics = metrics
@@ -46,14 +50,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         async with self._accepted(request, context) as live:
-            writing = asyncio.ensure_future(_write_all(context, live))
-            live.hang_up = writing.cancel
-            try:
-                await writing
-            except asyncio.CancelledError:
-                if live.outbox.error:
-                    raise live.outbox.error from None
-                raise
+            await self._writer.write(context, live)
 
     @translate_errors
     async def Generate(
@@ -68,8 +65,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 answer.prompt_logprobs.extend(piece.prompt_logprobs)
                 answer.finish_reason = piece.finish
                 texts.append(piece.text)
+                live.outbox.pause(_WHOLE_EVERY_S)
             answer.text = "".join(texts)
-            answer.usage.CopyFrom(_usage(live))
+            answer.usage.CopyFrom(usage(live))
             return answer
 
     @translate_errors
@@ -130,54 +128,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return self._dispatcher.submit(admitted, context.time_remaining())
 
 
-async def _write_all(context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
-    """Waits while the client does not read.
-
-    In a task of its own, which can be cancelled when the client is given up. In `yield`, or in the handler,
-    gRPC would wait where only the death of the whole handler could reach, and that ends the call without a
-    status.
-
-    That the request is accepted is told at once: should this server die before the first token, a client
-    knows that it has to ask again for what is owed to it.
-    """
-    await context.send_initial_metadata(_ACCEPTED)
-    first = True
-    while piece := await live.outbox.get():
-        await context.write(_chunk(live, piece, first))
-        first = False
-
-
-def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:
-    chunk = inference_pb2.GenerateChunk(
-        output_index=piece.output_index,
-        token_ids=piece.token_ids,
-        text=piece.text,
-        finish_reason=piece.finish,
-    )
-    if piece.logprobs or piece.prompt_logprobs:
-        chunk.logprobs.extend(piece.logprobs)
-        chunk.prompt_logprobs.extend(piece.prompt_logprobs)
-    if first:
-        chunk.request_id = live.admitted.request_id
-        chunk.adapter_digest = live.admitted.digest
-        chunk.seed = live.admitted.sampling.seed
-        chunk.text = live.admitted.echo_text + chunk.text
-    if piece.finish:
-        chunk.usage.CopyFrom(_usage(live))
-    return chunk
-
-
 def _begin_response(live: LiveRequest) -> inference_pb2.GenerateResponse:
     return inference_pb2.GenerateResponse(
         request_id=live.admitted.request_id,
         adapter_digest=live.admitted.digest,
         seed=live.admitted.sampling.seed,
-    )
-
-
-def _usage(live: LiveRequest) -> inference_pb2.Usage:
-    return inference_pb2.Usage(
-        prompt_tokens=len(live.admitted.prompt_token_ids),
-        cached_prompt_tokens=live.cached_prompt_tokens,
-        completion_tokens=live.completion_tokens,
     )

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import Phase
+from scheduler.loop_histogram import LoopHistogram
 
 OTHER = "other"
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -167,11 +168,17 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.inter_token_seconds = Histogram(
+        self.inter_token_seconds = LoopHistogram(
             "lorafleet_scheduler_inter_token_seconds",
             "Time between the arrivals of a request's tokens.",
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
+            LATENCY_BUCKETS,
+            registry,
+        )
+        self.chunk_tokens = LoopHistogram(
+            "lorafleet_scheduler_chunk_tokens",
+            "Tokens in a chunk of a stream: more than one where they were held back, or the client was slow.",
+            TOKEN_BUCKETS,
+            registry,
         )
         self._request_seconds = Histogram(
             "lorafleet_scheduler_request_seconds",
@@ -241,7 +248,7 @@ class Metrics:
         self._prompt_lengths.observe(prompt_tokens)
 
     def generated(self, tenant: str, adapter: str, tokens: int) -> None:
-        """Called for every token."""
+        """Called once a step for all tokens of a tenant's adapter."""
         self._counters_of(tenant, adapter).generated_tokens.inc(tokens)
 
     def cached(self, tenant: str, adapter: str, tokens: int) -> None:

@@ -5,7 +5,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -28,7 +28,6 @@ from scheduler.errors import (
     NoExecutor,
     QueueFull,
     SchedulerError,
-    SlowClient,
     StoreUnavailable,
     Superseded,
     from_exception,
@@ -96,7 +95,6 @@ class Dispatcher:
             settings.plan_pause_s,
             fail=lambda live, error: self._fail(live, from_exception(error)),
         )
-        self._full: dict[LiveRequest, None] = {}  # Their clients have left an outbox full.
         patience = settings.queue_timeout_s
         self._reaper = Reaper(self.queue, self.fleet, self._accepted, patience, self._fail)
         self._waits = Waits(self.queue, self._planner.policy.cold, self._reaper)
@@ -163,9 +161,7 @@ class Dispatcher:
             raise DeadlineExceeded("the deadline had passed before the request was accepted")
         if refusals := self.fleet.refusals():
             raise NoExecutor(refusals)
-        live = LiveRequest(
-            admitted, next(self._numbers), self._tokenizer, self._clock(), self._settings.max_outbox_tokens
-        )
+        live = LiveRequest(admitted, next(self._numbers), self._tokenizer, self._clock())
         live.served_at = self._awake()
         if not self._may_ever_run(live):
             raise self._reaper.why_never(live)
@@ -208,20 +204,24 @@ class Dispatcher:
 
     # What executors cause (scheduler.fleet.link.Listener).
 
-    def on_tokens(self, address: str, tokens: Tokens) -> None:
-        live = self._accepted.running(tokens.dispatch_id)
-        if live is None:
-            return  # Of an attempt that is over.
-        if not live.progress.accept(tokens.first_index, tokens.token_ids):
-            self.fleet.cancel(address, tokens.dispatch_id)
-            self._attempt_failed(
-                live, "TOKEN_GAP", f"token {tokens.first_index} does not follow the last one"
-            )
-            return
-        try:
-            self._deliver(live, tokens)
-        except Exception as error:  # A bug with one request's text must not end the streams beside it.
-            self._fail(live, from_exception(error))
+    def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
+        now, made = self._clock(), Counter[tuple[str, str]]()
+        for tokens in step:
+            live = self._accepted.running(tokens.dispatch_id)
+            if live is None:
+                continue  # Of an attempt that is over.
+            if not live.progress.accept(tokens.first_index, tokens.token_ids):
+                self.fleet.cancel(address, tokens.dispatch_id)
+                self._attempt_failed(
+                    live, "TOKEN_GAP", f"token {tokens.first_index} does not follow the last one"
+                )
+                continue
+            made[live.waiting.tenant, live.admitted.adapter] += len(tokens.token_ids)
+            try:
+                self._deliver(live, tokens, now)
+            except Exception as error:  # A bug with one request's text must not end the streams beside it.
+                self._fail(live, from_exception(error))
+        self._journal.step(made)
 
     def on_finished(self, finished: executor_pb2.Finished) -> None:
         live = self._accepted.running(finished.dispatch_id)
@@ -275,21 +275,18 @@ class Dispatcher:
         self._trials.tend()
         self._planner.wake()
 
-    def _deliver(self, live: LiveRequest, tokens: Tokens) -> None:
-        now, count = self._clock(), len(tokens.token_ids)
+    def _deliver(self, live: LiveRequest, tokens: Tokens, now: float) -> None:
         live.failures = 0
         if not live.proven:
             self._trials.proven(live)
-        self._journal.generated(live, count, now)
+        self._journal.generated(live, now)
         live.last_token_at = now
-        self.queue.charge(live.waiting.tenant, live.waiting.digest, count)
+        self.queue.charge(live.waiting.tenant, live.waiting.digest, len(tokens.token_ids))
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True
             live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)
-        if live.push(tokens.token_ids, tokens.logprobs, self._awake()):
+        if live.push(tokens.token_ids, tokens.logprobs):
             self._finish(live, common_pb2.FINISH_REASON_STOP)
-        elif live.outbox.full_since is not None:
-            self._full[live] = None
 
     def _attempt_failed(self, live: LiveRequest, reason: str, why: str, pause_s: float = 0.0) -> None:
         """Back to its former place in the queue, or to its client when it has failed too often.
@@ -331,7 +328,7 @@ class Dispatcher:
         if live.ended:
             return
         try:
-            live.flush(self._awake())
+            live.flush()
         except Exception as error:  # A bug with one request's text must not leave it without an end.
             self._fail(live, from_exception(error))
             return
@@ -369,24 +366,14 @@ class Dispatcher:
                 logger.exception("a sweep failed; the next one tries again")
 
     def sweep(self) -> None:
-        """Ends requests that waited too long for an executor, and those of clients that do not read."""
+        """Ends requests that waited too long for an executor, and looks after what comes with time."""
         now, awake = self._clock(), self._awake()
-        self._end_slow_clients(awake)
         self.queue.age(now)
         self._reaper.sweep(awake)
         self._trials.tend()
         self._planner.tend()
         self._metrics.oldest_waits(self._waits.longest(now))
         self._planner.wake()
-
-    def _end_slow_clients(self, now: float) -> None:
-        for live in list(self._full):
-            full_since = live.outbox.full_since
-            if live.ended or full_since is None:
-                del self._full[live]
-            elif now - full_since >= self._settings.slow_client_timeout_s:
-                self._fail(live, SlowClient("the client reads too slowly"))
-                live.hang_up()
 
     def check(self) -> None:
         """Raises AssertionError when a request is in two places, in none, or left behind."""

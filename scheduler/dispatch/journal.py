@@ -1,6 +1,7 @@
 """Tells metrics and logs of every turn in a request's life."""
 
 import logging
+from collections.abc import Mapping
 
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.fleet.residency import BASE, Tier
@@ -32,13 +33,17 @@ class Journal:
         elif live.last_token_at is not None:
             self._metrics.resumptions.inc()
 
-    def generated(self, live: LiveRequest, tokens: int, now: float) -> None:
+    def generated(self, live: LiveRequest, now: float) -> None:
         """`live.last_token_at` is that of the tokens before these."""
         if live.last_token_at is None:
             self._metrics.first_token_seconds.observe(now - live.accepted_at)
         else:
             self._metrics.inter_token_seconds.observe(now - live.last_token_at)
-        self._metrics.generated(live.waiting.tenant, live.admitted.adapter, tokens)
+
+    def step(self, tokens: Mapping[tuple[str, str], int]) -> None:
+        """What a step of an executor made, by tenant and adapter."""
+        for (tenant, adapter), count in tokens.items():
+            self._metrics.generated(tenant, adapter, count)
 
     def attempt_failed(self, live: LiveRequest, reason: str, why: str) -> None:
         self._metrics.attempt_failed(reason)

@@ -17,8 +17,6 @@ class DispatcherSettings:
     reserve_seats: int = 0  # Of an executor, for tenants with nothing running there.
     weights: Mapping[str, float] = field(default_factory=dict)  # Of tenants; 1 where none is given.
     queue_timeout_s: float = 30.0
-    slow_client_timeout_s: float = 10.0
-    max_outbox_tokens: int = 512
     max_attempts: int = 3
     retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
     sweep_interval_s: float = 0.25

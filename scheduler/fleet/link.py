@@ -5,7 +5,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
@@ -29,7 +29,8 @@ LAST_CHANCE_S = 0.25
 class Listener(Protocol):
     """Told what executors say, on the event loop. Must not block and must not raise."""
 
-    def on_tokens(self, address: str, tokens: Tokens) -> None: ...
+    def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
+        """All tokens of one step."""
 
     def on_finished(self, finished: executor_pb2.Finished) -> None: ...
 
@@ -258,8 +259,7 @@ class ExecutorLink:
     def _handle(self, event: executor_pb2.ExecutorEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "step":
-            for tokens in tokens_of(event.step):
-                self._listener.on_tokens(self.state.address, tokens)
+            self._listener.on_tokens(self.state.address, tokens_of(event.step))
             for finished in event.step.finished:
                 self._finished(finished)
         elif kind == "finished":

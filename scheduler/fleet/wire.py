@@ -1,16 +1,14 @@
 """Turns executors' messages into dataclasses, and back."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2
 from scheduler.fleet.residency import Copy, Tier
 from scheduler.fleet.state import ExecutorState, Limits, Report
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """What one step made for one dispatch. `prompt_logprobs` come once, with the first token."""
 
     dispatch_id: str
@@ -20,22 +18,24 @@ class Tokens:
     prompt_logprobs: tuple[common_pb2.PositionLogprobs, ...] = ()
 
 
-def tokens_of(step: executor_pb2.StepTokens) -> Iterator[Tokens]:
+def tokens_of(step: executor_pb2.StepTokens) -> list[Tokens]:
     """Takes a step's parallel arrays apart; ValueError when their lengths disagree."""
     logprobs = {entry.dispatch_id: entry for entry in step.logprobs}
     token_ids = tuple(step.token_ids)  # one look at the message, not one for each dispatch
     if sum(step.token_counts) != len(token_ids):
         raise ValueError(f"step {step.step}: token_counts do not add up to the number of token_ids")
-    end = 0
+    made, end = list[Tokens](), 0
     for dispatch_id, first, count in zip(
         step.dispatch_ids, step.first_output_index, step.token_counts, strict=True
     ):
         start, end = end, end + count
+        tokens = Tokens(dispatch_id, first, token_ids[start:end])
         if entry := logprobs.get(dispatch_id):
-            scores = tuple(entry.positions), tuple(entry.prompt_positions)
-            yield Tokens(dispatch_id, first, token_ids[start:end], *scores)
-        else:
-            yield Tokens(dispatch_id, first, token_ids[start:end])
+            tokens = tokens._replace(
+                logprobs=tuple(entry.positions), prompt_logprobs=tuple(entry.prompt_positions)
+            )
+        made.append(tokens)
+    return made
 
 
 def limits_of(hello: executor_pb2.Hello) -> Limits:

@@ -3,7 +3,7 @@
 import codecs
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.text.tokenizer import Tokenizer
 
@@ -13,8 +13,7 @@ PROMPT_TAIL = 8
 Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """Tokens that go to the client now, and all the text they complete. Nothing follows once `stopped`."""
 
     token_ids: tuple[int, ...]
@@ -70,6 +69,10 @@ class TextStream:
         """What can leave after these tokens; None when that is nothing. After a stop nothing is taken in."""
         if self._stopped:
             return TextDelta((), "", stopped=True)
+        if token_ids and not (self._token_ids or self._stops or self._utf8.getstate()[0]):
+            text = _whole(b"".join(map(self._piece, token_ids)))
+            if text is not None:
+                return self._pass(token_ids, text)
         for token_id in token_ids:
             match_start = self._feed(token_id)
             if match_start is not None:
@@ -84,6 +87,12 @@ class TextStream:
         end = self._chars_before + len(self._text)
         self._borders.append((self._tokens_before + len(self._token_ids), end))
         return self._take(end)
+
+    def _pass(self, token_ids: Sequence[int], text: str) -> TextDelta:
+        """Lets tokens go with their text though nothing was taken in: nothing of it may have to be held."""
+        self._tokens_before += len(token_ids)
+        self._chars_before += len(text)
+        return TextDelta(tuple(token_ids), text, stopped=False)
 
     def _resume(self, token_ids: Sequence[int]) -> None:
         """All at once: a hundred thousand of them, one by one, would stop every other stream for seconds."""
@@ -129,6 +138,14 @@ class TextStream:
         return delta
 
 
+def _whole(piece: bytes) -> str | None:
+    """The text of bytes that are whole characters; None of others."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def _last_bytes(tokenizer: Tokenizer, token_ids: Sequence[int]) -> bytes:
     """The end of a prompt's text, in which the character lies that it may leave unfinished."""
     tail = b""
@@ -146,6 +163,10 @@ class _StopMatcher:
         self._stops = tuple(stop_sequences)
         self._fallbacks = tuple(_fallbacks(stop) for stop in self._stops)
         self._matched = [0] * len(self._stops)
+
+    def __bool__(self) -> bool:
+        """Whether there are any sequences to find."""
+        return bool(self._stops)
 
     @property
     def held(self) -> int:

@@ -14,6 +14,7 @@ from executor.events import EngineInfo, Status
 from executor.metrics import Metrics as ExecutorMetrics
 from executor.metrics import Snapshot, StateCollector
 from scheduler.fleet.state import Phase
+from scheduler.loop_histogram import LoopHistogram
 from scheduler.metrics import Metrics as SchedulerMetrics
 
 FOLDER = Path(__file__).parents[2] / "deploy/monitoring"
@@ -32,6 +33,9 @@ def exported() -> Mapping[str, set[str]]:
                 for family in instrument.describe():
                     for suffix in SUFFIXES[family.type]:
                         found[family.name + suffix] = set(instrument._labelnames)
+            elif isinstance(instrument, LoopHistogram):
+                for family in instrument.collect():
+                    found |= {family.name + suffix: set() for suffix in SUFFIXES["histogram"]}
     info = EngineInfo("m", "float32", "f", 64, 8, (), 4, 8, 16, 16)
     for family in StateCollector(lambda: Snapshot(info, Status(), ()), lambda: 0.0).collect():
         found[family.name] = set()

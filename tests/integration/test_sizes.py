@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,8 @@ class Heard:
         self.rejected: dict[str, executor_pb2.Rejected] = {}
         self.lost: list[str] = []
 
-    def on_tokens(self, address: str, tokens: Tokens) -> None:
-        self.tokens.append(tokens)
+    def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
+        self.tokens += step
 
     def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
         self.rejected[rejected.dispatch_id] = rejected

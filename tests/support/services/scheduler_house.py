@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from adapter_store import ModelSpec
 from lorafleet.v1 import (
     common_pb2,
+    executor_pb2,
     fleet_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
@@ -93,3 +94,11 @@ async def fails(call: object) -> tuple[grpc.StatusCode, str, str]:
     info = error_details_pb2.ErrorInfo()
     assert status is not None and status.details[0].Unpack(info)
     return caught.value.code(), info.reason, caught.value.details() or ""
+
+
+def pad(step: executor_pb2.StepTokens, num_bytes: int) -> None:
+    """More log-probabilities than an executor would send."""
+    top = [common_pb2.TokenLogprob(token_id=1 << 30, logprob=-1)]
+    for dispatch_id in step.dispatch_ids:
+        position = step.logprobs.add(dispatch_id=dispatch_id).positions.add()
+        position.top.extend(top * (num_bytes // (top[0].ByteSize() + 2) + 1))

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from lorafleet.v1 import common_pb2, executor_pb2, inference_pb2
 from scheduler.admission.admission import AdmittedRequest, Identity
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.dispatch.live_request import LiveRequest, Piece
+from scheduler.dispatch.live_request import LiveRequest
+from scheduler.dispatch.outbox import Piece
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.fleet.link import LinkSettings
 from scheduler.metrics import Metrics

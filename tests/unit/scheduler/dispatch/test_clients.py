@@ -13,18 +13,16 @@ from scheduler.errors import (
     InternalError,
     NoExecutor,
     QueueFull,
-    SlowClient,
     Superseded,
 )
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.services.fakes import FakeExecutor, ManualClock
+from tests.support.services.fakes import FakeExecutor
 from tests.support.services.scheduling import (
     SETTINGS,
     admitted,
     dispatcher_of,
     expected_tokens,
     read_all,
-    ready,
     running,
     tokens_in,
     until,
@@ -153,31 +151,6 @@ async def test_a_second_call_that_is_not_accepted_ends_nobody(
             dispatcher.submit(admitted("same"), None)
         assert not first.ended
         dispatcher.cancel(first)
-
-
-async def test_a_client_that_does_not_read_is_given_up(fake: FakeExecutor, tokenizer: Tokenizer) -> None:
-    clock = ManualClock()
-    settings = replace(SETTINGS, max_outbox_tokens=10)
-    async with running(dispatcher_of([fake.address], tokenizer, settings, clock=clock)) as dispatcher:
-        await ready(dispatcher)
-        hung_up = asyncio.Event()
-        live = dispatcher.submit(admitted(max_new_tokens=4000), None)
-        live.hang_up = hung_up.set
-        await until(lambda: len(live.progress.output) > 100)
-        clock.advance(settings.slow_client_timeout_s - 1)
-        dispatcher.sweep()
-        assert await live.outbox.get()
-        await until(lambda: live.outbox.full_since is not None)
-        clock.advance(settings.slow_client_timeout_s - 1)
-        dispatcher.sweep()
-        assert not live.ended
-        clock.advance(1)
-        dispatcher.sweep()
-        assert hung_up.is_set()
-        await live.outbox.get()
-        with pytest.raises(SlowClient):
-            await live.outbox.get()
-        await until(lambda: not fake.running)
 
 
 async def test_queue_bounds(dispatcher: Dispatcher, fake: FakeExecutor, tokenizer: Tokenizer) -> None:

@@ -18,7 +18,7 @@ def test_a_step_is_taken_apart() -> None:
         token_ids=[5, 6, 9],
         logprobs=[executor_pb2.DispatchLogprobs(dispatch_id="c", positions=[common_pb2.PositionLogprobs()])],
     )
-    made = list(tokens_of(step))
+    made = tokens_of(step)
     assert [(t.dispatch_id, t.first_index, t.token_ids) for t in made] == [
         ("a", 0, (5, 6)),
         ("b", 7, ()),
@@ -37,7 +37,7 @@ def test_a_step_is_taken_apart() -> None:
 )
 def test_arrays_that_disagree_are_refused(step: executor_pb2.StepTokens) -> None:
     with pytest.raises(ValueError):
-        list(tokens_of(step))
+        tokens_of(step)
 
 
 def test_cold_waits_are_told_on_our_own_clock() -> None:

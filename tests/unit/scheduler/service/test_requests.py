@@ -17,7 +17,7 @@ from lorafleet.v1 import (
 )
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.served_model import MAX_MODEL_LEN
-from tests.support.services.scheduler_house import House, fails, generate, open_house
+from tests.support.services.scheduler_house import House, fails, generate, open_house, pad
 from tests.support.services.scheduling import until
 
 
@@ -174,10 +174,10 @@ async def test_many_quick_cancels_leave_nothing(house: House) -> None:
 async def test_a_client_that_stops_reading_is_cut_off(
     model: Path,
 ) -> None:
-    async with open_house(model, stream_buffer=4, slow_client_timeout=0.2) as house:
+    async with open_house(model, slow_client_timeout=0.2) as house:
         house.fake.step_s = 0.001
 
-        house.fake.edit_step = lambda step: _pad(step, 26_000)  # Fills the connection's window.
+        house.fake.edit_step = lambda step: pad(step, 26_000)  # Fills the connection's window.
         response = inference_pb2.ResponseOptions(logprobs=20)
         stream = house.inference.GenerateStream(generate(max_new_tokens=480, response=response))
         await stream.read()
@@ -190,7 +190,7 @@ async def test_a_client_that_stops_reading_is_cut_off(
 
 async def test_answers_and_events_beyond_what_grpc_takes_by_default(house: House) -> None:
     """From the executor, and to the client, in pieces and whole."""
-    house.fake.edit_step = lambda step: _pad(step, 6_000_000)
+    house.fake.edit_step = lambda step: pad(step, 6_000_000)
     scores = inference_pb2.ResponseOptions(logprobs=20)
     async with AsyncClient(house.scheduler.address) as client:
         answer = await client.generate("The quick", max_new_tokens=2, logprobs=20)
@@ -203,17 +203,9 @@ async def test_answers_and_events_beyond_what_grpc_takes_by_default(house: House
 
 async def test_an_event_beyond_the_limit_fails_its_request_clearly_and_nothing_else(house: House) -> None:
     """It ends the executor's stream, which is opened anew for the next attempt."""
-    house.fake.edit_step = lambda step: _pad(step, 17_000_000)
+    house.fake.edit_step = lambda step: pad(step, 17_000_000)
     code, reason, message = await fails(house.inference.Generate(generate(max_new_tokens=1)))
     assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
     assert "larger than max" in message
     house.fake.edit_step = lambda step: None
     assert (await house.inference.Generate(generate())).usage.completion_tokens == 12
-
-
-def _pad(step: executor_pb2.StepTokens, num_bytes: int) -> None:
-    """More log-probabilities than an executor would send."""
-    top = [common_pb2.TokenLogprob(token_id=1 << 30, logprob=-1)]
-    for dispatch_id in step.dispatch_ids:
-        position = step.logprobs.add(dispatch_id=dispatch_id).positions.add()
-        position.top.extend(top * (num_bytes // (top[0].ByteSize() + 2) + 1))

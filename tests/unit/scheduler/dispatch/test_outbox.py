@@ -1,10 +1,11 @@
 """What a client has not read yet."""
 
+import asyncio
+
 import pytest
 
 from lorafleet.v1 import common_pb2
-from scheduler.dispatch import live_request as requests
-from scheduler.dispatch.live_request import MAX_PIECE_POSITIONS, Outbox, Piece
+from scheduler.dispatch.outbox import MAX_PIECE_POSITIONS, Outbox, Piece
 from scheduler.errors import NoExecutor
 from scheduler.text.text_stream import TextDelta
 
@@ -12,9 +13,9 @@ TOKEN = common_pb2.TokenLogprob(token_id=2**32 - 1, logprob=-1.5)
 POSITION = common_pb2.PositionLogprobs(chosen=TOKEN, top=[TOKEN] * 20)
 
 
-def put(outbox: Outbox, count: int, now: float = 0.0) -> None:
+def put(outbox: Outbox, count: int) -> None:
     for _ in range(count):
-        outbox.put(TextDelta((7,), "ab", stopped=False), [POSITION], now)
+        outbox.put(TextDelta((7,), "ab", stopped=False), [POSITION])
 
 
 async def read(outbox: Outbox) -> list[Piece]:
@@ -25,7 +26,7 @@ async def read(outbox: Outbox) -> list[Piece]:
 
 
 async def test_what_waits_is_one_piece_that_grows() -> None:
-    outbox = Outbox(3, max_tokens=512)
+    outbox = Outbox(3)
     put(outbox, 5)
     piece = await outbox.get()
     assert piece is not None
@@ -40,7 +41,7 @@ async def test_what_waits_is_one_piece_that_grows() -> None:
 @pytest.mark.parametrize("prompt", [0, 100, MAX_PIECE_POSITIONS, 3 * MAX_PIECE_POSITIONS])
 async def test_pieces_stay_small_whatever_waits(prompt: int) -> None:
     """A client that reads nothing for 10,000 tokens still gets messages far below the limit."""
-    outbox = Outbox(0, max_tokens=10**9)
+    outbox = Outbox(0)
     outbox.put_prompt_logprobs([POSITION] * prompt)
     put(outbox, 10_000)
     outbox.finish(common_pb2.FINISH_REASON_LENGTH)
@@ -57,19 +58,43 @@ async def test_pieces_stay_small_whatever_waits(prompt: int) -> None:
 
 
 async def test_a_failure_comes_after_what_was_made_before_it() -> None:
-    outbox = Outbox(0, max_tokens=512)
-    put(outbox, requests.MAX_PIECE_POSITIONS + 1)
+    outbox = Outbox(0)
+    put(outbox, MAX_PIECE_POSITIONS + 1)
     outbox.fail(NoExecutor("gone"))
     assert [len(piece.token_ids) for piece in [await outbox.get(), await outbox.get()] if piece] == [4096, 1]
     with pytest.raises(NoExecutor):
         await outbox.get()
 
 
-async def test_it_is_full_until_a_piece_is_read() -> None:
-    outbox = Outbox(0, max_tokens=10)
-    put(outbox, 9, now=1.0)
-    assert outbox.full_since is None
-    put(outbox, 2, now=2.0)
-    assert outbox.full_since == 2.0
-    await outbox.get()
-    assert outbox.full_since is None
+async def test_a_pause_gathers_what_comes_meanwhile() -> None:
+    outbox = Outbox(0)
+    put(outbox, 1)
+    assert await outbox.get()
+    outbox.pause(0.02)
+    reading = asyncio.create_task(outbox.get())
+    put(outbox, 1)
+    await asyncio.sleep(0)
+    put(outbox, 2)
+    await asyncio.sleep(0)
+    assert not reading.done()
+    piece = await reading
+    assert piece is not None and piece.token_ids == [7] * 3
+
+
+@pytest.mark.parametrize("begin", ["before", "during"])
+async def test_the_end_of_an_answer_ends_a_pause(begin: str) -> None:
+    """An hour's; and none begins when the end is there."""
+    for error in (None, NoExecutor("gone")):
+        outbox = Outbox(0)
+        put(outbox, 1)
+        if begin == "during":
+            outbox.pause(3600)
+        outbox.fail(error) if error else outbox.finish(common_pb2.FINISH_REASON_STOP)
+        outbox.pause(3600)
+        piece = await outbox.get()
+        assert piece is not None and piece.token_ids == [7]
+        if error:
+            with pytest.raises(NoExecutor):
+                await outbox.get()
+        else:
+            assert piece.finish and await outbox.get() is None

@@ -1,0 +1,128 @@
+"""Writes answers to their clients as they grow, and gives up clients that do not read."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from lorafleet.v1 import inference_pb2
+from scheduler.dispatch.live_request import LiveRequest
+from scheduler.dispatch.outbox import Piece
+from scheduler.errors import SlowClient
+from scheduler.metrics import Metrics
+from scheduler.pace import Pace
+
+ACCEPTED = (("lorafleet-accepted", "true"),)
+WRITING = "stream writer"  # Name of each one's task.
+LOOKS = 4
+
+
+class StreamWriter:
+    """`slow_client_timeout_s` counts from the first write that the client's transport does not take."""
+
+    def __init__(self, pace: Pace, slow_client_timeout_s: float, metrics: Metrics) -> None:
+        self._pace = pace
+        self._look_s = slow_client_timeout_s / LOOKS
+        self._chunk_tokens = metrics.chunk_tokens
+
+    async def write(self, context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
+        """All of an answer. Raises what the request failed with, and SlowClient."""
+        watch = _Watch(self._look_s)
+        writing = asyncio.create_task(self._write_all(context, live, watch), name=WRITING)
+        watch.begin(writing.cancel)
+        try:
+            await writing
+        except asyncio.CancelledError:
+            if watch.gave_up:
+                raise live.outbox.error or SlowClient("the client reads too slowly") from None
+            raise
+        finally:
+            watch.end()
+
+    async def _write_all(self, context: grpc.aio.ServicerContext, live: LiveRequest, watch: "_Watch") -> None:
+        """Waits while the client does not read.
+
+        In a task of its own, which can be cancelled when the client is given up. In `yield`, or in the
+        handler, gRPC would wait where only the death of the whole handler could reach, and that ends the call
+        without a status.
+
+        That the request is accepted is told at once: should this server die before the first token, a client
+        knows that it has to ask again for what is owed to it.
+        """
+        await context.send_initial_metadata(ACCEPTED)
+        outbox, first = live.outbox, True
+        while piece := await outbox.get():
+            watch.blocked = True
+            await context.write(_chunk(live, piece, first))
+            watch.blocked = False
+            watch.writes += 1
+            first = False
+            self._chunk_tokens.observe(len(piece.token_ids))
+            if self._pace.pause_s:
+                outbox.pause(self._pace.pause_s)
+
+
+class _Watch:
+    """Gives a write up that is still under way at one look after the other, `LOOKS` and one of them.
+
+    Looks are counted, not time: when this process itself did not run for a while, that is one look. And it
+    costs a write no timer of its own.
+    """
+
+    def __init__(self, look_s: float) -> None:
+        self.blocked = False
+        self.writes = 0  # That are done.
+        self.gave_up = False
+        self._look_s = look_s
+        self._seen = -1  # Number of the write that was under way at the last look.
+        self._looks = 0  # At which it was, the first left out.
+        self._cancel: Callable[[], object]
+        self._timer: asyncio.TimerHandle
+
+    def begin(self, cancel: Callable[[], object]) -> None:
+        self._cancel = cancel
+        self._set()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _set(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+    def _look(self) -> None:
+        still = self.blocked and self.writes == self._seen
+        self._looks = self._looks + 1 if still else 0
+        self._seen = self.writes if self.blocked else -1
+        if self._looks == LOOKS:
+            self.gave_up = True
+            self._cancel()
+        else:
+            self._set()
+
+
+def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:
+    chunk = inference_pb2.GenerateChunk(
+        output_index=piece.output_index,
+        token_ids=piece.token_ids,
+        text=piece.text,
+        finish_reason=piece.finish,
+    )
+    if piece.logprobs or piece.prompt_logprobs:
+        chunk.logprobs.extend(piece.logprobs)
+        chunk.prompt_logprobs.extend(piece.prompt_logprobs)
+    if first:
+        chunk.request_id = live.admitted.request_id
+        chunk.adapter_digest = live.admitted.digest
+        chunk.seed = live.admitted.sampling.seed
+        chunk.text = live.admitted.echo_text + chunk.text
+    if piece.finish:
+        chunk.usage.CopyFrom(usage(live))
+    return chunk
+
+
+def usage(live: LiveRequest) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=len(live.admitted.prompt_token_ids),
+        cached_prompt_tokens=live.cached_prompt_tokens,
+        completion_tokens=live.completion_tokens,
+    )
