@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import cast
 
 from adapter_store import AdapterStoreError
 from lorafleet.garbage import QuietCollector
@@ -30,11 +32,21 @@ def main() -> int:
         config = load(sys.argv[1:], os.environ)
         set_up(config.log_format, config.log_level)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        asyncio.run(_serve(config))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config))
     except (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidTokenFile, CannotListen) as error:
         sys.stderr.write(f"scheduler: {error}\n")
         return CANNOT_START
     return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed: it needs less for each turn. None is asyncio's own."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    return cast(Callable[[], asyncio.AbstractEventLoop], new_event_loop)
 
 
 async def _serve(config: Config) -> None:
@@ -45,6 +57,7 @@ async def _serve(config: Config) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number)
     scheduler = Scheduler(config)
     await scheduler.start()
+    logger.info("event loop: %s", type(loop).__module__.partition(".")[0])
     collecting = asyncio.create_task(_collect_when_idle(scheduler))
     await signals.get()
     drained = asyncio.create_task(scheduler.drain())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -22,10 +23,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("served")) / "base")
 
 
-async def start(*flags: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
+async def start(*flags: str, **environment: str) -> asyncio.subprocess.Process:
+    pipe, environ = asyncio.subprocess.PIPE, {**os.environ, **environment}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "scheduler", *flags, stdout=pipe, stderr=pipe, limit=1 << 20
+        sys.executable, "-m", "scheduler", *flags, stdout=pipe, stderr=pipe, limit=1 << 20, env=environ
     )
 
 
@@ -48,16 +49,27 @@ async def test_what_keeps_it_from_starting_is_one_line(model: Path, tmp_path: Pa
     assert (status, errors) == (2, f"scheduler: cannot listen on {address}: Address already in use\n")
 
 
-async def test_sigterm_drains_and_exits_with_0(model: Path, tmp_path: Path) -> None:
-    """A rollout cuts no request that runs."""
+@pytest.mark.parametrize("event_loop", ["asyncio", "uvloop"])
+async def test_sigterm_drains_and_exits_with_0(model: Path, tmp_path: Path, event_loop: str) -> None:
+    """A rollout cuts no request that runs, on either event loop."""
+    hidden = tmp_path / "hidden"
+    if event_loop == "uvloop":
+        pytest.importorskip("uvloop")
+    else:
+        hidden.mkdir()
+        (hidden / "uvloop.py").write_text("raise ImportError\n")
     fake = FakeExecutor(ModelSpec.from_folder(model).fingerprint, step_s=0.02)
     await fake.start()
     flags = ["--model", str(model), "--store", str(tmp_path / "store"), "--executor", fake.address]
-    process = await start(*flags, "--listen", "127.0.0.1:0", "--metrics-port", "-1", "--log-format", "json")
+    flags += ["--listen", "127.0.0.1:0", "--metrics-port", "-1", "--log-format", "json"]
+    process = await start(*flags, PYTHONPATH=os.pathsep.join([str(hidden), *sys.path]))
     assert process.stderr is not None
     async with asyncio.timeout(60):
         while "address" not in (entry := json.loads(await process.stderr.readline())):
             pass
+        while not (message := json.loads(await process.stderr.readline())["message"]).startswith("event"):
+            pass
+    assert message == f"event loop: {event_loop}"
     async with grpc.aio.insecure_channel(entry["address"]) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         request = inference_pb2.GenerateRequest(text="a", stopping=common_pb2.Stopping(max_new_tokens=40))
