@@ -3,9 +3,9 @@
 import gc
 
 # A full collection stops every thread for as long as it takes to look through all that is there. Of itself
-# Python begins one after 10 collections of the middle generation, each of which leaves 7,700 objects at most.
-# A service that is never idle has one after so many: 770,000 objects, 100 MB if all of them are garbage.
-_MIDDLE_COLLECTIONS = 100
+# Python begins one after 77,000 new objects. A service that is never idle has one after so many: 100 MB, if all
+# of them are garbage.
+MOST_NEW_OBJECTS = 770_000
 
 
 class QuietCollector:
@@ -24,7 +24,7 @@ class QuietCollector:
         # Python also waits for a quarter of what the last full collection found: now that is next to nothing.
         gc.collect()
         young, middle, _ = self._thresholds
-        gc.set_threshold(young, middle, _MIDDLE_COLLECTIONS)
+        gc.set_threshold(young, middle, max(1, MOST_NEW_OBJECTS // (young * (middle + 1))))
 
     def idle(self) -> None:
         """Nobody waits for this process: a full collection, if much has come since the last one."""

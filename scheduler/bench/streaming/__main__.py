@@ -2,25 +2,19 @@
 
 import argparse
 import asyncio
-import contextlib
+import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from adapter_store import ModelSpec
-from lorafleet.ports import free_port
 from scheduler.bench.streaming.pace import Record
 from scheduler.bench.streaming.reader import Seen, read
-from scheduler.bench.streaming.servers import HOST, Load, bare, executors
+from scheduler.bench.streaming.servers import Load, bare, executors, scheduler
 
 
 def main() -> None:
@@ -49,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
     """A row. Latencies are from an executor's step to the client's read, in milliseconds; times of a core, in
     microseconds."""
+    interval = ["--stream-interval-ms", str(interval_ms)] if interval_ms else []
     spec = ModelSpec.from_folder(model)
     tokens, fingerprint = spec.max_model_len - 8, spec.fingerprint
     with bare(load) as (address, pid, finish):
@@ -56,7 +51,7 @@ def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
         bare_added = _latencies(bare_seen, finish())
     with (
         executors(fingerprint, load) as (addresses, finish),
-        _scheduler(model, addresses, load, interval_ms) as (address, pid),
+        scheduler(model, addresses, load.streams, *interval) as (address, pid),
     ):
         seen = _client(address, pid, load, tokens)
         added = _latencies(seen, finish())
@@ -65,6 +60,7 @@ def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
         "streams": load.streams,
         "executors": load.executors,
         "interval_ms": interval_ms,
+        "uvloop": importlib.util.find_spec("uvloop") is not None,
         "asked_tokens_s": load.asked,
         "tokens_s": round(count / seen.window_s),
         "tokens_per_chunk": round(count / max(1, len(seen.chunks)), 2),
@@ -91,29 +87,6 @@ def _latencies(seen: Seen, record: Record) -> tuple[float, float]:
     if not each:
         return -1.0, -1.0
     return round(each[len(each) // 2] * 1e3, 1), round(each[len(each) * 99 // 100] * 1e3, 1)
-
-
-@contextlib.contextmanager
-def _scheduler(model: Path, addresses: list[str], load: Load, interval_ms: int) -> Iterator[tuple[str, int]]:
-    """Address and process id of one that knows the executors and takes all streams."""
-    with contextlib.ExitStack() as stack:
-        address = f"{HOST}:{free_port(stack, HOST)}"
-        store = stack.enter_context(tempfile.TemporaryDirectory(prefix="lorafleet-bench-"))
-        flags = ["--model", str(model), "--store", store, "--listen", address, "--metrics-port", "-1"]
-        flags += [word for executor in addresses for word in ("--executor", executor)]
-        flags += ["--max-queued", str(load.streams), "--max-queued-per-tenant", str(load.streams)]
-        if interval_ms:
-            flags += ["--stream-interval-ms", str(interval_ms)]
-        command = [sys.executable, "-m", "scheduler", *flags, "--log-level", "error"]
-        process = subprocess.Popen(command)
-        try:
-            with grpc.insecure_channel(address) as channel:
-                grpc.channel_ready_future(channel).result(timeout=60)
-            time.sleep(1.0)  # executors are known and have reported
-            yield address, process.pid
-        finally:
-            process.kill()
-            process.wait()
 
 
 def _client(address: str, pid: int, load: Load, tokens: int) -> Seen:

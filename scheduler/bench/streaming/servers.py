@@ -1,11 +1,16 @@
-"""The processes around a measurement: the executors, all in one, and the bare server."""
+"""The processes of a measurement: scheduler, executors (all in one), and the bare server."""
 
 import asyncio
 import contextlib
 import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -55,6 +60,28 @@ def bare(load: Load) -> Iterator[tuple[str, int, Finish]]:
         port = free_port(stack, HOST)
         with _child(_serve_bare, port, load) as (pid, finish):
             yield f"{HOST}:{port}", pid, finish
+
+
+@contextlib.contextmanager
+def scheduler(model: Path, addresses: list[str], max_queued: int, *flags: str) -> Iterator[tuple[str, int]]:
+    """Address and process id of one that knows executors at these addresses."""
+    with contextlib.ExitStack() as stack:
+        address = f"{HOST}:{free_port(stack, HOST)}"
+        store = stack.enter_context(tempfile.TemporaryDirectory(prefix="lorafleet-bench-"))
+        command = [sys.executable, "-m", "scheduler", "--log-level", "error", *flags]
+        command += ["--model", str(model), "--store", store, "--listen", address]
+        command += [word for executor in addresses for word in ("--executor", executor)]
+        command += ["--max-queued", str(max_queued), "--max-queued-per-tenant", str(max_queued)]
+        command += [] if "--metrics-port" in flags else ["--metrics-port", "-1"]
+        process = subprocess.Popen(command)
+        try:
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
+            time.sleep(1.0)  # executors are known and have reported
+            yield address, process.pid
+        finally:
+            process.kill()
+            process.wait()
 
 
 Serve = Callable[..., Coroutine[Any, Any, None]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store import DiskStore
+from lorafleet import garbage
 from lorafleet.garbage import QuietCollector
 from tests.support.engines.driver import PROMPTS, Driver, greedy
 from tests.support.engines.executor_app import connected, dispatch, running
@@ -63,7 +64,10 @@ class Cycle:
         Cycle.alive -= 1
 
 
-def test_what_is_lost_in_cycles_is_bounded_where_no_moment_is_idle(full_collections: list[int]) -> None:
+def test_what_is_lost_in_cycles_is_bounded_where_no_moment_is_idle(
+    full_collections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage, "MOST_NEW_OBJECTS", 60_000)
     collector = QuietCollector()
     collector.start()
     try:

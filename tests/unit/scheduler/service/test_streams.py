@@ -1,6 +1,8 @@
 """Streams whose clients are deaf or slow, and chunks that gather tokens."""
 
 import asyncio
+import gc
+from collections import Counter
 from pathlib import Path
 
 import grpc
@@ -9,10 +11,16 @@ import pytest
 from lorafleet.calls import CHANNEL_OPTIONS
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.stream_writer import WRITING
-from tests.support.services.scheduler_house import generate, open_house, pad, read
+from tests.support.services.scheduler_house import House, generate, open_house, pad, read
 from tests.support.services.scheduling import until
 
 DEAF = 50
+
+
+def objects() -> Counter[str]:
+    """How many there are of each type."""
+    gc.collect()
+    return Counter(type(each).__qualname__ for each in gc.get_objects())
 
 
 def writers() -> list[asyncio.Task[object]]:
@@ -39,3 +47,30 @@ async def test_deaf_clients_are_cut_off_on_time(model: Path, max_new_tokens: int
                     await read(call)
                 assert caught.value.code() is grpc.StatusCode.CANCELLED
                 assert "reads too slowly" in (caught.value.details() or "")
+
+
+async def test_requests_that_were_cancelled_while_they_waited_leave_no_object(house: House) -> None:
+    """`make leavers` looks at the memory of 50,000 of them, and of clients that leave in other ways."""
+    house.fake.frozen = True
+
+    async def cancel_some(count: int) -> None:
+        calls = [house.inference.GenerateStream(generate()) for _ in range(count)]
+        await asyncio.gather(*(call.initial_metadata() for call in calls))
+        for call in calls:
+            call.cancel()
+        await until(lambda: not house.scheduler.dispatcher.num_live and not writers())
+        del house.fake.dispatches[:], house.fake.commands[:], house.fake.cancelled[:]
+
+    await cancel_some(200)
+    before = objects()
+    await cancel_some(200)
+    await until(lambda: max((objects() - before).values(), default=0) < 200)  # not one each
+
+
+async def test_chunks_gather_the_tokens_of_an_interval(model: Path) -> None:
+    """The first token and the end are not among those that wait."""
+    async with open_house(model, stream_interval_ms=100) as house:
+        chunks = await read(house.inference.GenerateStream(generate(max_new_tokens=60)))
+        tokens = [len(chunk.token_ids) for chunk in chunks]
+        assert sum(tokens) == 60 and tokens[0] == 1 and chunks[-1].finish_reason
+        assert max(tokens) > 5
