@@ -3,8 +3,8 @@
 import gc
 
 # A full collection stops every thread for as long as it takes to look through all that is there. Of itself
-# Python begins one after 77,000 new objects. A service that is never idle has one after so many: 100 MB, if all
-# of them are garbage.
+# Python begins one after 77,000 new objects. A service that is never idle has one after so many: 100 MB, if
+# all of them are garbage.
 MOST_NEW_OBJECTS = 770_000
 
 

@@ -41,6 +41,7 @@ class Reaper:
 
     def sweep(self, now: float) -> None:
         """A few times a second: ends what has waited for too long while nobody was ready for it."""
+        self._queue.follow(self._fleet.index.lengths)
         unserved = [needs for needs in self._queue.all_needs() if not self._is_served(needs)]
         self._unserved = {needs: self._unserved.get(needs, now) for needs in unserved}
         self._look_at = {needs: self._look_at.get(needs, now + self._timeout_s) for needs in unserved}
@@ -73,6 +74,7 @@ class Reaper:
 
     def _reap(self, now: float) -> None:
         self._scheduled = False
+        self._queue.follow(self._fleet.index.lengths)  # What is longer than any of them is hopeless.
         ending = [(live, self.why_never(live)) for needs in self._hopeless() for live in self._waiting(needs)]
         for needs, at in self._look_at.items():
             if now >= at:

@@ -52,6 +52,15 @@ async def test_requests_that_come_together_go_out_together(
     assert len(sizes) <= 4
 
 
+async def test_what_comes_before_the_first_executor_waits_for_it(
+    tokenizer: Tokenizer, fake: FakeExecutor
+) -> None:
+    """What executors take at most is not known then."""
+    async with running(dispatcher_of([fake.address], tokenizer, SETTINGS)) as dispatcher:
+        request = admitted(max_new_tokens=5)
+        assert tokens_in(await read_all(dispatcher.submit(request, None))) == expected_tokens(request)
+
+
 async def test_a_plan_that_sends_nothing_holds_nothing_up(tokenizer: Tokenizer, fake: FakeExecutor) -> None:
     """Reports of room wake the planner all the time; only after a batch it pauses."""
     settings = replace(SETTINGS, plan_pause_s=3600.0)
