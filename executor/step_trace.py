@@ -123,8 +123,9 @@ class _HostTimes:
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._others: defaultdict[str, float] = defaultdict(float)
         self._last = time.monotonic()
-        self._used = _used()
         self._collects_since = self._last
+        self._gc_ms = 0.0  # since the start, told by any thread
+        self._used = self._use()
         gc.callbacks.append(self._on_collection)
 
     def lap(self, part: str) -> float:
@@ -135,7 +136,7 @@ class _HostTimes:
 
     def give(self, step: TracedStep) -> None:
         """All that is summed up is the step's."""
-        used = _used()
+        used = self._use()
         for name, value in used.items():
             self._others[name] += value - self._used[name]
         self._used = used
@@ -163,17 +164,17 @@ class _HostTimes:
         if phase == "start":
             self._collects_since = time.monotonic()
         else:
-            self._others["gc_ms"] += 1e3 * (time.monotonic() - self._collects_since)
+            self._gc_ms += 1e3 * (time.monotonic() - self._collects_since)
 
-
-def _used() -> dict[str, float]:
-    """Of this thread: its CPU time, page faults, and how often it lost its core to somebody else."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return {
-        "cpu_ms": 1e3 * time.thread_time(),
-        "faults": usage.ru_minflt + usage.ru_majflt,
-        "switches": usage.ru_nivcsw,
-    }
+    def _use(self) -> dict[str, float]:
+        """Of this thread: its CPU time, page faults, and how often it lost its core to somebody else."""
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        return {
+            "cpu_ms": 1e3 * time.thread_time(),
+            "faults": usage.ru_minflt + usage.ru_majflt,
+            "switches": usage.ru_nivcsw,
+            "gc_ms": self._gc_ms,
+        }
 
 
 def _of_plan(plan: StepPlan) -> dict[str, Any]:
@@ -219,12 +220,14 @@ class _Writer:
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._lines: deque[Mapping[str, Any]] = deque()
+        self._takes_more = True
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step-trace", daemon=True)
         self._thread.start()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._lines.append(line)
+        if self._takes_more:
+            self._lines.append(line)
 
     def close(self) -> None:
         """All lines are in the file."""
@@ -239,6 +242,9 @@ class _Writer:
                 self._drain()
         except OSError as error:
             logger.warning("the trace of steps ends here: %s", error)
+        finally:
+            self._takes_more = False
+            self._lines.clear()
 
     def _drain(self) -> None:
         while self._lines:
