@@ -25,26 +25,35 @@ class TextThreads:
         self._pool = pool
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-texts", initializer=_yield_to_others)
         self._waiting = 0
+        self._lock = threading.Lock()  # Of the number.
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """What `work` returns, which must let go of the interpreter while it works natively.
 
-        `size` is that of the text, in characters or tokens. Raises QueueFull while too much is waiting.
+        `size` is that of the text, in characters or tokens. Raises QueueFull while too much is waiting. Who
+        is cancelled while it waits leaves nothing behind; a text that is worked on counts until that is done.
         """
         loop = asyncio.get_running_loop()
         if size < LONG:
             return await loop.run_in_executor(self._pool, work)
         if self._waiting and self._waiting + size > MAX_LONG:
             raise QueueFull("too many long texts are waiting already")
-        self._waiting += size
+        held = [work]
+        future = self._long.submit(lambda: held[0]())
+        self._count(size)
+        future.add_done_callback(lambda _: self._count(-size))
         try:
-            return await loop.run_in_executor(self._long, work)
+            return await asyncio.wrap_future(future)
         finally:
-            self._waiting -= size
+            held.clear()  # The thread comes to what was cancelled only later, and takes its text along.
 
     def close(self) -> None:
         """What is under way is not waited for."""
         self._long.shutdown(wait=False, cancel_futures=True)
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._waiting += size
 
 
 def _yield_to_others() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import random
 import string
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +16,7 @@ from scheduler.errors import QueueFull
 from scheduler.text.long_texts import LONG, MAX_LONG, TextThreads
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.tokenizers import byte_level, write_folder
+from tests.support.services.scheduling import until
 
 # Half a second of work: while it is done, the loop has many turns, or, if it is held up, one or two.
 LETTERS = "".join(random.Random(1).choices(string.ascii_lowercase, k=700_000))
@@ -65,13 +68,61 @@ async def test_a_short_text_passes_long_ones(tokenizer: Tokenizer, texts: TextTh
 
 
 async def test_too_many_long_texts_are_refused_and_a_single_one_never(texts: TextThreads) -> None:
-    first = asyncio.create_task(texts.run(2 * MAX_LONG, lambda: 1))
+    go_on = threading.Event()
+    first = asyncio.create_task(texts.run(2 * MAX_LONG, partial(go_on.wait, 60)))
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull):
-        await texts.run(LONG, lambda: 2)
-    assert await texts.run(LONG - 1, lambda: 3) == 3
-    assert await first == 1
+    try:
+        with pytest.raises(QueueFull):
+            await texts.run(LONG, lambda: 2)
+        assert await texts.run(LONG - 1, lambda: 3) == 3
+    finally:
+        go_on.set()
+    assert await first
     assert await texts.run(LONG, lambda: 4) == 4
+
+
+class Text(str):
+    """One that tells when it is gone."""
+
+
+async def test_a_text_that_is_cancelled_while_it_waits_is_gone(texts: TextThreads) -> None:
+    """At once, though the thread is still at another one; and its place is free."""
+    go_on = threading.Event()
+    first = asyncio.create_task(texts.run(LONG, partial(go_on.wait, 60)))
+    try:
+        for _ in range(3):
+            text = Text("long")
+            gone = weakref.ref(text)
+            second = asyncio.create_task(texts.run(MAX_LONG - LONG, partial(len, text)))
+            del text
+            await asyncio.sleep(0)
+            second.cancel()
+            await asyncio.wait([second])
+            del second
+            assert gone() is None
+    finally:
+        go_on.set()
+    assert await first
+
+
+async def test_a_text_whose_caller_is_gone_counts_while_it_is_worked_on(texts: TextThreads) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(60)
+
+    task = asyncio.create_task(texts.run(MAX_LONG, work))
+    await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    await asyncio.wait([task])
+    try:
+        with pytest.raises(QueueFull):
+            await texts.run(LONG, lambda: 1)
+    finally:
+        go_on.set()
+    await until(lambda: not texts._waiting)
+    assert await texts.run(LONG, lambda: 2) == 2
 
 
 @pytest.mark.parametrize("text", ["a" * 400, "ab cd " * 60, " " * 400, "é" * 400, "<|im_end|>" * 40])
