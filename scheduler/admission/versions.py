@@ -64,8 +64,10 @@ class Versions:
         self._thread.start()
 
     def stop(self) -> None:
-        """A question to the store that is under way is not waited for."""
+        """A question to the store that is under way is not waited for, and who waits here waits no more."""
         self._stopped.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def known(self, ref: Ref, sticky_key: str | None = None, *, resumed: bool = False) -> Version | None:
         """The answer, if it is in memory and certain; never blocks. `resumed` as in resolve. Raises
@@ -196,7 +198,7 @@ class Versions:
 
     def _is_silent(self) -> bool:
         asking_s = 0.0 if self._asking_since is None else self._awake() - self._asking_since
-        return not self._answers or asking_s > self.max_staleness_s
+        return self._stopped.is_set() or not self._answers or asking_s > self.max_staleness_s
 
     def _read(self, ref: Ref, sticky_key: str | None, resumed: bool) -> Version:
         asked_at = self._clock()

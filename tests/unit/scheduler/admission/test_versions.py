@@ -224,6 +224,24 @@ def test_a_pause_of_this_process_is_no_silence_of_the_store(store: Leaving, vers
     versions.stop()
 
 
+def test_who_waits_for_news_when_they_stop_waits_no_more(store: Leaving, version: Version) -> None:
+    """The clock of a process that ends stands still, and its threads are waited for."""
+    clock = ManualClock()
+    versions = Versions(store, 1.0, clock=clock, awake=ManualClock())
+    versions.ask()
+    assert versions.resolve(LATEST) == version
+    clock.advance(55.0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(versions.resolve, LATEST)
+        assert not wait([answer], timeout=0.2).done
+        versions.stop()
+        try:
+            with pytest.raises(StoreUnavailable):
+                answer.result(5)
+        finally:
+            versions.ask()
+
+
 def test_what_leaves_active_is_not_found_by_digest_either(
     versions: Versions, store: Leaving, other: DiskStore, version: Version, newer: Version
 ) -> None:
