@@ -94,7 +94,7 @@ class Outbox:
 
     @property
     def _at_end(self) -> bool:
-        return bool(self.error or self._pieces[-1].finish)
+        return bool(self.error or self._read_all or self._pieces[-1].finish)
 
     def _end_pause(self) -> None:
         if self._pause:

@@ -97,4 +97,6 @@ async def test_the_end_of_an_answer_ends_a_pause(begin: str) -> None:
             with pytest.raises(NoExecutor):
                 await outbox.get()
         else:
+            outbox.pause(3600)
             assert piece.finish and await outbox.get() is None
+        assert outbox._pause is None
