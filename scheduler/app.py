@@ -146,11 +146,14 @@ class Scheduler:
         ]
 
     async def drain(self) -> bool:
-        """Refuses new requests at once and lets accepted ones end. Whether all did within --drain-timeout."""
+        """Refuses new requests at once and lets accepted ones end, and their clients read what they are owed.
+        Whether all did within --drain-timeout."""
         self.dispatcher.draining = True
         await self._set_readiness(False)
         logger.info("draining: %d requests are live", self.dispatcher.num_live)
-        return await self.dispatcher.drain(self.config.drain_timeout)
+        give_up = time.monotonic() + self.config.drain_timeout
+        ended = await self.dispatcher.drain(self.config.drain_timeout)
+        return await self._writer.drain(max(0.0, give_up - time.monotonic())) and ended
 
     async def stop(self) -> None:
         """Ends what is still live with UNAVAILABLE."""

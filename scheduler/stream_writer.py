@@ -24,11 +24,13 @@ class StreamWriter:
         self._pace = pace
         self._look_s = slow_client_timeout_s / LOOKS
         self._chunk_tokens = metrics.chunk_tokens
+        self._writing: set[asyncio.Task[None]] = set()
 
     async def write(self, context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
         """All of an answer. Raises what the request failed with, and SlowClient."""
         watch = _Watch(self._look_s)
         writing = asyncio.create_task(self._write_all(context, live, watch), name=WRITING)
+        self._writing.add(writing)
         watch.begin(writing.cancel)
         try:
             await writing
@@ -38,6 +40,17 @@ class StreamWriter:
             raise
         finally:
             watch.end()
+            self._writing.discard(writing)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits for the streams that there are, some of complete answers. Whether all of them ended in time.
+
+        Who does not read at all is given up meanwhile, as ever.
+        """
+        if self._writing:
+            _, left = await asyncio.wait(self._writing, timeout=timeout_s)
+            return not left
+        return True
 
     async def _write_all(self, context: grpc.aio.ServicerContext, live: LiveRequest, watch: "_Watch") -> None:
         """Waits while the client does not read.

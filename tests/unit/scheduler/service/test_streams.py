@@ -74,3 +74,20 @@ async def test_chunks_gather_the_tokens_of_an_interval(model: Path) -> None:
         tokens = [len(chunk.token_ids) for chunk in chunks]
         assert sum(tokens) == 60 and tokens[0] == 1 and chunks[-1].finish_reason
         assert max(tokens) > 5
+
+
+async def test_a_drain_waits_for_clients_that_have_not_read_all_yet(model: Path) -> None:
+    """Their answers are complete: nothing of the requests lives but what is to be sent."""
+    async with open_house(model) as house:
+        house.fake.edit_step = lambda step: pad(step, 10_000)
+        ask = generate(max_new_tokens=60, response=inference_pb2.ResponseOptions(logprobs=20))
+        async with grpc.aio.insecure_channel(house.scheduler.address, options=CHANNEL_OPTIONS) as channel:
+            call = inference_pb2_grpc.InferenceStub(channel).GenerateStream(ask)
+            await until(lambda: bool(writers()))
+            await until(lambda: not house.scheduler.dispatcher.num_live)
+            drained = asyncio.create_task(house.scheduler.drain())
+            await asyncio.sleep(0.05)
+            assert not drained.done()
+            chunks = await read(call)
+            assert sum(len(chunk.token_ids) for chunk in chunks) == 60
+            assert await drained
