@@ -116,6 +116,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield live
         finally:
             self._dispatcher.cancel(live)
+            live.outbox.close()
 
     async def _accept(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext, one_message: bool

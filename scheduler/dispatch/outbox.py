@@ -77,6 +77,10 @@ class Outbox:
         if not self._at_end:
             self._pause = asyncio.get_running_loop().call_later(seconds, self._end_pause)
 
+    def close(self) -> None:
+        """The reader is gone: nothing waits for the end of a pause."""
+        self._end_pause()
+
     async def get(self) -> Piece | None:
         """The next piece, None after the last; raises what the request failed with, after its tokens."""
         if self._read_all:

@@ -67,6 +67,18 @@ async def test_requests_that_were_cancelled_while_they_waited_leave_no_object(ho
     await until(lambda: max((objects() - before).values(), default=0) < 200)  # not one each
 
 
+async def test_a_stream_that_is_cancelled_in_a_pause_leaves_nothing(model: Path) -> None:
+    """At once, not when the pause would have ended."""
+    async with open_house(model, stream_interval_ms=3_600_000) as house:
+        house.fake.step_s = 0.01
+        call = house.inference.GenerateStream(generate(max_new_tokens=1000))
+        assert (await call.read()).token_ids
+        await until(lambda: objects()["Outbox"] == 1)
+        call.cancel()
+        await until(lambda: not house.scheduler.dispatcher.num_live and not writers())
+        await until(lambda: not objects()["Outbox"])
+
+
 async def test_chunks_gather_the_tokens_of_an_interval(model: Path) -> None:
     """The first token and the end are not among those that wait."""
     async with open_house(model, stream_interval_ms=100) as house:
