@@ -184,16 +184,16 @@ class SlotTable:
             is_there = slot.state is not SlotState.EMPTY
             return is_there, slot.digest in awaited, self._popularity.of(slot.digest), i
 
-        if digest not in self._heads:
+        heads = self._heads.get(digest, 0)
+        missing = heads and heads + sum(slot.heads for slot in self._slots) - self._num_heads
+        if missing <= 0:
             return [min(self._idle, key=worth)] if self._idle else []
-        idle = sorted(self._idle, key=worth)
-        missing = self._heads[digest] + sum(slot.heads for slot in self._slots) - self._num_heads
         givers = []
-        for i in idle if missing > 0 else ():
-            if missing > 0 and self._slots[i].heads:
+        for i in sorted((i for i in self._idle if self._slots[i].heads), key=worth):
+            if missing > 0:
                 givers.append(i)
                 missing -= self._slots[i].heads
-        return [] if missing > 0 else givers or idle[:1]
+        return [] if missing > 0 else givers
 
     def _note_idle(self, slot: int) -> None:
         (self._idle.add if self._slots[slot].is_idle else self._idle.discard)(slot)
