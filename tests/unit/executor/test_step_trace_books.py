@@ -13,7 +13,7 @@ class Collecting(dict[str, float]):
     """Garbage is collected whenever something is put in."""
 
     def __setitem__(self, name: str, value: float) -> None:
-        gc.collect()
+        gc.collect(0)
         super().__setitem__(name, value)
 
 
