@@ -34,7 +34,7 @@ class ColdNotice:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a version of ours is in a line."""
+    """Where the version of a lane is in a line."""
 
     position: int
     stream: int  # A new stream knows nothing of it.
@@ -54,7 +54,7 @@ class ColdLines:
         self._index = index
         self._aging_s = aging_s
         self._since: dict[Lane, float] = {}  # The longest first. Left-over lanes go when they come up.
-        self._places: dict[str, _Place] = {}
+        self._places: dict[Lane, _Place] = {}  # For each version one on an executor, for one of its lanes.
         self._own: dict[int, dict[str, float]] = {}  # By executor: since when, of those with a place there.
         self._lines: dict[int, tuple[str, ...]] = {}
         self._told: dict[str, int] = {}  # By version: in whose lines it is.
@@ -68,7 +68,7 @@ class ColdLines:
     @property
     def num_overdue(self) -> int:
         """Versions with a place in a line."""
-        return len(self._places)
+        return len({lane.digest for lane in self._places})
 
     def since(self, lane: Lane) -> float | None:
         """Since when a lane is cold; None when it is not."""
@@ -103,9 +103,15 @@ class ColdLines:
         for lane, since in self._by_turns(self._overdue(now)):
             if not self._index.open & ~self._full:
                 break
-            if lane.digest not in self._places and (home := self._home(lane)) is not None:
-                notices.append(self._give_place(lane.digest, home, since, now))
+            if not self._has_place(lane) and (home := self._home(lane)) is not None:
+                notices.append(self._give_place(lane, home, since, now))
         return notices
+
+    def _has_place(self, lane: Lane) -> bool:
+        """Its own, or that of another lane of the version which it can use, too."""
+        holders = self._index.holders(lane.needs)
+        places = [self._places.get(other) for other in self._queue.lanes(lane.digest)]
+        return any(holders >> place.position & 1 for place in places if place)
 
     def _overdue(self, now: float) -> list[tuple[Lane, float]]:
         found: list[tuple[Lane, float]] = []
@@ -135,37 +141,39 @@ class ColdLines:
     def _home(self, lane: Lane) -> int | None:
         """Where others wait for the same version, else where the line has most room, near a copy."""
         index = self._index
-        able = index.holders(lane.needs) & index.open & ~self._full
+        # Where it runs it is closed, and gets no slot beside its own: it waits for that to end.
+        able = index.holders(lane.needs) & index.open & ~self._full & ~index.claims(lane.digest)
         if not able:
             return None
         told = self._told.get(lane.digest, 0) & able
         best = index.closest(self._rooms.most(told or able), lane.digest)
         return lowest(index.seats.most(best))
 
-    def _give_place(self, digest: str, home: int, since: float, now: float) -> ColdNotice:
+    def _give_place(self, lane: Lane, home: int, since: float, now: float) -> ColdNotice:
         state = self._index.states[home]
-        self._places[digest] = _Place(home, state.streams, since)
-        self._own.setdefault(home, {})[digest] = since
+        self._places[lane] = _Place(home, state.streams, since)
+        self._own.setdefault(home, {})[lane.digest] = since
         self.refresh(home)
-        return ColdNotice(state.address, digest, now - since)
+        return ColdNotice(state.address, lane.digest, now - since)
 
     def _withdraw(self) -> list[ColdNotice]:
+        """Executors repeat what they were told on a stream until it ends, also while they take nothing."""
         notices: list[ColdNotice] = []
-        for digest, place in list(self._places.items()):
+        for lane, place in list(self._places.items()):
             state = self._index.states[place.position]
-            is_known = state.takes_requests and state.streams == place.stream
-            waits = any(self._since.get(lane) == place.since for lane in self._queue.lanes(digest))
-            if is_known and waits:
+            knows = state.streams == place.stream
+            waits = bool(lane.size) and self._since.get(lane) == place.since
+            if knows and waits and state.takes_requests:
                 continue
-            self._take_place(digest, place)
-            if is_known and not state.claims(digest):  # Else the dispatch has told it.
-                notices.append(ColdNotice(state.address, digest, 0.0))
+            self._take_place(lane, place)
+            if knows and not state.claims(lane.digest):  # Else a dispatch came after, which has told it.
+                notices.append(ColdNotice(state.address, lane.digest, 0.0))
         return notices
 
-    def _take_place(self, digest: str, place: _Place) -> None:
-        del self._places[digest]
+    def _take_place(self, lane: Lane, place: _Place) -> None:
+        del self._places[lane]
         own = self._own[place.position]
-        del own[digest]
+        del own[lane.digest]
         if not own:
             del self._own[place.position]
         self.refresh(place.position)
@@ -212,9 +220,9 @@ class ColdLines:
 
     def check(self) -> None:
         """Raises AssertionError when lines and places disagree."""
-        assert {d: p.since for d, p in self._places.items()} == {
-            digest: since for own in self._own.values() for digest, since in own.items()
-        }
+        assert sorted((at.position, lane.digest, at.since) for lane, at in self._places.items()) == sorted(
+            (position, digest, since) for position, own in self._own.items() for digest, since in own.items()
+        )
         for position, victims in self._closed_at.items():
             assert all(self.closed(digest) >> position & 1 for digest in victims)
         assert sum(mask.bit_count() for mask in self._closed.values()) == sum(

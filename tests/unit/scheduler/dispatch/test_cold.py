@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.dispatch.cold import ColdNotice
 from scheduler.dispatch.policy import Placement
 from scheduler.fleet.residency import Copy, Tier
-from scheduler.fleet.state import ExecutorState, Report
-from tests.support.services.planning import Fleet, executor, queue_of, request
+from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
+from tests.support.services.planning import MODULES, Fleet, executor, queue_of, request
 
 HOT = ["A", "B", "C", "D"]
 
@@ -119,11 +121,70 @@ def test_a_place_on_an_executor_that_is_lost_is_given_elsewhere() -> None:
     add(fleet, (1, "cold"))
     fleet.plan(0.0)
     fleet.policy.tend(2.0)
-    state.cordoned = True
+    state.reset()
+    state.phase = Phase.HUNG
     assert fleet.policy.tend(2.3) == []
-    state.cordoned = False
+    state.limits = Limits(1024, 16, MODULES, max_loras=4, max_seats=40)
+    state.phase = Phase.READY
     fleet.plan(2.4)
     assert [notice.digest for notice in fleet.policy.tend(2.5)] == ["cold"]
+
+
+@pytest.mark.parametrize("how", ["cordon", "trial", "drain"])
+def test_an_executor_that_takes_nothing_for_a_while_does_not_go_on_repeating_a_wait(how: str) -> None:
+    """Else every scheduler keeps slots free there, for nobody, when it takes requests again."""
+    fleet, state = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    fleet.policy.tend(2.0)
+    match how:
+        case "cordon":
+            state.cordoned = True
+        case "trial":
+            state.on_trial = True
+        case _:
+            state.phase = Phase.DRAINING
+    assert fleet.policy.tend(2.3) == [ColdNotice("a:1", "cold", 0.0)]
+    assert fleet.policy.tend(2.6) == []
+
+
+def test_a_version_that_still_runs_where_it_is_closed_has_no_place_there() -> None:
+    """Its end would not be told: a dispatch of it is known there since before."""
+    fleet, state = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    fleet.policy.tend(2.0)
+    add(fleet, (2, "A"))
+    assert fleet.numbers(2.1) == []  # A is closed.
+    assert fleet.policy.tend(4.2) == []
+    state.ended("A")
+    fleet.plan(4.3)
+    assert fleet.policy.tend(4.3) == [ColdNotice("a:1", "A", pytest.approx(2.2))]
+
+
+def test_requests_of_one_version_that_need_different_executors_have_places_on_both() -> None:
+    """The one that starts first does not leave its place to the other, which cannot use it."""
+    short, long = executor("a:1", slots=1, length=100), executor("b:1", slots=1, length=200)
+    for state, digest in ((short, "A"), (long, "B")):
+        state.sent(digest, digest)
+        assert state.moved(1, [slot(digest)], [], 0.0)
+        state.reported(Report(free_seats=7, free_slots=0, received=1))
+    queue = queue_of(request(1, "cold", length=50), request(2, "cold", length=150))
+    fleet = Fleet(queue, short, long, aging_s=2.0)
+    assert fleet.numbers(0.0) == []
+    told = fleet.policy.tend(2.0)
+    assert {notice.address for notice in told} == {"a:1", "b:1"}
+    short.ended("A")
+    short.reported(Report(free_seats=8, free_slots=1, received=1))
+    assert fleet.plan(2.1) == [Placement(1, "a:1")]
+    short.ended("1")
+    assert fleet.policy.tend(2.3) in ([], [ColdNotice("a:1", "cold", 0.0)])
+    short.reported(Report(free_seats=8, free_slots=1, received=2))
+    fleet.plan(2.4)
+    assert not fleet.policy.cold.held & 1  # Nobody waits there any more.
+    long.ended("B")
+    long.reported(Report(free_seats=8, free_slots=1, received=1))
+    assert fleet.plan(2.5) == [Placement(2, "b:1")]
 
 
 def test_a_version_that_runs_only_on_a_cordoned_executor_is_cold() -> None:

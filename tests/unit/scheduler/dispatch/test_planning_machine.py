@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.dispatch.queue import Queue, Waiting
 from scheduler.fleet.residency import Copy, Residency, Tier
@@ -14,11 +14,11 @@ from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
 from tests.support.services.planning import MODULES, Fleet, request
 
 RESERVE = 1
-RANKS = {"": 0, "u": 4, "v": 4, "w": 8, "x": 8, "y": 4, "z": 64}
-LIMITS = [
-    Limits(100, 8, MODULES, max_loras=2, max_seats=3),
+RANKS = {"": 0, "u": 4, "v": 4, "w": 8, "x": 8, "y": 4, "z": 64, "p": 4, "q": 4, "r": 8}
+LIMITS = [  # Fewer slots than versions: some wait for one.
+    Limits(100, 8, MODULES, max_loras=1, max_seats=3),
     Limits(100, 4, MODULES, max_loras=1, max_seats=8),
-    Limits(200, 8, MODULES, max_loras=3, max_seats=9),
+    Limits(200, 8, MODULES, max_loras=4, max_seats=12),
 ]
 which = st.integers(0, len(LIMITS) - 1)
 any_of = st.integers(0, 1_000_000)
@@ -30,23 +30,29 @@ class PlanningMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.states = [ExecutorState(f"e:{number}") for number in range(len(LIMITS))]
-        self.fleet = Fleet(Queue(1000, 1000, weights={"a": 2.0}), *self.states, aging_s=2.0, reserve=RESERVE)
+        self.fleet = Fleet(Queue(1000, 1000, weights={"a": 2.0}), *self.states, aging_s=0.5, reserve=RESERVE)
         self.now = 0.0
         self.deltas = [0] * len(LIMITS)
         self.others: list[tuple[tuple[str, float], ...]] = [()] * len(LIMITS)  # Who waits cold elsewhere.
+        self.told: list[dict[str, float]] = [{} for _ in LIMITS]  # As executors remember it: who does here.
         self.running: dict[int, tuple[str, Waiting]] = {}
         self.expected: dict[int, Waiting] = {}
         self.last = 0
 
+    @initialize(pinned=st.booleans())
+    def begin(self, pinned: bool) -> None:
+        """Most runs are too short for versions to wait if they have to wait for a connection first."""
+        for at in range(len(LIMITS)):
+            self.connect(at, pinned)
+
     @rule(
         tenant=st.sampled_from("abc"),
-        digest=st.sampled_from(sorted(RANKS)),
         priority=st.integers(-1, 1),
         length=st.sampled_from([50, 150, 250]),
-        copies=st.integers(1, 4),
+        digests=st.lists(st.sampled_from(sorted(RANKS)), min_size=1, max_size=5),
     )
-    def add(self, tenant: str, digest: str, priority: int, length: int, copies: int) -> None:
-        for _ in range(copies):
+    def add(self, tenant: str, digests: list[str], priority: int, length: int) -> None:
+        for digest in digests:
             self.last += 1
             item = request(
                 self.last,
@@ -95,6 +101,7 @@ class PlanningMachine(RuleBasedStateMachine):
     @rule(at=which)
     def lose(self, at: int) -> None:
         state = self.states[at]
+        self.told[at].clear()
         for key in state.reset():
             _, item = self.running.pop(int(key))
             self.fleet.queue.put_back(item)
@@ -119,7 +126,8 @@ class PlanningMachine(RuleBasedStateMachine):
         self.load(state, at)
         used = len({*state.claimed()})
         seats, slots = state.limits.max_seats - state.num_running, state.limits.max_loras - used
-        state.reported(Report(seats, slots, received=state.num_sent, cold=self.others[at]))
+        cold = (*self.others[at], *((digest, since) for digest, since in self.told[at].items()))
+        state.reported(Report(seats, slots, received=state.num_sent, cold=cold))
 
     def load(self, state: ExecutorState, at: int) -> None:
         """What is claimed is in slots, and others leave where there is no place."""
@@ -136,24 +144,39 @@ class PlanningMachine(RuleBasedStateMachine):
     def cordon(self, at: int, cordoned: bool) -> None:
         self.states[at].cordoned = cordoned
 
-    @rule(at=which, digests=st.lists(st.sampled_from("uvwz"), max_size=2, unique=True))
+    @rule(at=which, on_trial=st.booleans())
+    def try_out(self, at: int, on_trial: bool) -> None:
+        self.states[at].on_trial = on_trial
+
+    @rule(at=which, digests=st.lists(st.sampled_from("uvwz"), max_size=1))
     def hear_of_others(self, at: int, digests: list[str]) -> None:
         self.others[at] = tuple((digest, self.now) for digest in digests)
         self.report(at)
 
-    @rule(seconds=st.floats(0, 3))
+    @rule(seconds=st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0]))
     def tend(self, seconds: float) -> None:
         self.now += seconds
         self.fleet.queue.age(self.now)
         for notice in self.fleet.policy.tend(self.now):
-            assert self.fleet.states[notice.address].takes_requests
+            state = self.fleet.states[notice.address]
+            told = self.told[self.states.index(state)]
+            if notice.waiting_s:
+                assert state.takes_requests
+                told[notice.digest] = self.now - notice.waiting_s
+            else:
+                told.pop(notice.digest, None)
+        for state, told in zip(self.states, self.told, strict=True):  # Slots are left free for them.
+            assert state.takes_requests or not told
+            assert all(map(self.fleet.queue.group_size, told))
 
     @invariant()
     def holds(self) -> None:
         queue = self.fleet.queue
         for placement in self.fleet.plan(self.now):
             assert placement.number not in self.running
-            self.running[placement.number] = (placement.address, self.expected[placement.number])
+            item = self.expected[placement.number]
+            self.running[placement.number] = (placement.address, item)
+            self.told[self.states.index(self.fleet.states[placement.address])].pop(item.digest, None)
         waiting = {item.number: item for item in queue.requests()}
         assert not waiting.keys() & self.running.keys()
         assert waiting.keys() | self.running.keys() == self.expected.keys()
