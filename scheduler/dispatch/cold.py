@@ -3,9 +3,9 @@
 A version is cold while somebody waits for it and no executor that could run it has a claim of it that still
 takes requests. Cold for `aging_s`, it is overdue: it gets a place in the line of one executor, its home, and
 all schedulers are told through that executor. The line is what all of them compute alike: those that wait
-there, the longest first, at most half as many as there are slots. While it is longer than the free slots,
-as many versions as it is long are closed there, those that have been in slots for the longest: they get no
-new requests, so that their slots become free. Free slots belong to the first in the line.
+there, the longest first, at most half as many as there are slots that nobody pinned. While it is longer than
+the free slots, as many versions as it is long are closed there, those that have been in slots for longest:
+they get no new requests, so that their slots become free. Free slots belong to the first in the line.
 
 So who is at place k of a line of at most H starts within ceil(k / H) times the longest remaining answer there
 plus a load: all H that are closed have ended by then.
@@ -163,7 +163,7 @@ class ColdLines:
             state = self._index.states[place.position]
             knows = state.streams == place.stream
             waits = bool(lane.size) and self._since.get(lane) == place.since
-            if knows and waits and state.takes_requests:
+            if knows and waits and state.takes_requests and _limit(state):
                 continue
             self._take_place(lane, place)
             if knows and not state.claims(lane.digest):  # Else a dispatch came after, which has told it.
@@ -184,18 +184,18 @@ class ColdLines:
         """Computes the line of an executor anew, where something changed."""
         state, bit = self._index.states[position], 1 << position
         own = self._own.get(position)
-        limit = max(1, state.limits.max_loras // 2) if state.limits else 0
+        limit = _limit(state)
         line: tuple[str, ...] = ()
         if (own or state.report.cold) and state.takes_requests:
             line = _line(state, own or {}, limit)
         self._rooms.put(position, limit - len(line))
+        self._full = self._full | bit if len(line) == limit else self._full & ~bit
         self.lined = self.lined | bit if line or own else self.lined & ~bit
         if not line and position not in self._lines:
             return
         _swap(self._told, bit, self._lines.pop(position, ()), line)
         if line:
             self._lines[position] = line
-        self._full = self._full | bit if len(line) == limit and line else self._full & ~bit
         was_held = self.held & bit
         self.held = self.held | bit if line and state.free_slots <= len(line) else self.held & ~bit
         if was_held and not self.held & bit:
@@ -229,8 +229,13 @@ class ColdLines:
             len(victims) for victims in self._closed_at.values()
         )
         for position, line in self._lines.items():
-            limits = self._index.states[position].limits
-            assert limits and len(line) <= max(1, limits.max_loras // 2)
+            assert len(line) <= _limit(self._index.states[position])
+
+
+def _limit(state: ExecutorState) -> int:
+    """Places in the line of an executor: for half of its slots, or one; none where all slots are pinned."""
+    slots = state.limits.max_loras - state.residency.num_pinned_in_slots if state.limits else 0
+    return max(1, slots // 2) if slots > 0 else 0
 
 
 def _line(state: ExecutorState, own: dict[str, float], limit: int) -> tuple[str, ...]:

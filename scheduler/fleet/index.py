@@ -35,10 +35,11 @@ class FleetIndex:
         self.lengths: tuple[int, ...] = ()  # What executors take at most, all that were ever told, sorted.
         self.grown = 0  # Since it was last set to 0: they may take somebody whom they could not take before.
         self.changed = 0  # Since it was last set to 0: other room, phase, limits, slots, or who waits cold.
-        self.resized = 0  # Since it was last set to 0: other limits.
+        self.resized = 0  # Since it was last set to 0: other limits, or another number of pinned slots.
         self.told = 0  # They tell of somebody who waits cold.
         self.reclaimed: dict[str, None] = {}  # Versions with other claims, or claims that count otherwise.
         self._reserve = reserve_seats
+        self._pinned = [0] * len(self.states)  # Slots of each.
         self._kept = [0] * len(self.states)  # Seats of each that are not for everybody.
         self._bits = {state.address: 1 << position for position, state in enumerate(self.states)}
         self._claims: dict[str, int] = {}
@@ -148,6 +149,9 @@ class FleetIndex:
             closest = residency.tier(digest)
             for tier, copies in self._copies.items():
                 _mark(copies, digest, bit, tier is closest)
+        if self._pinned[position] != residency.num_pinned_in_slots:
+            self._pinned[position] = residency.num_pinned_in_slots
+            self.resized |= bit
         self.changed |= bit
 
     def _recount(self, state: ExecutorState) -> None:

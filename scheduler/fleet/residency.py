@@ -111,6 +111,11 @@ class Residency:
         """Versions in slots that nobody pinned, those that came first before the others."""
         return [digest for digest, pinned in self._slots.items() if not pinned]
 
+    @property
+    def num_pinned_in_slots(self) -> int:
+        """Slots that their versions do not leave."""
+        return sum(self._slots.values())
+
     def _add(self, copy: Copy) -> None:
         tiers = self._copies.setdefault(copy.digest, {})
         if copy.tier not in tiers:

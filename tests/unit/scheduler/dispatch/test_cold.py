@@ -78,6 +78,22 @@ def test_pinned_versions_are_not_closed() -> None:
     assert [digest for digest in HOT if fleet.policy.cold.closed(digest)] == ["C"]
 
 
+def test_nobody_waits_in_the_line_of_an_executor_whose_slots_are_all_pinned() -> None:
+    """Neither when they are pinned before it gets a place, nor after."""
+    pinned, other = executor("a:1", slots=1), executor("b:1", slots=1)
+    for state, digest in ((pinned, "A"), (other, "B")):
+        state.sent(digest, digest)
+        assert state.moved(1, [slot(digest, digest == "A")], [], 0.0)
+        state.reported(Report(free_seats=7, free_slots=0, received=1))
+    fleet = Fleet(queue_of(request(1, "cold")), pinned, other, aging_s=2.0)
+    fleet.plan(0.0)
+    assert fleet.policy.tend(2.0) == [ColdNotice("b:1", "cold", 2.0)]
+    assert pinned.moved(2, [slot("A")], [], 2.1)
+    assert other.moved(2, [slot("B", pinned=True)], [], 2.1)
+    told = fleet.policy.tend(2.5)
+    assert told == [ColdNotice("b:1", "cold", 0.0), ColdNotice("a:1", "cold", 2.5)]
+
+
 def test_a_free_slot_belongs_to_the_first_in_the_line() -> None:
     """Not to who comes later, however fair that would be."""
     fleet, state = full_of_hot()
