@@ -267,6 +267,7 @@ class Dispatcher:
                 self._attempt_failed(live, EXECUTOR_LOST, f"executor {address}: {why}")
 
     def on_room(self) -> None:
+        self._trials.begin()
         self._planner.wake()
 
     def on_phase(self) -> None:

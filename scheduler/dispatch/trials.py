@@ -79,7 +79,7 @@ class Trials:
         if live.crashes < SUSPECT_CRASHES:
             return False
         self._waiting[live.waiting.number] = live
-        self._begin()
+        self.begin()
         return True
 
     def end(self, live: LiveRequest) -> None:
@@ -94,13 +94,13 @@ class Trials:
         return [*self._waiting, *placed]
 
     def tend(self) -> None:
-        """A few times a second, and when an executor comes or goes: begins the trials that can begin."""
+        """A few times a second, and when an executor comes or goes; also ends what waits too long."""
         self._note_pause()
         for address, live in list(self._places.items()):
             if not live.dispatch_id and not _serves(self._state(address)):
                 self._open(address)
                 self._waiting[live.waiting.number] = live
-        self._begin()
+        self.begin()
         now = self._awake()
         for live in list(self._waiting.values()):
             if any(_serves(state) and _can_run(state, live.waiting) for state in self._fleet.states):
@@ -114,7 +114,9 @@ class Trials:
             self._paused_until = now
         self._tended_at = now
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begins the trials that can begin: there is other room, or there are other suspects. Seats that
+        another scheduler wants, too, are free for moments only."""
         for live in list(self._waiting.values()):
             self._find_place(live)
         for address, live in list(self._places.items()):

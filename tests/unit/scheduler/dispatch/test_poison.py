@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from scheduler.errors import InternalError
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.fakes import FakeExecutor, ManualClock
 from tests.support.services.scheduling import (
+    SETTINGS,
     admitted,
     dispatcher_of,
     executors,
@@ -120,6 +122,25 @@ async def test_what_is_lost_after_a_pause_of_this_process_proves_nothing(
             dispatcher.sweep()
         await poison
         assert fake.crashes > 5
+
+
+async def test_a_trial_begins_with_the_first_report_of_a_seat(tokenizer: Tokenizer) -> None:
+    """Another scheduler may have taken it by the next sweep; here is none."""
+    settings = replace(SETTINGS, sweep_interval_s=3600.0)
+    async with executors(1, step_s=0.002) as [fake]:
+        fake.crashes_on = is_poison
+        dispatcher = dispatcher_of([fake.address], tokenizer, settings, clock=ManualClock())
+        async with running(dispatcher):
+            await ready(dispatcher, 1)
+            poison = dispatcher.submit(admitted("poison", prompt=[POISON]), None)
+            await until(lambda: fake.crashes == 2)
+            seats, fake.hello.max_seats = fake.hello.max_seats, 0
+            await until(lambda: any(state.on_trial for state in dispatcher.fleet.states))
+            assert fake.crashes == 2
+            fake.hello.max_seats = seats
+            with pytest.raises(InternalError):
+                await asyncio.wait_for(read_all(poison), 10.0)
+            assert fake.crashes == 3
 
 
 async def test_a_suspect_can_be_cancelled_while_it_waits_for_its_trial(
