@@ -235,8 +235,9 @@ class Queue:
         for tenant in [self._tenants[name] for name in self._aging if name in self._tenants]:
             tenant.cap = max(tenant.priorities)
             for group in tenant.groups:
-                group.turn = None
-                self._enter(group)
+                if self._turn(group) != group.turn:
+                    group.turn = None
+                    self._enter(group)
             if len(tenant.priorities) == 1:
                 del self._aging[tenant.name]
         self._aging = {name: None for name in self._aging if name in self._tenants}

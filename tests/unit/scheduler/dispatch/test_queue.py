@@ -148,6 +148,20 @@ def test_a_priority_ages_up_to_the_highest_of_its_tenant() -> None:
     queue.check()
 
 
+def test_only_where_a_priority_has_aged_there_is_something_to_plan() -> None:
+    """Else all lanes of a tenant with two priorities would be looked at a few times a second."""
+    queue = full_price(priority_aging_s=5.0)
+    for number in range(4):
+        queue.add(waiting(number, digest=f"v{number}", priority=number % 2))
+    queue.age(0.0)
+    queue.fresh.clear()
+    queue.age(4.0)
+    assert not queue.fresh
+    queue.age(5.0)
+    assert [lane.digest for lane in queue.fresh] == ["v0", "v2"]
+    queue.check()
+
+
 def test_without_aging_priorities_are_strict() -> None:
     queue = full_price(priority_aging_s=0.0)
     queue.add(waiting(1, priority=-1))
