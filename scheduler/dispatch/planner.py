@@ -8,7 +8,7 @@ from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
-from scheduler.dispatch.policy import Policy
+from scheduler.dispatch.policy import Placement, Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.fleet import Fleet
 from scheduler.metrics import Metrics
@@ -93,22 +93,25 @@ class Planner:
         """Whether something was sent, and whether nothing is left that can run."""
         loop = asyncio.get_running_loop()
         batches: dict[str, list[executor_pb2.Dispatch]] = {}
-        placement = self.policy.next(self._clock())
-        while placement:
-            live = self._accepted[placement.number]
-            try:
-                dispatch = self._begin(live, placement.address)
-            except Exception as error:  # A bug with one request must not hold up all others.
-                self._fail(live, error)
-            else:
-                batches.setdefault(placement.address, []).append(dispatch)
-            if loop.time() >= ends_at:
-                break
-            placement = self.policy.next(self._clock())
-        for address, batch in batches.items():
-            batch.sort(key=lambda dispatch: dispatch.digest)  # Requests of one version stand together.
-            self._fleet.dispatch(address, batch)
+        try:
+            while placement := self.policy.next(self._clock()):
+                self._add_to(batches, placement)
+                if loop.time() >= ends_at:
+                    break
+        finally:  # What was placed before a bug in the policy counts as sent.
+            for address, batch in batches.items():
+                batch.sort(key=lambda dispatch: dispatch.digest)  # Requests of one version stand together.
+                self._fleet.dispatch(address, batch)
         return bool(batches), placement is None and not self.policy.has_more
+
+    def _add_to(self, batches: dict[str, list[executor_pb2.Dispatch]], placement: Placement) -> None:
+        live = self._accepted[placement.number]
+        try:
+            dispatch = self._begin(live, placement.address)
+        except Exception as error:  # A bug with one request must not hold up all others.
+            self._fail(live, error)
+        else:
+            batches.setdefault(placement.address, []).append(dispatch)
 
     def _begin(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         """From here on the request is the executor's."""

@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from scheduler.dispatch import planner, reaper
 from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.policy import Placement, Policy
 from scheduler.errors import NoExecutor
 from scheduler.fleet.state import Phase
 from scheduler.text.tokenizer import Tokenizer
@@ -15,8 +17,10 @@ from tests.support.services.scheduling import (
     SETTINGS,
     admitted,
     dispatcher_of,
+    expected_tokens,
     read_all,
     running,
+    tokens_in,
     until,
 )
 
@@ -55,6 +59,26 @@ async def test_a_large_plan_leaves_turns_to_others(
     assert dispatcher.fleet.states[0].num_running == 8
     for live in lives:
         dispatcher.cancel(live)
+
+
+async def test_what_was_placed_before_a_plan_fails_is_sent(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as the executor's, so nobody else would ever take it up."""
+    choose, calls = Policy.next, count()
+
+    def fails_once(policy: Policy, now: float) -> Placement | None:
+        if next(calls) == 1:
+            raise RuntimeError("a bug")
+        return choose(policy, now)
+
+    monkeypatch.setattr(Policy, "next", fails_once)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    requests = [admitted("first"), admitted("second")]
+    lives = [dispatcher.submit(request, None) for request in requests]
+    async with asyncio.timeout(10):
+        for request, live in zip(requests, lives, strict=True):
+            assert tokens_in(await read_all(live)) == expected_tokens(request)
 
 
 async def test_a_request_that_cannot_be_sent_ends_alone(
