@@ -22,6 +22,8 @@ from scheduler.fleet.levels import Levels, lowest
 from scheduler.fleet.residency import BASE, Tier
 from scheduler.fleet.state import ExecutorState
 
+LEAST_WAIT_S = 0.001  # That can be told: 0 says that the wait is over.
+
 
 @dataclass(frozen=True, slots=True)
 class ColdNotice:
@@ -154,7 +156,7 @@ class ColdLines:
         self._places[lane] = _Place(home, state.streams, since)
         self._own.setdefault(home, {})[lane.digest] = since
         self.refresh(home)
-        return ColdNotice(state.address, lane.digest, now - since)
+        return ColdNotice(state.address, lane.digest, max(now - since, LEAST_WAIT_S))
 
     def _withdraw(self) -> list[ColdNotice]:
         """Executors repeat what they were told on a stream until it ends, also while they take nothing."""

@@ -52,6 +52,14 @@ def test_who_is_passed_over_for_long_gets_the_slot_of_who_has_been_there_longest
     assert fleet.policy.tend(4.3) == [ColdNotice("a:1", "A", 4.3 - 2.2)]  # Its turn to be passed over.
 
 
+def test_without_aging_a_place_is_told_as_a_wait_and_not_as_the_end_of_one() -> None:
+    fleet, _ = full_of_hot(aging_s=0.0)
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    [notice] = fleet.policy.tend(0.0)
+    assert notice.waiting_s > 0
+
+
 def test_several_are_let_in_at_once_up_to_half_of_the_slots() -> None:
     fleet, _ = full_of_hot()
     add(fleet, *((n, f"cold{n}") for n in range(5)))
