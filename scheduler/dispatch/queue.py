@@ -169,9 +169,9 @@ class Queue:
     def take(self, number: int) -> Waiting:
         """Removes a request that goes to an executor and charges its tenant for the prompt."""
         request, group = self._requests[number], self._groups[number]
-        tenant_at, _, version_at, *_ = self._turn(group, number)
+        tenant_at, version_at = self._served_at(group, number)
         self._shares.serve(tenant_at)
-        self._versions[request.tenant].serve(version_at)
+        group.versions.serve(version_at)
         is_paid = number in self._paid
         self._remove(request)
         if not is_paid:
@@ -277,12 +277,17 @@ class Queue:
                 for priority, numbers in group.numbers.items()
             )
             level = -later
-        tenant_at = self._shares.counters[name]
+        tenant_at, version_at = self._served_at(group, number)
+        return (tenant_at, -level, version_at, number, name)
+
+    def _served_at(self, group: Group, number: int) -> tuple[float, float]:
+        """Where a request's turn is at the counters of its tenant and of its version."""
+        tenant_at = self._shares.counters[group.tenant.name]
         version_at = group.versions.counters[group.lane.digest]
         if number in self._paid:
-            paid = self._requests[number].cost * self._price / tenant.weight
-            tenant_at, version_at = tenant_at - paid, version_at - paid
-        return (tenant_at, -level, version_at, number, name)
+            paid = self._requests[number].cost * self._price / group.tenant.weight
+            return tenant_at - paid, version_at - paid
+        return tenant_at, version_at
 
     def _level(self, tenant: Tenant, priority: int, number: int) -> int:
         if priority >= tenant.cap or not self._aging_s:

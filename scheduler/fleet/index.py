@@ -95,7 +95,7 @@ class FleetIndex:
 
     # What states tell (scheduler.fleet.state.Watcher).
 
-    def room_changed(self, position: int) -> None:
+    def state_changed(self, position: int) -> None:
         state, bit = self.states[position], 1 << position
         is_open = state.takes_requests
         if is_open != bool(self.open & bit):
@@ -103,11 +103,12 @@ class FleetIndex:
             self._recount(state)
         self.ready = _with(self.ready, bit, state.phase is Phase.READY)
         self.told = _with(self.told, bit, bool(state.report.cold))
-        self.changed |= bit
-        self._take_room(state, position, bit, is_open)
+        self.room_changed(position)
 
-    def _take_room(self, state: ExecutorState, position: int, bit: int, is_open: bool) -> None:
-        seats, slots = (state.free_seats, state.free_slots) if is_open else (0, 0)
+    def room_changed(self, position: int) -> None:
+        state, bit = self.states[position], 1 << position
+        self.changed |= bit
+        seats, slots = (state.free_seats, state.free_slots) if self.open & bit else (0, 0)
         seated, shared, slotted = self.seated, self.shared, self.slotted
         self.seated = seated | bit if seats else seated & ~bit
         self.shared = shared | bit if seats > self._kept[position] else shared & ~bit
@@ -132,7 +133,7 @@ class FleetIndex:
                 self.lengths = tuple(sorted({*self.lengths, state.limits.max_model_len}))
             self.grown |= bit
         self._recount(state)
-        self.room_changed(position)
+        self.state_changed(position)
 
     def claim_changed(self, position: int, digest: str, claimed: bool) -> None:
         _mark(self._claims, digest, 1 << position, claimed)

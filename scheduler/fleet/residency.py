@@ -19,6 +19,8 @@ class Tier(IntEnum):
     HOST = 2
     SLOT = 3
 
+    __hash__ = int.__hash__  # That of enums is written in Python, and plans look much up by tier.
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.fleet.residency import BASE, Copy, Residency, Tier
 from scheduler.fleet.usage import Usage
@@ -59,7 +59,10 @@ class Watcher(Protocol):
     """Told of every change of an executor's state as it happens; `position` is the executor's among all."""
 
     def room_changed(self, position: int) -> None:
-        """It has other room, takes requests or takes none any more, or was told who waits cold there."""
+        """A dispatch was sent, or ended: it may have other seats and slots."""
+
+    def state_changed(self, position: int) -> None:
+        """It takes requests or takes none any more, or has reported."""
 
     def limits_changed(self, position: int) -> None: ...
 
@@ -73,8 +76,7 @@ class Watcher(Protocol):
         """Their closest copies may be elsewhere now."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(NamedTuple):  # One is made for each dispatch: cheaper than a frozen dataclass.
     """One unfinished dispatch."""
 
     number: int  # On its stream, from 1.
@@ -125,7 +127,7 @@ class ExecutorState:
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self._phase = phase
-        self._tell_room()
+        self._tell_state()
 
     @property
     def cordoned(self) -> bool:
@@ -134,7 +136,7 @@ class ExecutorState:
     @cordoned.setter
     def cordoned(self, cordoned: bool) -> None:
         self._cordoned = cordoned
-        self._tell_room()
+        self._tell_state()
 
     @property
     def on_trial(self) -> bool:
@@ -144,7 +146,7 @@ class ExecutorState:
     @on_trial.setter
     def on_trial(self, on_trial: bool) -> None:
         self._on_trial = on_trial
-        self._tell_room()
+        self._tell_state()
 
     @property
     def limits(self) -> Limits | None:
@@ -223,14 +225,14 @@ class ExecutorState:
         self._sent += 1
         entry = self._running[dispatch_id] = _Sent(self._sent, digest, tenant)
         self._unreported.append((dispatch_id, entry))
-        self._new[digest] += 1
+        _add_one(self._new, digest)
         self._weigh(digest)
-        self._claims[digest] += 1
-        self._tenants[tenant] += 1
+        first_claim = _add_one(self._claims, digest)
+        first_of_tenant = _add_one(self._tenants, tenant)
         if self._watcher:
-            if self._claims[digest] == 1:
+            if first_claim:
                 self._watcher.claim_changed(self._position, digest, True)
-            if self._tenants[tenant] == 1:
+            if first_of_tenant:
                 self._watcher.tenant_changed(self._position, tenant, True)
             self._watcher.room_changed(self._position)
 
@@ -276,7 +278,7 @@ class ExecutorState:
             if self._running.get(dispatch_id) is entry:
                 self._known[entry.digest] += 1
             self._weigh(entry.digest)
-        self._tell_room()
+        self._tell_state()
 
     def reset(self) -> list[str]:
         """The stream ended: forgets everything it told, and returns the dispatches that ended with it.
@@ -299,19 +301,19 @@ class ExecutorState:
                 self._watcher.claim_changed(self._position, digest, False)
             for tenant in tenants:
                 self._watcher.tenant_changed(self._position, tenant, False)
-            self._watcher.room_changed(self._position)
+            self._watcher.state_changed(self._position)
         return lost
 
     def _weigh(self, digest: str) -> None:
         """Whether the version takes a slot that the report does not know as taken."""
-        if digest != BASE and self._new[digest] and not self._known[digest]:
+        if digest in self._new and digest not in self._known and digest != BASE:
             self._promised.add(digest)
         else:
             self._promised.discard(digest)
 
-    def _tell_room(self) -> None:
+    def _tell_state(self) -> None:
         if self._watcher:
-            self._watcher.room_changed(self._position)
+            self._watcher.state_changed(self._position)
 
     def check(self) -> None:
         """Raises AssertionError when the counts disagree with the dispatches."""
@@ -327,6 +329,13 @@ class ExecutorState:
         numbers = [sent.number for _, sent in self._unreported]
         assert numbers == list(range(covered + 1, self._sent + 1))
         self.residency.check()
+
+
+def _add_one(counts: Counter[str], key: str) -> bool:
+    """Whether it is the first one."""
+    before = counts.get(key, 0)  # A Counter's own default is a call into Python.
+    counts[key] = before + 1
+    return not before
 
 
 def _take_one(counts: Counter[str], key: str) -> bool:
