@@ -49,6 +49,10 @@ class FairLanes:
             heappop(self._heap)
         return None
 
+    def bound(self) -> Turn | None:
+        """No turn is earlier than this; None when nobody waits here."""
+        return self._heap[0][0] if self.top() else None
+
     def first(self) -> tuple[Turn, Lane] | None:
         """The fairest, with its turn."""
         while lane := self.top():

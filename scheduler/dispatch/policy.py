@@ -3,7 +3,8 @@
 Requests go in the queue's fair order, those that can run before those that cannot: nobody waits behind a
 version that has no place. What cannot be placed is not looked at again until something happens that may give
 it one: a request arrives in its lane, an executor that it may run on gets room, or its version gets its first
-claim. So a plan costs what it places, however much waits or runs.
+claim. Lanes whose versions run on the same executors are left out together while no seat is free there. So a
+plan costs what it places, however much waits or runs.
 
 A version that has no slot is passed over, but not for ever: cold.py says how a slot is freed for it.
 """
@@ -11,6 +12,7 @@ A version that has no slot is passed over, but not for ever: cold.py says how a 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count
+from typing import TypeVar
 
 from scheduler.dispatch.cold import ColdLines, ColdNotice
 from scheduler.dispatch.groups import Lane, Turn
@@ -34,13 +36,17 @@ class Placement:
     address: str
 
 
+_Key = TypeVar("_Key")
+
+
 @dataclass(slots=True, eq=False)
 class _Source:
     """Lanes that may have a place, as long as some executors have room."""
 
     lanes: FairLanes
     serial: int  # Breaks ties apart.
-    needs: Needs | None = None  # Of lanes that have to get a slot first; None where all that may run are.
+    needs: Needs | None = None  # Of lanes that have to get a slot first; else None.
+    claims: int = 0  # Of lanes that have to get a seat at one of these executors, which run their versions.
     turn: Turn | None = None  # Its entry among the sources that counts; None when it is not there.
     tried: dict[Lane, None] = field(default_factory=dict)  # Found no place, until there is other room.
 
@@ -62,6 +68,7 @@ class Policy:
         self._unslotted: dict[Needs, _Source] = {}
         self._sources: list[tuple[Turn, int, _Source]] = []  # A heap by turn; entries are lower bounds.
         self._first: dict[str, None] = {}  # Versions that a free slot belongs to.
+        self._crowded: dict[int, _Source] = {}  # By claims: who found no seat where the version runs.
 
     def next(self, now: float) -> Placement | None:
         """The next placement; None when nothing that waits can run, or `has_more` is set. `now` is in seconds
@@ -116,17 +123,14 @@ class Policy:
             self._schedule(self._ready)
         if index.grown:
             grown, index.grown = index.grown & index.seated, 0
-            self._wake_claimed(grown)
-            self._wake_unslotted(grown)
+            self._ready.lanes.add(queue.lanes(BASE))
+            self._schedule(self._ready)
+            self._wake(self._crowded, grown)
+            self._wake(self._unslotted, grown)
 
-    def _wake_claimed(self, grown: int) -> None:
-        """Executors have room again: for those with a claim there, and for the base model."""
-        digests = {BASE}.union(*(self._index.states[position].digests() for position in bits(grown)))
-        self._ready.lanes.add(self._queue.lanes_of(digests))
-        self._schedule(self._ready)
-
-    def _wake_unslotted(self, grown: int) -> None:
-        for needs, source in list(self._unslotted.items()):
+    def _wake(self, sources: dict[_Key, _Source], grown: int) -> None:
+        """Executors have room again: for whom they may have a place."""
+        for key, source in list(sources.items()):
             if not self._room(source) & grown:
                 continue
             for lane in source.tried:
@@ -134,7 +138,7 @@ class Policy:
             source.tried.clear()
             self._schedule(source)
             if source.turn is None:
-                del self._unslotted[needs]
+                del sources[key]
 
     # Choices.
 
@@ -144,7 +148,8 @@ class Policy:
             digest = next(iter(self._first))
             slots = self.cold.homes(digest) & self._index.slotted
             for lane in self._queue.lanes(digest) if slots else ():
-                if placement := self._place(lane, slots & self._index.holders(lane.needs), 0):
+                turn, places = self._queue.turn(lane), slots & self._index.holders(lane.needs)
+                if turn and (placement := self._place(lane, turn, places, 0)):
                     return placement
             del self._first[digest]
         return None
@@ -173,9 +178,10 @@ class Policy:
             if due != turn:
                 source.turn = due
                 heapreplace(self._sources, (due, serial, source))
-                continue
+                if self._sources[0][0] is not due:
+                    continue
             claimed, cold = self._places(lane)
-            if placement := self._place(lane, claimed | cold, claimed):
+            if placement := self._place(lane, due, claimed | cold, claimed):
                 return placement
             self._set_aside(lane, source, now)
         return None
@@ -189,15 +195,26 @@ class Policy:
         source.lanes.leave(lane)
         if lane.digest == BASE:
             return  # Whoever gets room looks for it.
-        unslotted = self._unslotted.get(lane.needs)
-        if source.needs is None and unslotted and unslotted.lanes.has(lane):
+        claims = self._index.claims(lane.digest)
+        if source.claims:
+            if source.claims == claims:  # Else it has been among the ready since.
+                source.tried[lane] = None
             return
-        self.cold.judge(lane, now)
         if source.needs is not None:
+            self.cold.judge(lane, now)
             source.tried[lane] = None
             return
+        if claims:
+            crowded = self._crowded.get(claims)
+            if crowded is None:
+                crowded = self._crowded[claims] = self._source(claims=claims)
+            crowded.lanes.enter(lane)
+        unslotted = self._unslotted.get(lane.needs)
         if unslotted is None:
             unslotted = self._unslotted[lane.needs] = self._source(lane.needs)
+        elif unslotted.lanes.has(lane):
+            return
+        self.cold.judge(lane, now)
         unslotted.lanes.enter(lane)
 
     def _places(self, lane: Lane) -> tuple[int, int]:
@@ -209,18 +226,15 @@ class Policy:
         holders &= ~self.cold.closed(lane.digest)
         return holders & index.claims(lane.digest), holders & index.slotted & ~self.cold.held
 
-    def _place(self, lane: Lane, places: int, claimed: int) -> Placement | None:
+    def _place(self, lane: Lane, turn: Turn, places: int, claimed: int) -> Placement | None:
+        """`turn` is the lane's next."""
         index = self._index
         places &= index.seated
         if not places:
             return None
-        if places & index.shared:
-            turn = self._queue.turn(lane)
-            turns = [turn] if turn else []
-        else:
-            turns = self._queue.turns(lane, MAX_TENANTS_TRIED)
-        for turn in turns:
-            request = self._queue[turn[3]]
+        turns = [turn] if places & index.shared else self._queue.turns(lane, MAX_TENANTS_TRIED)
+        for _, _, _, number, _ in turns:
+            request = self._queue[number]
             if fit := places & (index.shared | ~index.present(request.tenant)):
                 return Placement(request.number, self._choose(request, fit, claimed))
         return None
@@ -241,22 +255,24 @@ class Policy:
 
     # Sources.
 
-    def _source(self, needs: Needs | None = None) -> _Source:
-        return _Source(FairLanes(self._queue), next(self._serials), needs)
+    def _source(self, needs: Needs | None = None, claims: int = 0) -> _Source:
+        return _Source(FairLanes(self._queue), next(self._serials), needs, claims)
 
     def _room(self, source: _Source) -> int:
         """Executors that may have a place for lanes of a source."""
         index = self._index
+        if source.claims:
+            return source.claims & index.seated
         if source.needs is None:
             return index.seated
         # Seats of the reserve are given to who arrives, or has a claim there: no walk for them.
         return index.holders(source.needs) & index.shared & index.slotted & ~self.cold.held
 
     def _schedule(self, source: _Source) -> None:
-        found = source.lanes.first()
-        if found and (source.turn is None or found[0] < source.turn):
-            source.turn = found[0]
-            heappush(self._sources, (found[0], source.serial, source))
+        bound = source.lanes.bound()
+        if bound and (source.turn is None or bound < source.turn):
+            source.turn = bound
+            heappush(self._sources, (bound, source.serial, source))
 
     def check(self) -> None:
         """After `next` said None: raises AssertionError when something that waits could run."""

@@ -99,14 +99,6 @@ class Queue:
         """The lanes of one version."""
         return self._lanes.get(digest, {}).values()
 
-    def lanes_of(self, digests: Iterable[str]) -> list[Lane]:
-        """The lanes of some versions."""
-        found: list[Lane] = []
-        for digest in digests:
-            if lanes := self._lanes.get(digest):
-                found.extend(lanes.values())
-        return found
-
     def all_lanes(self) -> Iterator[Lane]:
         return (lane for lanes in self._lanes.values() for lane in lanes.values())
 

@@ -162,6 +162,40 @@ def test_many_that_find_no_place_are_looked_at_in_parts() -> None:
     assert fleet.numbers() == [9_999] and not fleet.policy.has_more
 
 
+def test_who_runs_where_no_seat_is_left_is_not_looked_at_one_by_one() -> None:
+    """Of many versions that one executor runs, one gets the seat; then who runs elsewhere is looked at."""
+    many = {f"v{number}": number for number in range(2 * MAX_LOOKS)}
+    crowded, other = executor("a:1", slots=len(many)), executor("b:1")
+    for number, digest in enumerate(many):
+        crowded.sent(f"running{number}", digest)
+    other.sent("other", "x")
+    crowded.reported(Report(received=len(many)))
+    other.reported(Report(received=1))
+    queue = Queue(10_000, 10_000)
+    for digest, number in many.items():
+        queue.add(request(number, digest))
+        queue.add(request(number + len(many), digest))
+    for number in range(5000, 5002):
+        queue.add(request(number, "x"))
+    fleet = Fleet(queue, crowded, other)
+
+    def calls() -> int:
+        """Of the policy, with one more seat at each, until both are taken."""
+        for state in (crowded, other):
+            state.reported(Report(free_seats=1, received=state.num_sent))
+        count = placed = 0
+        while placed < 2:
+            count += 1
+            if placement := fleet.policy.next(0.0):
+                item = queue.take(placement.number)
+                fleet.states[placement.address].sent(str(item.number), item.digest)
+                placed += 1
+        return count
+
+    assert calls() > 2  # They were new, and had to be looked at.
+    assert calls() == 2
+
+
 def test_a_hint_goes_where_a_version_will_likely_run() -> None:
     states = [executor("a:1", slots=1, x=Tier.DISK), executor("b:1", slots=4, y=Tier.HOST)]
     policy = Fleet(queue_of(*(request(n, d) for n, d in enumerate("xyz"))), *states).policy
