@@ -70,7 +70,12 @@ class Planner:
 
     def send(self, live: LiveRequest, address: str) -> None:
         """Dispatches a request that is not in the queue, at once."""
-        self._fleet.dispatch(address, [self._attempt(live, address)])
+        try:
+            dispatch = self._attempt(live, address)
+        except Exception as error:  # Whoever calls this has others to look after.
+            self._fail(live, error)
+        else:
+            self._fleet.dispatch(address, [dispatch])
 
     def _plan(self) -> None:
         loop = asyncio.get_running_loop()
