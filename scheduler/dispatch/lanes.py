@@ -59,7 +59,7 @@ class FairLanes:
             entered, serial, _ = self._heap[0]
             turn = self._queue.turn(lane)
             assert turn is not None  # Somebody waits there.
-            if turn == entered:
+            if turn is entered or turn == entered:
                 return entered, lane
             self._entries[lane] = turn
             heapreplace(self._heap, (turn, serial, lane))

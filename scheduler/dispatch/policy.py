@@ -12,7 +12,7 @@ A version that has no slot is passed over, but not for ever: cold.py says how a 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from scheduler.dispatch.cold import ColdLines, ColdNotice
 from scheduler.dispatch.groups import Lane, Turn
@@ -28,8 +28,7 @@ MAX_TENANTS_TRIED = 8  # In one lane, where only seats of the reserve are left.
 MAX_LOOKS = 200  # At lanes without a place, in one call: many may have come while nobody had room.
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):  # One is made for each dispatch: cheaper than a frozen dataclass.
     """Send this request to that executor."""
 
     number: int
@@ -74,7 +73,7 @@ class Policy:
         """The next placement; None when nothing that waits can run, or `has_more` is set. `now` is in seconds
         of any clock."""
         self._absorb(now)
-        return self._who_has_waited() or self._fairest(now)
+        return (self._who_has_waited() if self._first else None) or self._fairest(now)
 
     def tend(self, now: float) -> list[ColdNotice]:
         """A few times a second: what executors are to be told about versions that wait for a slot."""
@@ -105,9 +104,9 @@ class Policy:
         queue, index = self._queue, self._index
         queue.follow(index.lengths)
         if index.changed:
-            changed, index.changed = index.changed & (self.cold.lined | index.told) | index.resized, 0
-            index.resized = 0
-            for position in bits(changed):
+            changed = index.changed & (self.cold.lined | index.told) | index.resized
+            index.changed = index.resized = 0
+            for position in bits(changed) if changed else ():
                 self.cold.refresh(position)
                 self._first.update(dict.fromkeys(self.cold.open_to(position)))
         for moved in (index.reclaimed, self.cold.moved):
@@ -171,7 +170,8 @@ class Policy:
                 heappop(self._sources)
                 continue
             looks += 1
-            if not self._may_have_seat(lane):  # Most end here: what follows is dearer.
+            # Many end here: what follows is dearer.
+            if not source.claims and not self._may_have_seat(lane):
                 self._set_aside(lane, source, now)
                 continue
             due, lane = source.lanes.first() or (turn, lane)

@@ -225,8 +225,8 @@ class ExecutorState:
         self._sent += 1
         entry = self._running[dispatch_id] = _Sent(self._sent, digest, tenant)
         self._unreported.append((dispatch_id, entry))
-        _add_one(self._new, digest)
-        self._weigh(digest)
+        if _add_one(self._new, digest):
+            self._weigh(digest)
         first_claim = _add_one(self._claims, digest)
         first_of_tenant = _add_one(self._tenants, tenant)
         if self._watcher:
