@@ -41,7 +41,7 @@ from scheduler.generic_handlers import GenericHandlers
 from scheduler.grpc_options import SERVER_OPTIONS
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
-from scheduler.loop_turns import measure_turns
+from scheduler.loop_lag import measure_lag
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter
@@ -142,7 +142,7 @@ class Scheduler:
         self.dispatcher.start()
         self._tasks = [
             asyncio.create_task(self._follow_readiness(), name="readiness"),
-            asyncio.create_task(measure_turns(self._pace.adapt), name="turns"),
+            asyncio.create_task(measure_lag(self._pace.adapt, self.dispatcher.line.waited_s), name="lag"),
         ]
 
     async def drain(self) -> bool:

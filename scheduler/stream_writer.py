@@ -62,6 +62,7 @@ class StreamWriter:
         That the request is accepted is told at once: should this server die before the first token, a client
         knows that it has to ask again for what is owed to it.
         """
+        self._pace.begins()
         await context.send_initial_metadata(ACCEPTED)
         outbox, first = live.outbox, True
         while piece := await outbox.get():

@@ -17,6 +17,7 @@ from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
 from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
+from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.dispatch.reaper import Reaper
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.dispatch.trials import Trials
@@ -75,6 +76,7 @@ class Dispatcher:
         self._awake = awake or clock
         links_awake = awake or asyncio.get_running_loop().time
         self.fleet = Fleet(settings.executors, link_settings, self, links_awake, settings.reserve_seats)
+        self.line = ReaderLine()
         self.draining = False
         self._settings = settings
         self._tokenizer = tokenizer
@@ -161,7 +163,7 @@ class Dispatcher:
             raise DeadlineExceeded("the deadline had passed before the request was accepted")
         if refusals := self.fleet.refusals():
             raise NoExecutor(refusals)
-        live = LiveRequest(admitted, next(self._numbers), self._tokenizer, self._clock())
+        live = LiveRequest(admitted, next(self._numbers), self._tokenizer, self._clock(), self.line)
         live.served_at = self._awake()
         if not self._may_ever_run(live):
             raise self._reaper.why_never(live)

@@ -10,6 +10,7 @@ from scheduler.admission.admission import AdmittedRequest
 from scheduler.dispatch.outbox import Outbox
 from scheduler.dispatch.progress import Progress
 from scheduler.dispatch.queue import Waiting
+from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.errors import SchedulerError
 from scheduler.text.text_stream import TextDelta, TextStream
 from scheduler.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class LiveRequest:
         number: int,
         tokenizer: Tokenizer,
         now: float,
+        line: ReaderLine,
     ) -> None:
         self.admitted = admitted
         self.waiting = Waiting(
@@ -48,7 +50,7 @@ class LiveRequest:
             admitted.resumed_token_ids,
             silent_token_ids=stopping.stop_token_ids,
         )
-        self.outbox = Outbox(len(admitted.resumed_token_ids))
+        self.outbox = Outbox(len(admitted.resumed_token_ids), line)
         self.accepted_at = now
         self.served_at = now  # When it last ran, or an executor was ready that can run it, busy or not; on
         # the dispatcher's clock for waiting on others, as is `now` in `push` and `flush`.

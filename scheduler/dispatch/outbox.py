@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lorafleet.v1 import common_pb2
+from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.errors import SchedulerError
 from scheduler.text.text_stream import TextDelta
 
@@ -42,11 +43,13 @@ class Outbox:
     end of an answer, good or bad, ends the pause.
     """
 
-    def __init__(self, output_index: int) -> None:
+    def __init__(self, output_index: int, line: ReaderLine) -> None:
+        """`line` tells its reader, among those of other outboxes, when to take what is there."""
+        self._line = line
         self._pieces = deque([Piece(output_index)])  # Never empty; the last one grows.
         self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._read_all = False
-        self._reader: asyncio.Future[None] | None = None  # Of the reader while it waits.
+        self._reader: asyncio.Future[None] | None = None  # That waits, but not in the line.
         self._pause: asyncio.TimerHandle | None = None
 
     def put(self, delta: TextDelta, logprobs: Sequence[common_pb2.PositionLogprobs] = ()) -> None:
@@ -85,11 +88,15 @@ class Outbox:
         """The next piece, None after the last; raises what the request failed with, after its tokens."""
         if self._read_all:
             return None
-        while self._pause or self._pieces[0].is_empty:
+        while True:
+            self._reader = reader = asyncio.get_running_loop().create_future()
+            if not self._pause and (self.error or not self._pieces[0].is_empty):
+                self._wake()
+            await reader
+            if not self._pieces[0].is_empty:
+                break
             if self.error:
                 raise self.error
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
         piece = self._pieces.popleft()
         if not self._pieces:
             self._pieces.append(Piece(piece.output_index + len(piece.token_ids)))
@@ -107,5 +114,6 @@ class Outbox:
         self._wake()
 
     def _wake(self) -> None:
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
+        if self._reader:
+            self._line.join(self._reader)
+            self._reader = None

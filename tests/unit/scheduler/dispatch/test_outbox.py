@@ -6,6 +6,7 @@ import pytest
 
 from lorafleet.v1 import common_pb2
 from scheduler.dispatch.outbox import MAX_PIECE_POSITIONS, Outbox, Piece
+from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.errors import NoExecutor
 from scheduler.text.text_stream import TextDelta
 
@@ -26,7 +27,7 @@ async def read(outbox: Outbox) -> list[Piece]:
 
 
 async def test_what_waits_is_one_piece_that_grows() -> None:
-    outbox = Outbox(3)
+    outbox = Outbox(3, ReaderLine())
     put(outbox, 5)
     piece = await outbox.get()
     assert piece is not None
@@ -41,7 +42,7 @@ async def test_what_waits_is_one_piece_that_grows() -> None:
 @pytest.mark.parametrize("prompt", [0, 100, MAX_PIECE_POSITIONS, 3 * MAX_PIECE_POSITIONS])
 async def test_pieces_stay_small_whatever_waits(prompt: int) -> None:
     """A client that reads nothing for 10,000 tokens still gets messages far below the limit."""
-    outbox = Outbox(0)
+    outbox = Outbox(0, ReaderLine())
     outbox.put_prompt_logprobs([POSITION] * prompt)
     put(outbox, 10_000)
     outbox.finish(common_pb2.FINISH_REASON_LENGTH)
@@ -58,7 +59,7 @@ async def test_pieces_stay_small_whatever_waits(prompt: int) -> None:
 
 
 async def test_a_failure_comes_after_what_was_made_before_it() -> None:
-    outbox = Outbox(0)
+    outbox = Outbox(0, ReaderLine())
     put(outbox, MAX_PIECE_POSITIONS + 1)
     outbox.fail(NoExecutor("gone"))
     assert [len(piece.token_ids) for piece in [await outbox.get(), await outbox.get()] if piece] == [4096, 1]
@@ -67,7 +68,7 @@ async def test_a_failure_comes_after_what_was_made_before_it() -> None:
 
 
 async def test_a_pause_gathers_what_comes_meanwhile() -> None:
-    outbox = Outbox(0)
+    outbox = Outbox(0, ReaderLine())
     put(outbox, 1)
     assert await outbox.get()
     outbox.pause(0.02)
@@ -85,7 +86,7 @@ async def test_a_pause_gathers_what_comes_meanwhile() -> None:
 async def test_the_end_of_an_answer_ends_a_pause(begin: str) -> None:
     """An hour's; and none begins when the end is there."""
     for error in (None, NoExecutor("gone")):
-        outbox = Outbox(0)
+        outbox = Outbox(0, ReaderLine())
         put(outbox, 1)
         if begin == "during":
             outbox.pause(3600)
