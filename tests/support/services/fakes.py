@@ -82,9 +82,10 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         await self._server.start()
 
     async def stop(self) -> None:
-        """Dies: all streams break."""
+        """Dies: all streams break. gRPC may take long to end a server that somebody connects to again all the
+        time, so that is not waited for."""
         if self._server:
-            await self._server.stop(None)
+            await asyncio.wait([asyncio.ensure_future(self._server.stop(None))], timeout=5.0)
 
     async def Describe(
         self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
