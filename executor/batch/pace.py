@@ -18,9 +18,9 @@ longer than the one that does most of their tokens a second: the host launches a
 sizes three times as long as the largest of these takes.
 
 The figures were found with the heartbeat in virtual time and steps that take what an 8B model takes on an
-H200. Prompts of 128 to 1,024 tokens, 64 to 256 back, at 17 a second: gaps p99 12.5 ms and longest 15 (without
-a bound 20 and 31), first token p50 55 ms and p99 116 (34 and 74). At 60 a second, beyond capacity, as many
-tokens a second, and gaps p99 44 ms (167).
+H200. Prompts of 128 to 1,024 tokens, 64 to 256 back, at 17 a second: gaps p99 and longest 11.3 ms (without a
+bound 20 and 35), first token p50 47 ms and p99 104 (28 and 61). At 60 a second, beyond capacity, as many
+tokens a second, and gaps p99 39 ms (102).
 """
 
 import math
@@ -32,7 +32,7 @@ from statistics import median
 
 BOUND_STEPS = 2.5  # some 15 ms, 450 rows
 QUIET_STEPS = 1.25  # less than 9 ms with 64 sequences, 128 rows
-SPREAD_STEPS = 4
+SPREAD_STEPS = 3
 CROWD_STEPS = 12
 CROWD = 8
 CROWD_BOUNDS = 12  # some 180 ms, 8,000 rows
