@@ -11,7 +11,7 @@ from executor.batch.pace import Pace, StepTimes
 from executor.batch.sequence import Sequence
 from tests.unit.executor.batch.batches import add, make_batcher
 
-CAPTURED = (32, 64, *range(128, 513, 64))
+CAPTURED = (32, 64, *range(128, 385, 64), 512)
 HOST_S, LAUNCH_S = 0.0015, 0.02  # of a captured step, and of others
 MOST, LONGEST = 8192, 1 << 20
 
