@@ -19,8 +19,9 @@ def make_adapter(
     modules = {}
     for name, rank in ranks.items():
         part = layout.slices[layout.index[name]]
-        a = (random.standard_normal((rank, part.in_features)) / part.in_features**0.5).astype(dtype)
-        b = (random.standard_normal((rank, part.out_features)) / rank**0.5).astype(dtype)
+        stack = (part.num_experts, rank) if part.num_experts else (rank,)
+        a = (random.standard_normal((*stack, part.in_features)) / part.in_features**0.5).astype(dtype)
+        b = (random.standard_normal((*stack, part.out_features)) / rank**0.5).astype(dtype)
         a.flags.writeable = b.flags.writeable = False
         modules[name] = LoRAModule(name, rank, scale, a, b)
     return modules
