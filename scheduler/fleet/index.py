@@ -34,7 +34,7 @@ class FleetIndex:
         self.slots = Levels(len(self.states))
         self.lengths: tuple[int, ...] = ()  # What executors take at most, all that were ever told, sorted.
         self.grown = 0  # Since it was last set to 0: they may take somebody whom they could not take before.
-        self.changed = 0  # Since it was last set to 0: other room, phase, limits, slots, or who waits cold.
+        self.changed = 0  # Since it was last set to 0: other slots, claims, phase, limits, or who waits cold.
         self.resized = 0  # Since it was last set to 0: other limits, or another number of pinned slots.
         self.told = 0  # They tell of somebody who waits cold.
         self.reclaimed: dict[str, None] = {}  # Versions with other claims, or claims that count otherwise.
@@ -43,7 +43,8 @@ class FleetIndex:
         self._kept = [0] * len(self.states)  # Seats of each that are not for everybody.
         self._bits = {state.address: 1 << position for position, state in enumerate(self.states)}
         self._claims: dict[str, int] = {}
-        self._copies: dict[Tier, dict[str, int]] = {tier: {} for tier in Tier if tier}
+        # By tier, the closest first, then by version.
+        self._copies: dict[Tier, dict[str, int]] = {tier: {} for tier in (Tier.SLOT, Tier.HOST, Tier.DISK)}
         self._tenants: dict[str, int] = {}
         self._limits: dict[Limits, int] = {}
         self._holders: dict[Needs, int] = {}
@@ -79,10 +80,16 @@ class FleetIndex:
         """Those with unfinished dispatches of a tenant."""
         return self._tenants.get(tenant, 0)
 
+    def seated_for(self, tenant: str) -> int:
+        """Those that take requests and have a seat for a tenant."""
+        if self.shared == self.seated:
+            return self.seated
+        return self.shared | self.seated & ~self.present(tenant)
+
     def closest(self, mask: int, digest: str) -> int:
         """Those of `mask` whose copy is closest to a slot; all of it when nobody has one."""
-        for tier in (Tier.SLOT, Tier.HOST, Tier.DISK):
-            if found := self._copies[tier].get(digest, 0) & mask:
+        for copies in self._copies.values():
+            if found := copies.get(digest, 0) & mask:
                 return found
         return mask
 
@@ -103,19 +110,17 @@ class FleetIndex:
             self._recount(state)
         self.ready = _with(self.ready, bit, state.phase is Phase.READY)
         self.told = _with(self.told, bit, bool(state.report.cold))
+        self.changed |= bit
         self.room_changed(position)
 
     def room_changed(self, position: int) -> None:
-        state, bit = self.states[position], 1 << position
-        self.changed |= bit
-        seats, slots = (state.free_seats, state.free_slots) if self.open & bit else (0, 0)
-        seated, shared, slotted = self.seated, self.shared, self.slotted
-        self.seated = seated | bit if seats else seated & ~bit
-        self.shared = shared | bit if seats > self._kept[position] else shared & ~bit
-        self.slotted = slotted | bit if slots else slotted & ~bit
-        self.seats.put(position, seats)
-        self.slots.put(position, slots)
-        self.grown |= self.seated & ~seated | self.shared & ~shared | self.slotted & ~slotted
+        state = self.states[position]
+        is_open = self.open >> position & 1
+        seats, slots = (state.free_seats, state.free_slots) if is_open else (0, 0)
+        if seats != self.seats.rooms[position]:
+            self._set_seats(position, seats)
+        if slots != self.slots.rooms[position]:
+            self._set_slots(position, slots)
 
     def limits_changed(self, position: int) -> None:
         state, bit = self.states[position], 1 << position
@@ -125,6 +130,7 @@ class FleetIndex:
                 del self._limits[limits]
         self.unknown = _with(self.unknown, bit, state.limits is None)
         self._kept[position] = self._reserve_of(state)
+        self.shared = _with(self.shared, bit, self.seats.rooms[position] > self._kept[position])
         self._holders.clear()
         self.resized |= bit
         if state.limits is not None:
@@ -136,8 +142,10 @@ class FleetIndex:
         self.state_changed(position)
 
     def claim_changed(self, position: int, digest: str, claimed: bool) -> None:
-        _mark(self._claims, digest, 1 << position, claimed)
+        bit = 1 << position
+        _mark(self._claims, digest, bit, claimed)
         self.reclaimed[digest] = None
+        self.changed |= bit
 
     def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
         _mark(self._tenants, tenant, 1 << position, present)
@@ -154,6 +162,25 @@ class FleetIndex:
             self._pinned[position] = residency.num_pinned_in_slots
             self.resized |= bit
         self.changed |= bit
+
+    def _set_seats(self, position: int, seats: int) -> None:
+        """Masks change where a bound is crossed."""
+        before, kept, bit = self.seats.rooms[position], self._kept[position], 1 << position
+        self.seats.put(position, seats)
+        if (seats > 0) == (before > 0) and (seats > kept) == (before > kept):
+            return
+        self.seated = _with(self.seated, bit, seats > 0)
+        self.shared = _with(self.shared, bit, seats > kept)
+        if seats > before:
+            self.grown |= bit
+
+    def _set_slots(self, position: int, slots: int) -> None:
+        before, bit = self.slots.rooms[position], 1 << position
+        self.slots.put(position, slots)
+        self.slotted = _with(self.slotted, bit, slots > 0)
+        self.changed |= bit
+        if slots and not before:
+            self.grown |= bit
 
     def _recount(self, state: ExecutorState) -> None:
         """Claims count where requests are taken."""
@@ -217,8 +244,9 @@ def _with(mask: int, bit: int, present: bool) -> int:
 
 def _mark(masks: dict[str, int], key: str, bit: int, present: bool) -> None:
     """Sets or clears a bit; a key without any is left out."""
-    mask = _with(masks.get(key, 0), bit, present)
-    if mask:
+    if present:
+        masks[key] = masks.get(key, 0) | bit
+    elif mask := masks.get(key, 0) & ~bit:
         masks[key] = mask
     else:
         masks.pop(key, None)

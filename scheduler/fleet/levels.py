@@ -24,15 +24,13 @@ class Levels:
 
     def __init__(self, size: int) -> None:
         """All of them begin with room 0."""
-        self._rooms = [0] * size
+        self.rooms = [0] * size  # For reading.
         self._levels = [0] * size
         self._masks: dict[int, int] = {0: (1 << size) - 1}
         self._used = 1  # Bit n: somebody is on level n.
 
     def put(self, position: int, room: int) -> None:
-        if room == self._rooms[position]:
-            return
-        self._rooms[position] = room
+        self.rooms[position] = room
         before, level = self._levels[position], _level(room)
         if before == level:
             return
@@ -56,6 +54,7 @@ class Levels:
 
     def check(self, rooms: list[int]) -> None:
         """Raises AssertionError when a level is not that of the room."""
+        assert self.rooms == rooms
         assert self._levels == [_level(room) for room in rooms]
         for level, mask in self._masks.items():
             assert mask == sum(1 << at for at, found in enumerate(self._levels) if found == level)

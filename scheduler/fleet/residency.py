@@ -80,7 +80,9 @@ class Residency:
 
     def tier(self, digest: str) -> Tier:
         """The closest tier that holds the version."""
-        return max(self._copies.get(digest, {}), default=Tier.NOWHERE)
+        if digest in self._slots:
+            return Tier.SLOT
+        return max(self._copies.get(digest, ()), default=Tier.NOWHERE)
 
     def comings(self, digest: str, tier: Tier) -> Comings:
         """Since the snapshot, whose copies count as loaded once. Of what went long ago nothing is known."""

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from scheduler.fleet.residency import BASE, Copy, Residency, Tier
 from scheduler.fleet.usage import Usage
@@ -76,12 +76,29 @@ class Watcher(Protocol):
         """Their closest copies may be elsewhere now."""
 
 
-class _Sent(NamedTuple):  # One is made for each dispatch: cheaper than a frozen dataclass.
-    """One unfinished dispatch."""
+@dataclass(slots=True)
+class _Version:
+    """Dispatches of one version, while one of them has not ended or is not covered by the last report."""
 
-    number: int  # On its stream, from 1.
+    claims: int = 0  # Have not ended.
+    unreported: int = 0  # The last report does not cover them; they may have ended.
+    known: int = 0  # Have not ended, and the last report covers them: so it counts their slot as taken.
+    used_at: float = 0.0  # When the last one was sent or ended.
+
+    def is_promised(self) -> bool:
+        """Whether it takes a slot that the report does not know as taken."""
+        return self.unreported > 0 and not self.known
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """One dispatch that has not ended, or that the last report does not cover."""
+
     digest: str
     tenant: str
+    version: _Version
+    has_ended: bool = False
+    is_reported: bool = False
 
 
 class ExecutorState:
@@ -106,13 +123,10 @@ class ExecutorState:
         self._residency = Residency()
         self._sent = 0
         self._running: dict[str, _Sent] = {}  # By dispatch id.
-        self._claims: Counter[str] = Counter()  # Unfinished dispatches by digest, none zero.
-        self._tenants: Counter[str] = Counter()  # The same by tenant.
-        # What the last report does not cover, by dispatch id, and how many of each version.
-        self._unreported: deque[tuple[str, _Sent]] = deque()
-        self._new: Counter[str] = Counter()
-        self._known: Counter[str] = Counter()  # Of what it covers and what runs: how many of each version.
-        self._promised: set[str] = set()  # Versions that need a slot that the report still counts as free.
+        self._unreported: deque[_Sent] = deque()  # What the last report does not cover.
+        self._versions: dict[str, _Version] = {}  # By digest, the base model's among them.
+        self._promised = 0  # Versions that need a slot that the report still counts as free.
+        self._tenants: dict[str, int] = {}  # Unfinished dispatches by tenant, none zero.
         self._watcher: Watcher | None = None
         self._position = 0
 
@@ -188,12 +202,14 @@ class ExecutorState:
     @property
     def free_seats(self) -> int:
         """Room for more sequences."""
-        return max(0, self.report.free_seats - len(self._unreported))
+        free = self.report.free_seats - len(self._unreported)
+        return free if free > 0 else 0
 
     @property
     def free_slots(self) -> int:
         """Slots that a version without a claim here could take."""
-        return max(0, self.report.free_slots - len(self._promised))
+        free = self.report.free_slots - self._promised
+        return free if free > 0 else 0
 
     def may_hold(self, digest: str) -> bool:
         """Whether it has told of a copy, or may still get one that a load brings which is under way."""
@@ -201,15 +217,21 @@ class ExecutorState:
 
     def claims(self, digest: str) -> int:
         """Unfinished dispatches of one version; above zero it has, or was promised, a slot."""
-        return self._claims[digest]
+        version = self._versions.get(digest)
+        return version.claims if version else 0
 
     def claimed(self) -> frozenset[str]:
         """Versions with unfinished dispatches, without the base model."""
-        return frozenset(self._claims) - {BASE}
+        return frozenset(self.digests()) - {BASE}
 
-    def digests(self) -> KeysView[str]:
+    def digests(self) -> list[str]:
         """Versions with unfinished dispatches, the base model's empty digest among them."""
-        return self._claims.keys()
+        return [digest for digest, version in self._versions.items() if version.claims]
+
+    def last_use(self, digest: str) -> float | None:
+        """When a dispatch of the version was last sent or ended; None when none is remembered."""
+        version = self._versions.get(digest)
+        return version.used_at if version and version.claims else self.usage.last_use(digest)
 
     def tenants(self) -> KeysView[str]:
         """Tenants with unfinished dispatches."""
@@ -220,19 +242,25 @@ class ExecutorState:
 
     def sent(self, dispatch_id: str, digest: str, now: float = 0.0, tenant: str = "") -> None:
         """Counts a dispatch that is written to the stream."""
+        version = self._versions.get(digest)
+        if version is None:
+            version = self._versions[digest] = _Version()
         if digest != BASE:
-            self.usage.used(digest, self.residency.tier(digest), now)
+            self.usage.used(digest, self._residency.tier(digest), now)
+            if not version.unreported and not version.known:
+                self._promised += 1
         self._sent += 1
-        entry = self._running[dispatch_id] = _Sent(self._sent, digest, tenant)
-        self._unreported.append((dispatch_id, entry))
-        if _add_one(self._new, digest):
-            self._weigh(digest)
-        first_claim = _add_one(self._claims, digest)
-        first_of_tenant = _add_one(self._tenants, tenant)
+        entry = self._running[dispatch_id] = _Sent(digest, tenant, version)
+        self._unreported.append(entry)
+        version.unreported += 1
+        version.claims += 1
+        version.used_at = now
+        of_tenant = self._tenants.get(tenant, 0)
+        self._tenants[tenant] = of_tenant + 1
         if self._watcher:
-            if first_claim:
+            if version.claims == 1:
                 self._watcher.claim_changed(self._position, digest, True)
-            if first_of_tenant:
+            if not of_tenant:
                 self._watcher.tenant_changed(self._position, tenant, True)
             self._watcher.room_changed(self._position)
 
@@ -241,19 +269,21 @@ class ExecutorState:
         entry = self._running.pop(dispatch_id, None)
         if entry is None:
             return False
-        digest = entry.digest
-        self.usage.touched(digest, now)
-        if entry.number <= self._sent - len(self._unreported):
-            _take_one(self._known, digest)
-            self._weigh(digest)
-        last_claim = _take_one(self._claims, digest)
-        last_of_tenant = _take_one(self._tenants, entry.tenant)
-        if last_claim:
-            self.usage.given_up(digest)
+        entry.has_ended = True
+        version, digest = entry.version, entry.digest
+        version.claims -= 1
+        version.used_at = now
+        if entry.is_reported:
+            self._count(entry, unreported=0, known=-1)
+        if not version.claims:
+            self.usage.given_up(digest, now)
+        of_tenant = self._tenants[entry.tenant] = self._tenants[entry.tenant] - 1
+        if not of_tenant:
+            del self._tenants[entry.tenant]
         if self._watcher:
-            if last_claim:
+            if not version.claims:
                 self._watcher.claim_changed(self._position, digest, False)
-            if last_of_tenant:
+            if not of_tenant:
                 self._watcher.tenant_changed(self._position, entry.tenant, False)
             self._watcher.room_changed(self._position)
         return True
@@ -273,11 +303,9 @@ class ExecutorState:
         """Takes a newer report."""
         self.report = report
         while self._unreported and self._sent - len(self._unreported) < report.received:
-            dispatch_id, entry = self._unreported.popleft()
-            _take_one(self._new, entry.digest)
-            if self._running.get(dispatch_id) is entry:
-                self._known[entry.digest] += 1
-            self._weigh(entry.digest)
+            entry = self._unreported.popleft()
+            entry.is_reported = True
+            self._count(entry, unreported=-1, known=0 if entry.has_ended else 1)
         self._tell_state()
 
     def reset(self) -> list[str]:
@@ -286,30 +314,36 @@ class ExecutorState:
         `phase` and `detail` are the caller's to set.
         """
         lost = list(self._running)
-        claims, tenants = list(self._claims), list(self._tenants)
+        digests, tenants = self.digests(), list(self._tenants)
+        for digest in digests:
+            self.usage.given_up(digest, self._versions[digest].used_at)
         self.report = Report()
         self.streams += 1
         self.dropping.clear()
         self._sent = 0
-        for told in (self._unreported, self._running, self._claims, self._tenants, self._new, self._known):
+        self._promised = 0
+        for told in (self._unreported, self._running, self._versions, self._tenants):
             told.clear()
-        self._promised.clear()
         self.usage.interrupted()
         self.limits, self.residency = None, Residency()
         if self._watcher:
-            for digest in claims:
+            for digest in digests:
                 self._watcher.claim_changed(self._position, digest, False)
             for tenant in tenants:
                 self._watcher.tenant_changed(self._position, tenant, False)
             self._watcher.state_changed(self._position)
         return lost
 
-    def _weigh(self, digest: str) -> None:
-        """Whether the version takes a slot that the report does not know as taken."""
-        if digest in self._new and digest not in self._known and digest != BASE:
-            self._promised.add(digest)
-        else:
-            self._promised.discard(digest)
+    def _count(self, entry: _Sent, unreported: int, known: int) -> None:
+        """Moves the counts of a dispatch's version, and forgets it when it has none any more."""
+        version = entry.version
+        was_promised = version.is_promised()
+        version.unreported += unreported
+        version.known += known
+        if entry.digest != BASE:
+            self._promised += version.is_promised() - was_promised
+        if not version.claims and not version.unreported:
+            del self._versions[entry.digest]
 
     def _tell_state(self) -> None:
         if self._watcher:
@@ -317,31 +351,20 @@ class ExecutorState:
 
     def check(self) -> None:
         """Raises AssertionError when the counts disagree with the dispatches."""
-        running = list(self._running.values())
-        assert self._claims == Counter(sent.digest for sent in running)
+        running, unreported = list(self._running.values()), list(self._unreported)
+        assert not any(sent.has_ended for sent in running)
+        assert {id(sent) for sent in running if not sent.is_reported} == {
+            id(sent) for sent in unreported if not sent.has_ended
+        }
+        assert not any(sent.is_reported for sent in unreported) and len(unreported) <= self._sent
         assert self._tenants == Counter(sent.tenant for sent in running)
-        covered = self._sent - len(self._unreported)
-        assert self._known == Counter(sent.digest for sent in running if sent.number <= covered)
-        assert self._new == Counter(sent.digest for _, sent in self._unreported)
-        assert self._promised == self._new.keys() - self._known.keys() - {BASE}
-        for counts in (self._claims, self._tenants, self._new, self._known):
-            assert all(count > 0 for count in counts.values())
-        numbers = [sent.number for _, sent in self._unreported]
-        assert numbers == list(range(covered + 1, self._sent + 1))
+        assert self._versions.keys() == {sent.digest for sent in running + unreported}
+        for digest, version in self._versions.items():
+            of_running = [sent for sent in running if sent.digest == digest]
+            assert version.claims == len(of_running)
+            assert version.known == sum(sent.is_reported for sent in of_running)
+            assert version.unreported == sum(sent.digest == digest for sent in unreported)
+            assert all(sent.version is version for sent in running + unreported if sent.digest == digest)
+        promised = {digest for digest, version in self._versions.items() if version.is_promised()}
+        assert self._promised == len(promised - {BASE})
         self.residency.check()
-
-
-def _add_one(counts: Counter[str], key: str) -> bool:
-    """Whether it is the first one."""
-    before = counts.get(key, 0)  # A Counter's own default is a call into Python.
-    counts[key] = before + 1
-    return not before
-
-
-def _take_one(counts: Counter[str], key: str) -> bool:
-    """Whether it was the last one."""
-    counts[key] -= 1
-    if counts[key]:
-        return False
-    del counts[key]
-    return True

@@ -21,28 +21,26 @@ class Usage:
     def used(self, digest: str, tier: Tier, now: float) -> None:
         """A request was sent for a version whose closest copy was in `tier`."""
         self.hits[tier] += 1
-        self.touched(digest, now)
         if tier is not Tier.SLOT:
             self._waiting.setdefault(digest, now)
-
-    def touched(self, digest: str, now: float) -> None:
-        self._last_use[digest] = now
-        self._last_use.move_to_end(digest)
-        if len(self._last_use) > MAX_REMEMBERED:
-            self._last_use.popitem(last=False)
 
     def paged_in(self, digest: str, now: float) -> None:
         since = self._waiting.pop(digest, None)
         if since is not None:
             self.page_ins.append(now - since)
 
-    def given_up(self, digest: str) -> None:
+    def given_up(self, digest: str, now: float) -> None:
         """Nobody needs it any more: what pages it in later was not asked for by those who did."""
         self._waiting.pop(digest, None)
+        self._last_use[digest] = now
+        self._last_use.move_to_end(digest)
+        if len(self._last_use) > MAX_REMEMBERED:
+            self._last_use.popitem(last=False)
 
     def interrupted(self) -> None:
         """What was waited for will not be told any more."""
         self._waiting.clear()
 
     def last_use(self, digest: str) -> float | None:
+        """When it was given up the last time; None when that was never, or long ago."""
         return self._last_use.get(digest)

@@ -92,7 +92,7 @@ def residency_rows(state: ExecutorState, epoch: float) -> list[adapters_pb2.Adap
     rows = []
     for copy in state.residency.copies():
         comings = state.residency.comings(copy.digest, copy.tier)
-        last_use = state.usage.last_use(copy.digest)
+        last_use = state.last_use(copy.digest)
         rows.append(
             adapters_pb2.AdapterResidency(
                 executor=state.address,

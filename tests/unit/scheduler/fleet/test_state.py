@@ -90,8 +90,8 @@ def test_hits_and_page_ins_are_those_of_requests() -> None:
     assert state.usage.hits == {Tier.NOWHERE: 2, Tier.SLOT: 1}
     assert state.moved(3, [Copy("y", Tier.SLOT, 1, 10, False)], [], 14.0)  # a pin: nobody waited
     assert len(state.usage.page_ins) == 1
-    assert state.ended("4", 20.0) and state.usage.last_use("x") == 20.0
-    assert state.usage.last_use("y") is None
+    assert state.ended("4", 20.0) and state.last_use("x") == 20.0
+    assert state.last_use("y") is None
     state.sent("5", "w", 15.0)
     assert state.ended("5", 16.0)  # cancelled while it waited for a slot
     state.sent("6", "w", 90.0)
