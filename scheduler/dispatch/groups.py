@@ -18,6 +18,7 @@ class Tenant:
     name: str
     weight: float
     cap: int  # What priorities age up to.
+    at: float  # Its virtual tokens in turns, which stand still while nobody else waits.
     size: int = 0
     priorities: Counter[int] = field(default_factory=Counter)
     groups: dict["Group", None] = field(default_factory=dict)

@@ -38,32 +38,38 @@ class FairLanes:
         """Whether it is here with a turn that is not too late."""
         return lane in self._entries and not lane.turns[0] < self._entries[lane]
 
-    def top(self) -> Lane | None:
-        """Probably the fairest; its turn may have got later."""
+    def top(self) -> tuple[Turn, Lane] | None:
+        """Probably the fairest, with a turn that may have got later since."""
         while self._heap:
             entered, _, lane = self._heap[0]
             if self._entries.get(lane) is entered:
                 if lane.size:
-                    return lane
+                    return entered, lane
                 del self._entries[lane]
             heappop(self._heap)
         return None
 
     def bound(self) -> Turn | None:
         """No turn is earlier than this; None when nobody waits here."""
-        return self._heap[0][0] if self.top() else None
+        top = self.top()
+        return top[0] if top else None
 
-    def first(self) -> tuple[Turn, Lane] | None:
-        """The fairest, with its turn."""
-        while lane := self.top():
-            entered, serial, _ = self._heap[0]
-            turn = self._queue.turn(lane)
-            assert turn is not None  # Somebody waits there.
-            if turn is entered or turn == entered:
-                return entered, lane
+    def settle(self, entered: Turn, lane: Lane) -> bool:
+        """Whether what `top` said is right, so that this lane is the fairest. Else its turn is put right, and
+        with it those behind it of the same tenant, which was charged."""
+        turn = self._queue.turn(lane)
+        if turn is entered:
+            return True
+        charged = entered[4]
+        while turn and turn is not entered:
             self._entries[lane] = turn
-            heapreplace(self._heap, (turn, serial, lane))
-        return None
+            heapreplace(self._heap, (turn, lane.serial, lane))
+            top = self.top()
+            if top is None or top[0][4] != charged:
+                break
+            entered, lane = top
+            turn = self._queue.turn(lane)
+        return False
 
     def leave(self, lane: Lane) -> None:
         self._entries.pop(lane, None)

@@ -164,26 +164,26 @@ class Policy:
             if source.turn is not turn:
                 heappop(self._sources)
                 continue
-            lane = source.lanes.top() if self._room(source) else None
-            if lane is None:
+            top = source.lanes.top() if self._room(source) else None
+            if top is None:
                 source.turn = None
                 heappop(self._sources)
                 continue
-            looks += 1
+            entered, lane = top
             # Many end here: what follows is dearer.
             if not source.claims and not self._may_have_seat(lane):
+                looks += 1
                 self._set_aside(lane, source, now)
                 continue
-            due, lane = source.lanes.first() or (turn, lane)
-            if due != turn:
-                source.turn = due
-                heapreplace(self._sources, (due, serial, source))
-                if self._sources[0][0] is not due:
-                    continue
-            claimed, cold = self._places(lane)
-            if placement := self._place(lane, due, claimed | cold, claimed):
-                return placement
-            self._set_aside(lane, source, now)
+            if entered is turn and source.lanes.settle(entered, lane):
+                claimed, cold = self._places(lane)
+                if placement := self._place(lane, turn, claimed | cold, claimed):
+                    return placement
+                looks += 1
+                self._set_aside(lane, source, now)
+            elif bound := source.lanes.bound():
+                source.turn = bound
+                heapreplace(self._sources, (bound, serial, source))
         return None
 
     def _may_have_seat(self, lane: Lane) -> bool:
@@ -229,14 +229,12 @@ class Policy:
     def _place(self, lane: Lane, turn: Turn, places: int, claimed: int) -> Placement | None:
         """`turn` is the lane's next."""
         index = self._index
-        places &= index.seated
-        if not places:
+        if not places & index.seated:
             return None
         turns = [turn] if places & index.shared else self._queue.turns(lane, MAX_TENANTS_TRIED)
-        for _, _, _, number, _ in turns:
-            request = self._queue[number]
-            if fit := places & (index.shared | ~index.present(request.tenant)):
-                return Placement(request.number, self._choose(request, fit, claimed))
+        for _, _, _, number, tenant in turns:
+            if fit := places & index.seated_for(tenant):
+                return Placement(number, self._choose(self._queue[number], fit, claimed))
         return None
 
     def _choose(self, request: Waiting, fit: int, claimed: int) -> str:

@@ -65,9 +65,8 @@ class Queue:
         self._requests: dict[int, Waiting] = {}
         self._groups: dict[int, Group] = {}  # By request.
         self._tenants: dict[str, Tenant] = {}
-        self._aging: dict[
-            str, None
-        ] = {}  # Tenants with several priorities, or that had them at the last `age`.
+        # Tenants with several priorities, or that had them at the last `age`.
+        self._aging: dict[str, None] = {}
         self._lanes: dict[str, dict[Needs, Lane]] = {}
         self._kinds: dict[Needs, dict[Lane, None]] = {}  # Lanes by needs, none empty.
         self._shares = Shares()  # Of tenants.
@@ -161,12 +160,11 @@ class Queue:
     def take(self, number: int) -> Waiting:
         """Removes a request that goes to an executor and charges its tenant for the prompt."""
         request, group = self._requests[number], self._groups[number]
-        tenant_at, version_at = self._served_at(group, number)
-        self._shares.serve(tenant_at)
-        group.versions.serve(version_at)
-        is_paid = number in self._paid
+        paid = self._paid_for(group, number)
+        self._shares.serve(self._shares.of(request.tenant) - paid)
+        group.versions.serve(group.versions.of(request.digest) - paid)
         self._remove(request)
-        if not is_paid:
+        if not paid:
             self.charge(request.tenant, request.digest, request.cost * self._price)
         return request
 
@@ -187,6 +185,8 @@ class Queue:
         """Moves the counters of a tenant and of its version by what was spent for them."""
         spent = tokens / self._weights.get(tenant, 1.0)
         self._shares.charge(tenant, spent)
+        if (waiting := self._tenants.get(tenant)) and len(self._tenants) > 1:
+            waiting.at = self._shares.of(tenant)
         if versions := self._versions.get(tenant):
             versions.charge(digest, spent)
 
@@ -202,7 +202,8 @@ class Queue:
                 heappop(turns)
                 continue
             # Who was not charged since still has this turn: levels change only in `age`, which enters anew.
-            if self._shares.counters[entered[4]] == entered[0] and self._groups.get(entered[3]) is group:
+            counted = (group.tenant.at, group.versions.counters[lane.digest])
+            if counted == (entered[0], entered[2]) and self._groups.get(entered[3]) is group:
                 return entered
             due = self._turn(group)
             if due == entered:
@@ -233,7 +234,8 @@ class Queue:
             if len(tenant.priorities) == 1:
                 del self._aging[tenant.name]
         self._aging = {name: None for name in self._aging if name in self._tenants}
-        self._forget_shares()
+        if self._shares.has_many:
+            self._forget_shares()
 
     def follow(self, lengths: tuple[int, ...]) -> None:
         """Takes the lengths that executors take, sorted. Where they are others than before, groups anew all
@@ -249,17 +251,13 @@ class Queue:
             self._insert(request)
 
     def _forget_shares(self) -> None:
-        if not self._shares.has_many:
-            return
         self._shares.forget_all_but(self._tenants)
         self._versions = {name: kept for name, kept in self._versions.items() if name in self._shares}
 
-    def _turn(self, group: Group, number: int | None = None) -> Turn:
-        """Of the group's first request, or of a given one."""
-        tenant, name = group.tenant, group.tenant.name
-        if number is not None:
-            level = self._level(tenant, self._requests[number].priority, number)
-        elif len(group.numbers) == 1:
+    def _turn(self, group: Group) -> Turn:
+        """Of the group's first request."""
+        tenant = group.tenant
+        if len(group.numbers) == 1:
             [(priority, numbers)] = group.numbers.items()
             number = numbers[0]
             level = priority if priority >= tenant.cap else self._level(tenant, priority, number)
@@ -269,17 +267,15 @@ class Queue:
                 for priority, numbers in group.numbers.items()
             )
             level = -later
-        tenant_at, version_at = self._served_at(group, number)
-        return (tenant_at, -level, version_at, number, name)
-
-    def _served_at(self, group: Group, number: int) -> tuple[float, float]:
-        """Where a request's turn is at the counters of its tenant and of its version."""
-        tenant_at = self._shares.counters[group.tenant.name]
+        paid = self._paid_for(group, number)
         version_at = group.versions.counters[group.lane.digest]
-        if number in self._paid:
-            paid = self._requests[number].cost * self._price / group.tenant.weight
-            return tenant_at - paid, version_at - paid
-        return tenant_at, version_at
+        return (tenant.at - paid, -level, version_at - paid, number, tenant.name)
+
+    def _paid_for(self, group: Group, number: int) -> float:
+        """Virtual tokens that a request was charged before it came back: its turn is earlier by them."""
+        if number not in self._paid:
+            return 0.0
+        return self._requests[number].cost * self._price / group.tenant.weight
 
     def _level(self, tenant: Tenant, priority: int, number: int) -> int:
         if priority >= tenant.cap or not self._aging_s:
@@ -299,8 +295,11 @@ class Queue:
         number, name, priority = request.number, request.tenant, request.priority
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = Tenant(name, self._weights.get(name, 1.0), cap=priority)
             self._shares.enter(name)
+            for other in self._tenants.values() if len(self._tenants) == 1 else ():
+                other.at = self._shares.of(other.name)
+            weight, at = self._weights.get(name, 1.0), self._shares.of(name)
+            tenant = self._tenants[name] = Tenant(name, weight, cap=priority, at=at)
         lanes = self._lanes.setdefault(request.digest, {})
         needs = self.needs(request)
         lane = lanes.get(needs)
@@ -378,6 +377,7 @@ class Queue:
         for tenant in self._tenants.values():
             own = [request for request in self._requests.values() if request.tenant == tenant.name]
             assert tenant.size == len(own) > 0
+            assert tenant.at == self._shares.of(tenant.name) or len(self._tenants) == 1
             assert tenant.priorities == Counter(request.priority for request in own)
             assert len(tenant.priorities) == 1 or tenant.name in self._aging
             assert all(group.lane.groups[tenant.name] is group for group in tenant.groups)

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.dispatch.groups import Lane, Turn
 from scheduler.dispatch.policy import MAX_LOOKS, Placement
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
@@ -194,6 +195,37 @@ def test_who_runs_where_no_seat_is_left_is_not_looked_at_one_by_one() -> None:
 
     assert calls() > 2  # They were new, and had to be looked at.
     assert calls() == 2
+
+
+def test_versions_of_a_tenant_that_waits_alone_are_not_looked_at_again_for_each_placement() -> None:
+    """Each placement is charged to the tenant of all of them, and moves none of them against another."""
+
+    class CountingQueue(Queue):
+        looks = 0
+
+        def turn(self, lane: Lane) -> Turn | None:
+            self.looks += 1
+            return super().turn(lane)
+
+    versions = [f"v{number}" for number in range(100)]
+    state = executor("a:1", slots=len(versions))
+    for digest in versions:
+        state.sent(f"running {digest}", digest)
+    queue = CountingQueue(10_000, 10_000)
+    for number in range(300):
+        queue.add(request(number, versions[number % 100]))
+    fleet = Fleet(queue, state)
+    for free in (1, 20):
+        state.reported(Report(free_seats=free, received=state.num_sent))
+        queue.looks = 0
+        for _ in range(free):
+            placement = fleet.policy.next(0.0)
+            assert placement
+            state.sent(f"{placement.number}", queue.take(placement.number).digest)
+    assert queue.looks <= 4 * free  # In the second round: all came in before.
+    queue.add(request(1000, "v50", tenant="other"))
+    state.reported(Report(free_seats=1, received=state.num_sent))
+    assert fleet.numbers() == [1000]  # Who comes then still sees all that was charged.
 
 
 def test_a_hint_goes_where_a_version_will_likely_run() -> None:
