@@ -9,6 +9,7 @@ plan costs what it places, however much waits or runs.
 A version that has no slot is passed over, but not for ever: cold.py says how a slot is freed for it.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count
@@ -25,6 +26,8 @@ from scheduler.fleet.residency import BASE, Tier
 from scheduler.fleet.state import ExecutorState
 
 MAX_TENANTS_TRIED = 8  # In one lane, where only seats of the reserve are left.
+VERSIONS_AN_EXECUTOR = 16  # That run there, about: where more may be concerned, all are looked at.
+MIN_KEPT = 64
 MAX_LOOKS = 200  # At lanes without a place, in one call: many may have come while nobody had room.
 
 
@@ -68,6 +71,7 @@ class Policy:
         self._sources: list[tuple[Turn, int, _Source]] = []  # A heap by turn; entries are lower bounds.
         self._first: dict[str, None] = {}  # Versions that a free slot belongs to.
         self._crowded: dict[int, _Source] = {}  # By claims: who found no seat where the version runs.
+        self._kept = MIN_KEPT  # Of those, the last time that they were looked through.
 
     def next(self, now: float) -> Placement | None:
         """The next placement; None when nothing that waits can run, or `has_more` is set. `now` is in seconds
@@ -79,6 +83,11 @@ class Policy:
         """A few times a second: what executors are to be told about versions that wait for a slot."""
         self._absorb(now)
         return self.cold.tend(now)
+
+    @property
+    def num_crowded(self) -> int:
+        """Sets of executors that somebody waits for, as far as it is remembered."""
+        return len(self._crowded)
 
     def room_in_s(self, state: ExecutorState) -> float:
         """Until a version that was passed over there gets a slot, about: then one is freed for it."""
@@ -124,12 +133,22 @@ class Policy:
             grown, index.grown = index.grown & index.seated, 0
             self._ready.lanes.add(queue.lanes(BASE))
             self._schedule(self._ready)
-            self._wake(self._crowded, grown)
-            self._wake(self._unslotted, grown)
+            self._wake(self._crowded, self._crowded_at(grown), grown)
+            self._wake(self._unslotted, list(self._unslotted), grown)
 
-    def _wake(self, sources: dict[_Key, _Source], grown: int) -> None:
+    def _crowded_at(self, grown: int) -> Collection[int]:
+        """Keys of sources whose versions may run on one of these executors: all, or by what runs there where
+        that is less to look at."""
+        index = self._index
+        if len(self._crowded) <= grown.bit_count() * VERSIONS_AN_EXECUTOR:
+            return list(self._crowded)
+        running = {digest for position in bits(grown) for digest in index.states[position].digests()}
+        return {index.claims(digest) for digest in running} & self._crowded.keys()
+
+    def _wake(self, sources: dict[_Key, _Source], keys: Iterable[_Key], grown: int) -> None:
         """Executors have room again: for whom they may have a place."""
-        for key, source in list(sources.items()):
+        for key in keys:
+            source = sources[key]
             if not self._room(source) & grown:
                 continue
             for lane in source.tried:
@@ -208,6 +227,7 @@ class Policy:
             crowded = self._crowded.get(claims)
             if crowded is None:
                 crowded = self._crowded[claims] = self._source(claims=claims)
+                self._forget_crowded()
             crowded.lanes.enter(lane)
         unslotted = self._unslotted.get(lane.needs)
         if unslotted is None:
@@ -265,6 +285,14 @@ class Policy:
             return index.seated
         # Seats of the reserve are given to who arrives, or has a claim there: no walk for them.
         return index.holders(source.needs) & index.shared & index.slotted & ~self.cold.held
+
+    def _forget_crowded(self) -> None:
+        """Drops sources whose versions run elsewhere by now, when there are twice as many as were kept."""
+        if len(self._crowded) <= 2 * self._kept:
+            return
+        claims = set(map(self._index.claims, self._queue.digests()))
+        self._crowded = {key: source for key, source in self._crowded.items() if key in claims}
+        self._kept = max(MIN_KEPT, len(self._crowded))
 
     def _schedule(self, source: _Source) -> None:
         bound = source.lanes.bound()

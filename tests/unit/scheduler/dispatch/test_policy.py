@@ -1,9 +1,11 @@
+import sys
 from dataclasses import replace
+from types import FrameType
 
 import pytest
 
 from scheduler.dispatch.groups import Lane, Turn
-from scheduler.dispatch.policy import MAX_LOOKS, Placement
+from scheduler.dispatch.policy import MAX_LOOKS, MIN_KEPT, Placement
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.residency import Tier
@@ -195,6 +197,54 @@ def test_who_runs_where_no_seat_is_left_is_not_looked_at_one_by_one() -> None:
 
     assert calls() > 2  # They were new, and had to be looked at.
     assert calls() == 2
+
+
+def test_a_report_is_no_look_at_who_waits_for_other_executors() -> None:
+    """As many executors as there are, each with a version of its own that waits for a seat there."""
+
+    def calls(executors: int) -> int:
+        """Of Python functions, in a plan after a report of one of them."""
+        states = [executor(f"e:{at}", slots=1) for at in range(executors)]
+        queue = Queue(10_000, 10_000)
+        for at, state in enumerate(states):
+            state.sent("running", f"v{at}")
+            state.reported(Report(received=1))
+            queue.add(request(at, f"v{at}", tenant=f"t{at}"))
+        fleet = Fleet(queue, *states)
+        states[0].reported(Report(free_seats=2, received=1))
+        assert fleet.numbers() == [0]  # All others were looked at, and wait where their version runs.
+        assert fleet.policy.num_crowded == executors - 1
+        states[1].reported(Report(free_seats=1, received=1))
+        count = 0
+
+        def counted(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(counted)
+        try:
+            placement = fleet.policy.next(0.0)
+        finally:
+            sys.setprofile(None)
+        assert placement and placement.number == 1
+        return count
+
+    assert calls(400) <= calls(50) + 10
+
+
+def test_places_where_versions_once_ran_are_forgotten() -> None:
+    """A version moves on, and waits for a seat in each place for a while."""
+    states = [executor(f"e:{at}", slots=2) for at in range(200)]
+    queue = queue_of(request(1, "x"), request(2, "x"))
+    fleet = Fleet(queue, *states)
+    for state in states:
+        state.reported(Report())
+    for at, state in enumerate(states):
+        state.sent(f"{at}", "x")
+        states[-1].reported(Report(free_seats=1, free_slots=0))
+        assert fleet.plan() == []
+        state.ended(f"{at}")
+    assert fleet.policy.num_crowded <= 2 * MIN_KEPT + 1
 
 
 def test_versions_of_a_tenant_that_waits_alone_are_not_looked_at_again_for_each_placement() -> None:
