@@ -128,14 +128,11 @@ class Queue:
         """All of them, in no useful order. Walks everything: not for every plan."""
         return iter(self._requests.values())
 
-    def requests_in(self, lane: Lane) -> list[Waiting]:
+    def requests_in(self, lane: Lane) -> Iterator[Waiting]:
         """All of one lane, in no useful order."""
-        return [
-            self._requests[number]
-            for group in lane.groups.values()
-            for numbers in group.numbers.values()
-            for number in numbers
-        ]
+        for group in lane.groups.values():
+            for numbers in group.numbers.values():
+                yield from map(self._requests.__getitem__, numbers)
 
     def served(self, tenant: str) -> float:
         """The tenant's virtual tokens: the lowest among those that can run goes first."""

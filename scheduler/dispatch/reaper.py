@@ -1,7 +1,8 @@
 """Ends waiting requests that no executor can run: at once, or when none is ready for too long."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
@@ -75,30 +76,44 @@ class Reaper:
     def _reap(self, now: float) -> None:
         self._scheduled = False
         self._queue.follow(self._fleet.index.lengths)  # What is longer than any of them is hopeless.
-        ending = [(live, self.why_never(live)) for needs in self._hopeless() for live in self._waiting(needs)]
-        for needs, at in self._look_at.items():
-            if now >= at:
-                ending += [(live, live.refusal or _unready()) for live in self._overdue(needs, now)]
-        for live, error in ending[:MAX_A_TURN]:
-            self._fail(live, error)
+        ending = list(islice(self._ending(now), MAX_A_TURN + 1))
+        for live, why in ending[:MAX_A_TURN]:
+            self._fail(live, why(live))
         if len(ending) > MAX_A_TURN:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._reap, now)
 
-    def _overdue(self, needs: Needs, now: float) -> list[LiveRequest]:
-        waiting = self._waiting(needs)
+    def _ending(self, now: float) -> Iterator[tuple[LiveRequest, Callable[[LiveRequest], SchedulerError]]]:
+        """Whom to end, and what makes the error. Who asks may stop before the last one."""
+        hopeless = self._hopeless()
+        for needs in hopeless:
+            for live in self._waiting(needs):
+                yield live, self.why_never
+        for needs, at in self._look_at.items():
+            for live in self._overdue(needs, now) if now >= at and needs not in hopeless else ():
+                yield live, _unready
+
+    def _overdue(self, needs: Needs, now: float) -> Iterator[LiveRequest]:
+        """Where there is none, those are not looked at again before somebody can have waited for too long."""
         before = now - self._timeout_s
-        rest = [live.served_at for live in waiting if live.served_at > before]
-        self._look_at[needs] = min(rest, default=now) + self._timeout_s if len(rest) == len(waiting) else now
-        return [live for live in waiting if live.served_at <= before]
+        found, served_at = False, now
+        for live in self._waiting(needs):
+            if live.served_at <= before:
+                found = True
+                yield live
+            else:
+                served_at = min(served_at, live.served_at)
+        if not found:
+            self._look_at[needs] = served_at + self._timeout_s
 
-    def _waiting(self, needs: Needs) -> list[LiveRequest]:
-        lanes = self._queue.lanes_with(needs)
-        return [self._accepted[request.number] for lane in lanes for request in self._queue.requests_in(lane)]
+    def _waiting(self, needs: Needs) -> Iterator[LiveRequest]:
+        for lane in self._queue.lanes_with(needs):
+            for request in self._queue.requests_in(lane):
+                yield self._accepted[request.number]
 
 
-def _unready() -> NoExecutor:
-    return NoExecutor("no executor is ready that can run it")
+def _unready(live: LiveRequest) -> SchedulerError:
+    return live.refusal or NoExecutor("no executor is ready that can run it")
 
 
 def _incompatible(live: LiveRequest) -> IncompatibleAdapter:

@@ -100,20 +100,35 @@ def _failing(bad: object, dispatch: object) -> object:
     return made
 
 
+@pytest.mark.parametrize("refused", [True, False])
 async def test_many_that_end_at_once_leave_turns_to_others(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
+    """Those that nobody ever runs, or that have waited for too long. An error is made for whom it ends."""
     monkeypatch.setattr(reaper, "MAX_A_TURN", 5)
-    dispatcher = dispatcher_of(["127.0.0.1:1"], tokenizer, replace(SETTINGS, sweep_interval_s=3600.0))
+    errors: list[NoExecutor] = []
+    make = NoExecutor.__init__
+
+    def counted(error: NoExecutor, message: str) -> None:
+        errors.append(error)
+        make(error, message)
+
+    monkeypatch.setattr(NoExecutor, "__init__", counted)
+    settings = replace(SETTINGS, sweep_interval_s=3600.0 if refused else 0.01, queue_timeout_s=0.05)
+    dispatcher = dispatcher_of(["127.0.0.1:1"], tokenizer, settings)
     async with running(dispatcher):
         lives = [dispatcher.submit(admitted(f"r{n}"), None) for n in range(40)]
         async with Turns() as turns:
-            dispatcher.fleet.states[0].phase = Phase.REFUSED
-            dispatcher.on_phase()
+            if refused:
+                dispatcher.fleet.states[0].phase = Phase.REFUSED
+                dispatcher.on_phase()
+            while not any(live.ended for live in lives):
+                await asyncio.sleep(0)
             before = turns.count
             assert sum(live.ended for live in lives) == 5
             await until(lambda: all(live.ended for live in lives))
             assert turns.count - before >= 7
+        assert len(errors) == len(lives)
         for live in lives:
             with pytest.raises(NoExecutor):
                 await read_all(live)
