@@ -140,6 +140,7 @@ class ExecutorApp:
                 next_load = now + LOAD_INTERVAL_S
                 self.hub.tell_loads()
             self.hub.cut_off_overdue(now, self._config.outbox_timeout)
+            self.hub.lapse_waits()
             await self._tell_health()
             self._end_if_a_rank_hangs()
             await asyncio.sleep(WATCH_INTERVAL_S)

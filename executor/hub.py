@@ -10,6 +10,7 @@ the engine at once, which hands it back unless a seat is free.
 """
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -128,6 +129,11 @@ class Hub:
                 stream.cut_off = True
                 self.close(stream)
 
+    def lapse_waits(self) -> None:
+        """Forget cold waits that their schedulers have not told again in time; call it regularly."""
+        self._cold.lapse(self._clock())
+        self.tell_room()
+
     def handle(self, stream: Stream, command: executor_pb2.ExecutorCommand) -> None:
         """Commands of a closed stream are ignored."""
         if stream.number not in self.streams:
@@ -207,8 +213,11 @@ class Hub:
     def _prefetch(self, stream: Stream, hint: executor_pb2.Prefetch) -> None:
         digest, in_s, uses = hint.digest, hint.need_by_ms / 1000, hint.expected_uses
         if hint.waiting_ms:
-            self._cold.begin(stream.number, digest, self._clock() - hint.waiting_ms / 1000)
-        elif self._cold.end(stream.number, digest):
+            now = self._clock()
+            until = now + hint.lasts_ms / 1000 if hint.lasts_ms else math.inf
+            if not self._cold.begin(stream.number, digest, now - hint.waiting_ms / 1000, until):
+                return  # It only says again that it waits.
+        elif self._cold.end(stream.number, digest) or hint.lasts_ms:
             return  # It says that nobody waits any more.
         self._engine.submit(lambda engine: engine.prefetch(digest, in_s, uses))
 

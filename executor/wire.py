@@ -95,6 +95,7 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
         residency=map(_entry, residency.copies),
         residency_number=residency.number,
         tells_drops=True,
+        knows_waits=True,
     )
 
 

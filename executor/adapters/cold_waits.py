@@ -1,5 +1,6 @@
 """Which versions schedulers say that their requests wait for, since no slot is free. Pure."""
 
+import math
 from dataclasses import dataclass
 
 # Each takes some 80 bytes of every load, and a load goes out with almost every step.
@@ -15,20 +16,31 @@ class ColdWait:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """By one stream, of one version. `until` is when it is over unless it is said again."""
+
+    since: float
+    until: float
+
+
 class ColdWaits:
     """What each stream said last. A stream's earliest `since` of a version stands until that wait ends."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, dict[str, float]] = {}
+        self._streams: dict[int, dict[str, _Said]] = {}
         self._line: tuple[ColdWait, ...] | None = ()  # None: it must be made anew
 
-    def begin(self, stream: int, digest: str, since: float) -> None:
-        """Of too many on one stream the one that waits shortest is forgotten."""
+    def begin(self, stream: int, digest: str, since: float, until: float = math.inf) -> bool:
+        """Or says again that it waits. Whether that is new. Of too many on one stream the one that waits
+        shortest is forgotten."""
         waits = self._streams.setdefault(stream, {})
-        waits[digest] = min(since, waits.get(digest, since))
+        before = waits.get(digest)
+        waits[digest] = _Said(min(since, before.since) if before else since, until)
         if len(waits) > MAX_OF_A_STREAM:
-            del waits[max(waits, key=waits.__getitem__)]
+            del waits[max(waits, key=lambda each: waits[each].since)]
         self._line = None
+        return before is None
 
     def end(self, stream: int, digest: str) -> bool:
         """Whether the stream had said that it waits."""
@@ -36,6 +48,13 @@ class ColdWaits:
             return False
         self._line = None
         return True
+
+    def lapse(self, now: float) -> None:
+        """Ends what was not said again in time: its scheduler may stand still, and others keep slots free."""
+        for waits in self._streams.values():
+            for digest in [digest for digest, said in waits.items() if said.until <= now]:
+                del waits[digest]
+                self._line = None
 
     def close(self, stream: int) -> None:
         """The stream is over, and all its waits with it."""
@@ -51,7 +70,7 @@ class ColdWaits:
     def _in_order(self) -> tuple[ColdWait, ...]:
         since: dict[str, float] = {}
         for waits in self._streams.values():
-            for digest, begun in waits.items():
-                since[digest] = min(begun, since.get(digest, begun))
+            for digest, said in waits.items():
+                since[digest] = min(said.since, since.get(digest, said.since))
         ordered = sorted(since, key=lambda digest: (since[digest], digest))
         return tuple(ColdWait(digest, since[digest]) for digest in ordered[:MAX_TOLD])

@@ -26,7 +26,7 @@ from lorafleet.v1 import adapters_pb2 as lorafleet_dot_v1_dot_adapters__pb2
 from lorafleet.v1 import common_pb2 as lorafleet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1blorafleet/v1/executor.proto\x12\x0clorafleet.v1\x1a\x1blorafleet/v1/adapters.proto\x1a\x19lorafleet/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x02\n\x08\x44ispatch\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x1c\n\x10output_token_ids\x18\x05 \x03(\rB\x02\x10\x01\x12(\n\x08sampling\x18\x06 \x01(\x0b\x32\x16.lorafleet.v1.Sampling\x12(\n\x08stopping\x18\x07 \x01(\x0b\x32\x16.lorafleet.v1.Stopping\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x14\n\x0ctime_left_ms\x18\t \x01(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x11\n\twaited_ms\x18\x0c \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\";\n\rDispatchBatch\x12*\n\ndispatches\x18\x01 \x03(\x0b\x32\x16.lorafleet.v1.Dispatch\"\x1e\n\x06\x43\x61ncel\x12\x14\n\x0c\x64ispatch_ids\x18\x01 \x03(\t\"Y\n\x08Prefetch\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nneed_by_ms\x18\x02 \x01(\r\x12\x15\n\rexpected_uses\x18\x03 \x01(\r\x12\x12\n\nwaiting_ms\x18\x04 \x01(\r\"X\n\nPinAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12)\n\x04tier\x18\x02 \x01(\x0e\x32\x1b.lorafleet.v1.ResidencyTier\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"/\n\x0cUnpinAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\">\n\x0b\x44ropAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"\x0f\n\rDrainExecutor\"\xd0\x02\n\x0f\x45xecutorCommand\x12/\n\x08\x64ispatch\x18\x01 \x01(\x0b\x32\x1b.lorafleet.v1.DispatchBatchH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.lorafleet.v1.CancelH\x00\x12*\n\x08prefetch\x18\x03 \x01(\x0b\x32\x16.lorafleet.v1.PrefetchH\x00\x12\'\n\x03pin\x18\x04 \x01(\x0b\x32\x18.lorafleet.v1.PinAdapterH\x00\x12+\n\x05unpin\x18\x05 \x01(\x0b\x32\x1a.lorafleet.v1.UnpinAdapterH\x00\x12)\n\x04\x64rop\x18\x06 \x01(\x0b\x32\x19.lorafleet.v1.DropAdapterH\x00\x12,\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x1b.lorafleet.v1.DrainExecutorH\x00\x42\t\n\x07\x63ommand\"\xd4\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x10\n\x08max_rank\x18\x05 \x01(\r\x12\x0f\n\x07modules\x18\x06 \x03(\t\x12\x11\n\tmax_loras\x18\x07 \x01(\r\x12\x11\n\tmax_seats\x18\x08 \x01(\r\x12\x15\n\rnum_kv_blocks\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12/\n\tresidency\x18\x0b \x03(\x0b\x32\x1c.lorafleet.v1.ResidencyEntry\x12\x18\n\x10residency_number\x18\x0c \x01(\x04\x12\x16\n\x0emax_full_heads\x18\r \x01(\r\x12\x13\n\x0btells_drops\x18\x0e \x01(\x08\"|\n\x0eResidencyEntry\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12)\n\x04tier\x18\x02 \x01(\x0e\x32\x1b.lorafleet.v1.ResidencyTier\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"|\n\x0eResidencyDelta\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x1c.lorafleet.v1.ResidencyEntry\x12-\n\x07removed\x18\x03 \x03(\x0b\x32\x1c.lorafleet.v1.ResidencyEntry\"\x19\n\x07\x44ropped\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xdd\x01\n\nStepTokens\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x14\n\x0c\x64ispatch_ids\x18\x02 \x03(\t\x12\x1e\n\x12\x66irst_output_index\x18\x03 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctoken_counts\x18\x04 \x03(\rB\x02\x10\x01\x12\x15\n\ttoken_ids\x18\x05 \x03(\rB\x02\x10\x01\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.lorafleet.v1.DispatchLogprobs\x12(\n\x08\x66inished\x18\x07 \x03(\x0b\x32\x16.lorafleet.v1.Finished\"\x94\x01\n\x10\x44ispatchLogprobs\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12\x31\n\tpositions\x18\x02 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x38\n\x10prompt_positions\x18\x03 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\"i\n\x08\x46inished\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.lorafleet.v1.FinishReason\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"a\n\x08Rejected\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x05 \x01(\r\".\n\x08\x43oldWait\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nwaiting_ms\x18\x02 \x01(\r\"\xed\x01\n\x04Load\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.lorafleet.v1.LoadState\x12\x12\n\nfree_seats\x18\x02 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x03 \x01(\r\x12\x12\n\nfree_slots\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x18\n\x10last_step_age_ms\x18\x07 \x01(\r\x12\x1b\n\x13received_dispatches\x18\x08 \x01(\x04\x12$\n\x04\x63old\x18\t \x03(\x0b\x32\x16.lorafleet.v1.ColdWait\"\xc1\x02\n\rExecutorEvent\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.lorafleet.v1.HelloH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.lorafleet.v1.StepTokensH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.lorafleet.v1.FinishedH\x00\x12*\n\x08rejected\x18\x04 \x01(\x0b\x32\x16.lorafleet.v1.RejectedH\x00\x12\x31\n\tresidency\x18\x05 \x01(\x0b\x32\x1c.lorafleet.v1.ResidencyDeltaH\x00\x12\"\n\x04load\x18\x06 \x01(\x0b\x32\x12.lorafleet.v1.LoadH\x00\x12(\n\x07\x64ropped\x18\x07 \x01(\x0b\x32\x15.lorafleet.v1.DroppedH\x00\x42\x07\n\x05\x65vent*V\n\tLoadState\x12\x1a\n\x16LOAD_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOAD_STATE_READY\x10\x01\x12\x17\n\x13LOAD_STATE_DRAINING\x10\x02\x32\x95\x01\n\x08\x45xecutor\x12>\n\x08\x44\x65scribe\x12\x1d.lorafleet.v1.DescribeRequest\x1a\x13.lorafleet.v1.Hello\x12I\n\x07\x45xecute\x12\x1d.lorafleet.v1.ExecutorCommand\x1a\x1b.lorafleet.v1.ExecutorEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1blorafleet/v1/executor.proto\x12\x0clorafleet.v1\x1a\x1blorafleet/v1/adapters.proto\x1a\x19lorafleet/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x02\n\x08\x44ispatch\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x1c\n\x10output_token_ids\x18\x05 \x03(\rB\x02\x10\x01\x12(\n\x08sampling\x18\x06 \x01(\x0b\x32\x16.lorafleet.v1.Sampling\x12(\n\x08stopping\x18\x07 \x01(\x0b\x32\x16.lorafleet.v1.Stopping\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x14\n\x0ctime_left_ms\x18\t \x01(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x11\n\twaited_ms\x18\x0c \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\";\n\rDispatchBatch\x12*\n\ndispatches\x18\x01 \x03(\x0b\x32\x16.lorafleet.v1.Dispatch\"\x1e\n\x06\x43\x61ncel\x12\x14\n\x0c\x64ispatch_ids\x18\x01 \x03(\t\"k\n\x08Prefetch\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nneed_by_ms\x18\x02 \x01(\r\x12\x15\n\rexpected_uses\x18\x03 \x01(\r\x12\x12\n\nwaiting_ms\x18\x04 \x01(\r\x12\x10\n\x08lasts_ms\x18\x05 \x01(\r\"X\n\nPinAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12)\n\x04tier\x18\x02 \x01(\x0e\x32\x1b.lorafleet.v1.ResidencyTier\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"/\n\x0cUnpinAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\">\n\x0b\x44ropAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"\x0f\n\rDrainExecutor\"\xd0\x02\n\x0f\x45xecutorCommand\x12/\n\x08\x64ispatch\x18\x01 \x01(\x0b\x32\x1b.lorafleet.v1.DispatchBatchH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.lorafleet.v1.CancelH\x00\x12*\n\x08prefetch\x18\x03 \x01(\x0b\x32\x16.lorafleet.v1.PrefetchH\x00\x12\'\n\x03pin\x18\x04 \x01(\x0b\x32\x18.lorafleet.v1.PinAdapterH\x00\x12+\n\x05unpin\x18\x05 \x01(\x0b\x32\x1a.lorafleet.v1.UnpinAdapterH\x00\x12)\n\x04\x64rop\x18\x06 \x01(\x0b\x32\x19.lorafleet.v1.DropAdapterH\x00\x12,\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x1b.lorafleet.v1.DrainExecutorH\x00\x42\t\n\x07\x63ommand\"\xe9\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x10\n\x08max_rank\x18\x05 \x01(\r\x12\x0f\n\x07modules\x18\x06 \x03(\t\x12\x11\n\tmax_loras\x18\x07 \x01(\r\x12\x11\n\tmax_seats\x18\x08 \x01(\r\x12\x15\n\rnum_kv_blocks\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12/\n\tresidency\x18\x0b \x03(\x0b\x32\x1c.lorafleet.v1.ResidencyEntry\x12\x18\n\x10residency_number\x18\x0c \x01(\x04\x12\x16\n\x0emax_full_heads\x18\r \x01(\r\x12\x13\n\x0btells_drops\x18\x0e \x01(\x08\x12\x13\n\x0bknows_waits\x18\x0f \x01(\x08\"|\n\x0eResidencyEntry\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12)\n\x04tier\x18\x02 \x01(\x0e\x32\x1b.lorafleet.v1.ResidencyTier\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"|\n\x0eResidencyDelta\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x1c.lorafleet.v1.ResidencyEntry\x12-\n\x07removed\x18\x03 \x03(\x0b\x32\x1c.lorafleet.v1.ResidencyEntry\"\x19\n\x07\x44ropped\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xdd\x01\n\nStepTokens\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x14\n\x0c\x64ispatch_ids\x18\x02 \x03(\t\x12\x1e\n\x12\x66irst_output_index\x18\x03 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctoken_counts\x18\x04 \x03(\rB\x02\x10\x01\x12\x15\n\ttoken_ids\x18\x05 \x03(\rB\x02\x10\x01\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.lorafleet.v1.DispatchLogprobs\x12(\n\x08\x66inished\x18\x07 \x03(\x0b\x32\x16.lorafleet.v1.Finished\"\x94\x01\n\x10\x44ispatchLogprobs\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12\x31\n\tpositions\x18\x02 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x38\n\x10prompt_positions\x18\x03 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\"i\n\x08\x46inished\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.lorafleet.v1.FinishReason\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"a\n\x08Rejected\x12\x13\n\x0b\x64ispatch_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x05 \x01(\r\".\n\x08\x43oldWait\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nwaiting_ms\x18\x02 \x01(\r\"\xed\x01\n\x04Load\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.lorafleet.v1.LoadState\x12\x12\n\nfree_seats\x18\x02 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x03 \x01(\r\x12\x12\n\nfree_slots\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x18\n\x10last_step_age_ms\x18\x07 \x01(\r\x12\x1b\n\x13received_dispatches\x18\x08 \x01(\x04\x12$\n\x04\x63old\x18\t \x03(\x0b\x32\x16.lorafleet.v1.ColdWait\"\xc1\x02\n\rExecutorEvent\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.lorafleet.v1.HelloH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.lorafleet.v1.StepTokensH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.lorafleet.v1.FinishedH\x00\x12*\n\x08rejected\x18\x04 \x01(\x0b\x32\x16.lorafleet.v1.RejectedH\x00\x12\x31\n\tresidency\x18\x05 \x01(\x0b\x32\x1c.lorafleet.v1.ResidencyDeltaH\x00\x12\"\n\x04load\x18\x06 \x01(\x0b\x32\x12.lorafleet.v1.LoadH\x00\x12(\n\x07\x64ropped\x18\x07 \x01(\x0b\x32\x15.lorafleet.v1.DroppedH\x00\x42\x07\n\x05\x65vent*V\n\tLoadState\x12\x1a\n\x16LOAD_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOAD_STATE_READY\x10\x01\x12\x17\n\x13LOAD_STATE_DRAINING\x10\x02\x32\x95\x01\n\x08\x45xecutor\x12>\n\x08\x44\x65scribe\x12\x1d.lorafleet.v1.DescribeRequest\x1a\x13.lorafleet.v1.Hello\x12I\n\x07\x45xecute\x12\x1d.lorafleet.v1.ExecutorCommand\x1a\x1b.lorafleet.v1.ExecutorEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,8 +43,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPTOKENS'].fields_by_name['token_counts']._serialized_options = b'\020\001'
   _globals['_STEPTOKENS'].fields_by_name['token_ids']._loaded_options = None
   _globals['_STEPTOKENS'].fields_by_name['token_ids']._serialized_options = b'\020\001'
-  _globals['_LOADSTATE']._serialized_start=3039
-  _globals['_LOADSTATE']._serialized_end=3125
+  _globals['_LOADSTATE']._serialized_start=3078
+  _globals['_LOADSTATE']._serialized_end=3164
   _globals['_DESCRIBEREQUEST']._serialized_start=101
   _globals['_DESCRIBEREQUEST']._serialized_end=118
   _globals['_DISPATCH']._serialized_start=121
@@ -54,39 +54,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=542
   _globals['_CANCEL']._serialized_end=572
   _globals['_PREFETCH']._serialized_start=574
-  _globals['_PREFETCH']._serialized_end=663
-  _globals['_PINADAPTER']._serialized_start=665
-  _globals['_PINADAPTER']._serialized_end=753
-  _globals['_UNPINADAPTER']._serialized_start=755
-  _globals['_UNPINADAPTER']._serialized_end=802
-  _globals['_DROPADAPTER']._serialized_start=804
-  _globals['_DROPADAPTER']._serialized_end=866
-  _globals['_DRAINEXECUTOR']._serialized_start=868
-  _globals['_DRAINEXECUTOR']._serialized_end=883
-  _globals['_EXECUTORCOMMAND']._serialized_start=886
-  _globals['_EXECUTORCOMMAND']._serialized_end=1222
-  _globals['_HELLO']._serialized_start=1225
-  _globals['_HELLO']._serialized_end=1565
-  _globals['_RESIDENCYENTRY']._serialized_start=1567
-  _globals['_RESIDENCYENTRY']._serialized_end=1691
-  _globals['_RESIDENCYDELTA']._serialized_start=1693
-  _globals['_RESIDENCYDELTA']._serialized_end=1817
-  _globals['_DROPPED']._serialized_start=1819
-  _globals['_DROPPED']._serialized_end=1844
-  _globals['_STEPTOKENS']._serialized_start=1847
-  _globals['_STEPTOKENS']._serialized_end=2068
-  _globals['_DISPATCHLOGPROBS']._serialized_start=2071
-  _globals['_DISPATCHLOGPROBS']._serialized_end=2219
-  _globals['_FINISHED']._serialized_start=2221
-  _globals['_FINISHED']._serialized_end=2326
-  _globals['_REJECTED']._serialized_start=2328
-  _globals['_REJECTED']._serialized_end=2425
-  _globals['_COLDWAIT']._serialized_start=2427
-  _globals['_COLDWAIT']._serialized_end=2473
-  _globals['_LOAD']._serialized_start=2476
-  _globals['_LOAD']._serialized_end=2713
-  _globals['_EXECUTOREVENT']._serialized_start=2716
-  _globals['_EXECUTOREVENT']._serialized_end=3037
-  _globals['_EXECUTOR']._serialized_start=3128
-  _globals['_EXECUTOR']._serialized_end=3277
+  _globals['_PREFETCH']._serialized_end=681
+  _globals['_PINADAPTER']._serialized_start=683
+  _globals['_PINADAPTER']._serialized_end=771
+  _globals['_UNPINADAPTER']._serialized_start=773
+  _globals['_UNPINADAPTER']._serialized_end=820
+  _globals['_DROPADAPTER']._serialized_start=822
+  _globals['_DROPADAPTER']._serialized_end=884
+  _globals['_DRAINEXECUTOR']._serialized_start=886
+  _globals['_DRAINEXECUTOR']._serialized_end=901
+  _globals['_EXECUTORCOMMAND']._serialized_start=904
+  _globals['_EXECUTORCOMMAND']._serialized_end=1240
+  _globals['_HELLO']._serialized_start=1243
+  _globals['_HELLO']._serialized_end=1604
+  _globals['_RESIDENCYENTRY']._serialized_start=1606
+  _globals['_RESIDENCYENTRY']._serialized_end=1730
+  _globals['_RESIDENCYDELTA']._serialized_start=1732
+  _globals['_RESIDENCYDELTA']._serialized_end=1856
+  _globals['_DROPPED']._serialized_start=1858
+  _globals['_DROPPED']._serialized_end=1883
+  _globals['_STEPTOKENS']._serialized_start=1886
+  _globals['_STEPTOKENS']._serialized_end=2107
+  _globals['_DISPATCHLOGPROBS']._serialized_start=2110
+  _globals['_DISPATCHLOGPROBS']._serialized_end=2258
+  _globals['_FINISHED']._serialized_start=2260
+  _globals['_FINISHED']._serialized_end=2365
+  _globals['_REJECTED']._serialized_start=2367
+  _globals['_REJECTED']._serialized_end=2464
+  _globals['_COLDWAIT']._serialized_start=2466
+  _globals['_COLDWAIT']._serialized_end=2512
+  _globals['_LOAD']._serialized_start=2515
+  _globals['_LOAD']._serialized_end=2752
+  _globals['_EXECUTOREVENT']._serialized_start=2755
+  _globals['_EXECUTOREVENT']._serialized_end=3076
+  _globals['_EXECUTOR']._serialized_start=3167
+  _globals['_EXECUTOR']._serialized_end=3316
 # @@protoc_insertion_point(module_scope)

@@ -63,16 +63,18 @@ class Cancel(_message.Message):
     def __init__(self, dispatch_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Prefetch(_message.Message):
-    __slots__ = ("digest", "need_by_ms", "expected_uses", "waiting_ms")
+    __slots__ = ("digest", "need_by_ms", "expected_uses", "waiting_ms", "lasts_ms")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NEED_BY_MS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_USES_FIELD_NUMBER: _ClassVar[int]
     WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    LASTS_MS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     need_by_ms: int
     expected_uses: int
     waiting_ms: int
-    def __init__(self, digest: _Optional[str] = ..., need_by_ms: _Optional[int] = ..., expected_uses: _Optional[int] = ..., waiting_ms: _Optional[int] = ...) -> None: ...
+    lasts_ms: int
+    def __init__(self, digest: _Optional[str] = ..., need_by_ms: _Optional[int] = ..., expected_uses: _Optional[int] = ..., waiting_ms: _Optional[int] = ..., lasts_ms: _Optional[int] = ...) -> None: ...
 
 class PinAdapter(_message.Message):
     __slots__ = ("digest", "tier", "adapter")
@@ -125,7 +127,7 @@ class ExecutorCommand(_message.Message):
     def __init__(self, dispatch: _Optional[_Union[DispatchBatch, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., pin: _Optional[_Union[PinAdapter, _Mapping]] = ..., unpin: _Optional[_Union[UnpinAdapter, _Mapping]] = ..., drop: _Optional[_Union[DropAdapter, _Mapping]] = ..., drain: _Optional[_Union[DrainExecutor, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads", "tells_drops")
+    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads", "tells_drops", "knows_waits")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +142,7 @@ class Hello(_message.Message):
     RESIDENCY_NUMBER_FIELD_NUMBER: _ClassVar[int]
     MAX_FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
     TELLS_DROPS_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_WAITS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     instance_id: str
     model_fingerprint: str
@@ -154,7 +157,8 @@ class Hello(_message.Message):
     residency_number: int
     max_full_heads: int
     tells_drops: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ..., tells_drops: bool = ...) -> None: ...
+    knows_waits: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ..., tells_drops: bool = ..., knows_waits: bool = ...) -> None: ...
 
 class ResidencyEntry(_message.Message):
     __slots__ = ("digest", "tier", "slot", "num_bytes", "pinned")

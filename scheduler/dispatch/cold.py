@@ -23,6 +23,10 @@ from scheduler.fleet.residency import BASE, Tier
 from scheduler.fleet.state import ExecutorState
 
 LEAST_WAIT_S = 0.001  # That can be told: 0 says that the wait is over.
+# While a wait lasts it is told again this often; executors forget it when it was not told for three times as
+# long. Else all schedulers would keep slots free for one that stands still, and takes none.
+REPEAT_S = 1.0
+LASTS_S = 3 * REPEAT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,14 @@ class ColdNotice:
     waiting_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
     """Where the version of a lane is in a line."""
 
     position: int
     stream: int  # A new stream knows nothing of it.
     since: float
+    told_at: float
 
 
 class ColdLines:
@@ -99,9 +104,9 @@ class ColdLines:
             self._since.setdefault(lane, now)
 
     def tend(self, now: float) -> list[ColdNotice]:
-        """Takes places back that are not needed any more, and gives new ones to who is overdue: tenants in
-        turn, the longest wait of each first."""
-        notices = self._withdraw()
+        """Takes places back that are not needed any more, repeats the others, and gives new ones to who is
+        overdue: tenants in turn, the longest wait of each first."""
+        notices = self._tend_places(now)
         for lane, since in self._by_turns(self._overdue(now)):
             if not self._index.open & ~self._full:
                 break
@@ -153,19 +158,22 @@ class ColdLines:
 
     def _give_place(self, lane: Lane, home: int, since: float, now: float) -> ColdNotice:
         state = self._index.states[home]
-        self._places[lane] = _Place(home, state.streams, since)
+        self._places[lane] = _Place(home, state.streams, since, told_at=now)
         self._own.setdefault(home, {})[lane.digest] = since
         self.refresh(home)
-        return ColdNotice(state.address, lane.digest, max(now - since, LEAST_WAIT_S))
+        return _notice(state, lane, since, now)
 
-    def _withdraw(self) -> list[ColdNotice]:
-        """Executors repeat what they were told on a stream until it ends, also while they take nothing."""
+    def _tend_places(self, now: float) -> list[ColdNotice]:
+        """Executors repeat what they were told for a while, also while they take nothing."""
         notices: list[ColdNotice] = []
         for lane, place in list(self._places.items()):
             state = self._index.states[place.position]
             knows = state.streams == place.stream
             waits = bool(lane.size) and self._since.get(lane) == place.since
             if knows and waits and state.takes_requests and _limit(state):
+                if now - place.told_at >= REPEAT_S:
+                    place.told_at = now
+                    notices.append(_notice(state, lane, place.since, now))
                 continue
             self._take_place(lane, place)
             if knows and not state.claims(lane.digest):  # Else a dispatch came after, which has told it.
@@ -232,6 +240,10 @@ class ColdLines:
         )
         for position, line in self._lines.items():
             assert len(line) <= _limit(self._index.states[position])
+
+
+def _notice(state: ExecutorState, lane: Lane, since: float, now: float) -> ColdNotice:
+    return ColdNotice(state.address, lane.digest, max(now - since, LEAST_WAIT_S))
 
 
 def _limit(state: ExecutorState) -> int:

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable
 
 from lorafleet.v1 import executor_pb2
+from scheduler.dispatch.cold import LASTS_S
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
@@ -65,7 +66,7 @@ class Planner:
         """A few times a second: tells executors who has waited long for a slot there."""
         for notice in self.policy.tend(self._clock()):
             uses = self._queue.group_size(notice.digest)
-            self._fleet.prefetch(notice.address, notice.digest, 0.0, uses, notice.waiting_s)
+            self._fleet.tell_wait(notice.address, notice.digest, uses, notice.waiting_s, LASTS_S)
         self._metrics.passed_over.set(self.policy.cold.num_overdue)
 
     def send(self, live: LiveRequest, address: str) -> None:

@@ -72,10 +72,13 @@ class Fleet:
     def cancel(self, address: str, dispatch_id: str) -> None:
         self._links[address].cancel(dispatch_id)
 
-    def prefetch(
-        self, address: str, digest: str, need_by_s: float, expected_uses: int, waiting_s: float = 0.0
+    def prefetch(self, address: str, digest: str, need_by_s: float, expected_uses: int) -> None:
+        self._links[address].prefetch(digest, need_by_s, expected_uses)
+
+    def tell_wait(
+        self, address: str, digest: str, expected_uses: int, waiting_s: float, lasts_s: float
     ) -> None:
-        self._links[address].prefetch(digest, need_by_s, expected_uses, waiting_s)
+        self._links[address].tell_wait(digest, expected_uses, waiting_s, lasts_s)
 
     def drop(self, digest: str, adapter: str = "", addresses: Iterable[str] = ()) -> None:
         """Ends the pins of an adapter ("tenant/name"; "": of all), and frees the copies that no other adapter

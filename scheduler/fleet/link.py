@@ -110,17 +110,26 @@ class ExecutorLink:
             cancel = executor_pb2.Cancel(dispatch_ids=[dispatch_id])
             self._send(executor_pb2.ExecutorCommand(cancel=cancel))
 
-    def prefetch(self, digest: str, need_by_s: float, expected_uses: int, waiting_s: float = 0.0) -> None:
-        """`need_by_s`: from now, about. `waiting_s`: for how long it has waited for want of a slot, which the
-        executor repeats to all schedulers until it gets a dispatch of the version, or a prefetch with 0,
-        which is no hint then."""
-        hint = executor_pb2.Prefetch(
-            digest=digest,
-            need_by_ms=round(need_by_s * 1000),
-            expected_uses=expected_uses,
-            waiting_ms=math.ceil(waiting_s * 1000),
-        )
+    def prefetch(self, digest: str, need_by_s: float, expected_uses: int) -> None:
+        """`need_by_s`: from now, about."""
+        need_by_ms = round(need_by_s * 1000)
+        hint = executor_pb2.Prefetch(digest=digest, need_by_ms=need_by_ms, expected_uses=expected_uses)
         self._send(executor_pb2.ExecutorCommand(prefetch=hint))
+
+    def tell_wait(self, digest: str, expected_uses: int, waiting_s: float, lasts_s: float) -> None:
+        """`waiting_s`: for how long it has waited for want of a slot, 0 when that is over. The executor
+        repeats it to all schedulers until it gets a dispatch of the version, or for `lasts_s`. To one that
+        does not know of waits it is a hint, and nothing when it is over."""
+        if self.state.limits and self.state.limits.knows_waits:
+            wait = executor_pb2.Prefetch(
+                digest=digest,
+                expected_uses=expected_uses,
+                waiting_ms=math.ceil(waiting_s * 1000),
+                lasts_ms=math.ceil(lasts_s * 1000),
+            )
+            self._send(executor_pb2.ExecutorCommand(prefetch=wait))
+        elif waiting_s:
+            self.prefetch(digest, 0.0, expected_uses)
 
     def drop(self, digest: str, adapter: str) -> None:
         """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as

@@ -45,6 +45,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             max_loras=4,
             max_seats=seats,
             tells_drops=True,
+            knows_waits=True,
         )
         self.step_s = step_s
         self.token_at: Callable[[executor_pb2.Dispatch, int], int] = next_token

@@ -214,6 +214,7 @@ class VirtualExecutor:
         )
 
     def _report(self) -> None:
+        self.hub.lapse_waits()
         self.hub.tell_loads()
         self._post()
 

@@ -3,10 +3,12 @@
 Here are the planner's part, when it asks the policy and what it sends, and the link's, which tells the state.
 """
 
+import math
 from dataclasses import dataclass
 
 from executor.hub import Stream
 from lorafleet.v1 import executor_pb2
+from scheduler.dispatch.cold import LASTS_S
 from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue, Waiting
 from scheduler.fleet.index import FleetIndex
@@ -42,6 +44,7 @@ class VirtualScheduler:
         salt: int = 0,
     ) -> None:
         self.queue = Queue(1 << 20, 1 << 20)
+        self.stands_still = False  # It decides and says nothing, while its streams stay open.
         self.states = {each.address: ExecutorState(each.address) for each in executors}
         self._world = world
         self._executors = {each.address: each for each in executors}
@@ -85,13 +88,8 @@ class VirtualScheduler:
         uses = self.queue.group_size(digest)
         target = self._policy.likely(digest) if uses else None
         if target:
-            self._prefetch(target.address, digest, uses, 0.0)
-
-    def _prefetch(self, address: str, digest: str, uses: int, waiting_s: float) -> None:
-        hint = executor_pb2.Prefetch(
-            digest=digest, expected_uses=uses, waiting_ms=round(1000 * waiting_s + 0.5) if waiting_s else 0
-        )
-        self._send(address, executor_pb2.ExecutorCommand(prefetch=hint))
+            hint = executor_pb2.Prefetch(digest=digest, expected_uses=uses)
+            self._send(target.address, executor_pb2.ExecutorCommand(prefetch=hint))
 
     def _send(self, address: str, command: executor_pb2.ExecutorCommand) -> None:
         executor, stream = self._executors[address], self._streams[address]
@@ -103,15 +101,24 @@ class VirtualScheduler:
             self._world.at(self._world.now, self._plan)
 
     def _sweep(self) -> None:
+        if self.stands_still:
+            return
         now = self._world.now
         self.queue.age(now)
         for notice in self._policy.tend(now):
-            uses = self.queue.group_size(notice.digest)
-            self._prefetch(notice.address, notice.digest, uses, notice.waiting_s)
+            wait = executor_pb2.Prefetch(
+                digest=notice.digest,
+                expected_uses=self.queue.group_size(notice.digest),
+                waiting_ms=math.ceil(1000 * notice.waiting_s),
+                lasts_ms=math.ceil(1000 * LASTS_S),
+            )
+            self._send(notice.address, executor_pb2.ExecutorCommand(prefetch=wait))
         self._wake()
 
     def _plan(self) -> None:
         self._wakes = False
+        if self.stands_still:
+            return
         now = self._world.now
         batches: dict[str, list[executor_pb2.Dispatch]] = {}
         while placement := self._policy.next(now):

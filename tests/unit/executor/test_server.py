@@ -147,6 +147,25 @@ async def test_every_scheduler_hears_who_waits_for_a_slot_on_any_stream(
     await idle(app)
 
 
+async def test_a_wait_that_its_scheduler_does_not_tell_again_is_over_and_its_end_is_no_hint(
+    app: ExecutorApp, strangers: list[str]
+) -> None:
+    """Also when the end comes late, from a scheduler that stood still."""
+    one, two = strangers[3], "sha256:" + "0" * 64
+
+    def told(digest: str, waiting_ms: int, lasts_ms: int) -> executor_pb2.Prefetch:
+        return executor_pb2.Prefetch(digest=digest, expected_uses=1, waiting_ms=waiting_ms, lasts_ms=lasts_ms)
+
+    async with connected(app) as scheduler:
+        assert scheduler.events[0].hello.knows_waits
+        await scheduler.send(prefetch=told(one, 0, 3_000))  # No hint: nothing is loaded.
+        await scheduler.send(prefetch=told(two, 500, 100))
+        await scheduler.until(lambda: any(load.cold for load in scheduler.of("load")))
+        await scheduler.until(lambda: not scheduler.of("load")[-1].cold)
+        assert not any(e.digest == one for d in scheduler.of("residency") for e in d.added)
+    await idle(app)
+
+
 @pytest.mark.parametrize("how", ["cancel", "half-close"])
 async def test_a_scheduler_that_goes_away_frees_all_within_two_steps(
     app: ExecutorApp, digests: list[str], how: str

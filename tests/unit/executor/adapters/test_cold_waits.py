@@ -25,6 +25,19 @@ def test_the_line_is_what_streams_said_and_have_not_ended(changes: list[tuple[st
         assert cold.line() == tuple(ColdWait(name, since) for since, name in sorted(set(waits)))
 
 
+def test_a_wait_that_is_not_told_again_in_time_is_over() -> None:
+    """Its beginning stands, however often it is told again."""
+    cold = ColdWaits()
+    assert cold.begin(1, "told-again", 3.0, until=13.0) and cold.begin(1, "stopped", 2.0, until=13.0)
+    assert cold.begin(2, "never-again", 1.0)
+    assert not cold.begin(1, "told-again", 4.0, until=16.0)
+    cold.lapse(13.0)
+    assert cold.line() == (ColdWait("never-again", 1.0), ColdWait("told-again", 3.0))
+    cold.lapse(16.0)
+    assert cold.line() == (ColdWait("never-again", 1.0),)
+    assert cold.begin(1, "told-again", 5.0, until=20.0) and not cold.end(1, "stopped")
+
+
 def test_who_waits_longest_stays_of_too_many() -> None:
     cold = ColdWaits()
     for number in range(2 * MAX_OF_A_STREAM):

@@ -68,6 +68,18 @@ def test_several_are_let_in_at_once_up_to_half_of_the_slots() -> None:
     assert [digest for digest in HOT if fleet.policy.cold.closed(digest)] == ["A", "B"]
 
 
+def test_a_wait_is_told_again_for_as_long_as_it_lasts() -> None:
+    """Executors forget what is not: its scheduler may stand still."""
+    fleet, _ = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    told = [notice for step in range(20) for notice in fleet.policy.tend(2.0 + step / 4)]
+    assert told == [ColdNotice("a:1", "cold", waited) for waited in (2.0, 3.0, 4.0, 5.0, 6.0)]
+    fleet.queue.discard(1)
+    assert fleet.policy.tend(8.0) == [ColdNotice("a:1", "cold", 0.0)]
+    assert fleet.policy.tend(9.0) == []
+
+
 def test_tenants_get_places_by_turns() -> None:
     fleet, _ = full_of_hot()
     for number in range(6):
@@ -180,7 +192,7 @@ def test_a_version_that_still_runs_where_it_is_closed_has_no_place_there() -> No
     fleet.policy.tend(2.0)
     add(fleet, (2, "A"))
     assert fleet.numbers(2.1) == []  # A is closed.
-    assert fleet.policy.tend(4.2) == []
+    assert {notice.digest for notice in fleet.policy.tend(4.2)} == {"cold"}
     state.ended("A")
     fleet.plan(4.3)
     assert fleet.policy.tend(4.3) == [ColdNotice("a:1", "A", pytest.approx(2.2))]

@@ -8,11 +8,7 @@ import pytest
 
 from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.errors import (
-    IncompatibleAdapter,
-    NoExecutor,
-)
-from scheduler.fleet.residency import Tier
+from scheduler.errors import IncompatibleAdapter, NoExecutor
 from scheduler.fleet.state import Phase
 from scheduler.fleet_service import snapshot
 from scheduler.text.tokenizer import Tokenizer
@@ -253,68 +249,6 @@ async def test_a_wall_clock_that_is_set_back_spoils_no_report(
     assert 1_000_000_000_000 < row.last_use_ms <= 2_000_000_000_000
 
 
-async def test_dropping_reaches_who_is_connected(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
-    dispatcher.fleet.drop(DIGEST)
-    await until(lambda: any(command.drop.digest == DIGEST for command in fake.commands))
-
-
-async def test_a_drop_is_waited_for_on_its_stream_where_executors_answer(
-    dispatcher: Dispatcher, fake: FakeExecutor
-) -> None:
-    """Those of the version before do not."""
-    fleet, port = dispatcher.fleet, int(fake.address.rpartition(":")[2])
-    state = fleet.states[0]
-    fake.pages, fake.loading = True, {DIGEST}
-    fleet.drop(DIGEST)
-    assert state.may_hold(DIGEST) and not state.may_hold("sha256:" + "b" * 64)
-    await fake.stop()
-    await until(lambda: state.limits is None)
-    assert not state.may_hold(DIGEST), "its copies are told in the next hello"
-    fake.hello.tells_drops = False
-    await fake.start(port)
-    await until(lambda: state.limits is not None)
-    fleet.drop(DIGEST)
-    assert not state.may_hold(DIGEST)
-
-
-async def test_a_pin_that_ends_while_its_executor_is_cut_off_does_not_stay(
-    dispatcher: Dispatcher, fake: FakeExecutor
-) -> None:
-    fake.pages = True
-    fleet, port = dispatcher.fleet, int(fake.address.rpartition(":")[2])
-    for adapter in ("acme/a", "acme/b", "acme/c"):
-        fleet.pin(DIGEST, adapter, Tier.SLOT)
-    await until(lambda: len(fake.pins.get(DIGEST, {})) == 3)
-    await fake.stop()
-    await until(lambda: fleet.states[0].limits is None)
-    fleet.unpin(DIGEST, "acme/a")
-    fleet.drop(DIGEST, "acme/b")
-    await fake.start(port)
-    await until(lambda: list(fake.pins[DIGEST]) == ["acme/c"])
-
-
-async def test_pins_that_an_executor_does_not_keep_are_counted(tokenizer: Tokenizer) -> None:
-    """By version, however many adapters pin it; who tells of no copy lacks it until the pins end."""
-    async with executors(2) as [good, bad]:
-        good.pages = True
-        async with running(dispatcher_of([good.address, bad.address], tokenizer)) as dispatcher:
-            await ready(dispatcher, 2)
-            fleet = dispatcher.fleet
-
-            def missing() -> list[int]:
-                return [fleet.missing_pins(each.address) for each in (good, bad)]
-
-            for adapter in ("acme/a", "acme/b"):
-                fleet.pin(DIGEST, adapter, Tier.SLOT)
-            assert missing() == [1, 1]
-            await until(lambda: missing() == [0, 1])
-            fleet.unpin(DIGEST, "acme/a")
-            await good.stop()
-            await until(lambda: missing() == [1, 1])
-            fleet.unpin(DIGEST, "acme/b")
-            assert missing() == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [("model_fingerprint", "sha256:other", "sha256:other"), ("protocol_version", 2, "protocol 2")],
@@ -380,18 +314,6 @@ async def test_a_request_goes_only_where_its_whole_length_fits(tokenizer: Tokeni
             await ready(dispatcher)
             with pytest.raises(NoExecutor, match="takes 23 tokens any more"):
                 dispatcher.submit(admitted(max_new_tokens=20), None)
-
-
-async def test_hints_go_out_for_groups_without_room(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
-    fake.frozen = True
-    lives = [dispatcher.submit(admitted(f"r{n}"), None) for n in range(8)]
-    await until(lambda: len(fake.running) == 8)
-    lives += [dispatcher.submit(admitted(f"a{n}", digest=DIGEST), None) for n in range(3)]
-    await until(lambda: any(command.HasField("prefetch") for command in fake.commands))
-    [hint] = [command.prefetch for command in fake.commands if command.HasField("prefetch")]
-    assert (hint.digest, hint.expected_uses, hint.need_by_ms) == (DIGEST, 3, 0)  # a slot is free
-    for live in lives:
-        dispatcher.cancel(live)
 
 
 async def test_more_requests_than_seats_over_two_executors(tokenizer: Tokenizer) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.dispatch.cold import LASTS_S
 from tests.support.services.virtual_executor import DELAY_S, LOAD_S, REPORT_S, STEP_S, VirtualExecutor
 from tests.support.services.virtual_scheduler import SWEEP_S, Asked, VirtualScheduler
 from tests.support.services.virtual_time import World
@@ -102,6 +103,23 @@ def test_many_cold_versions_of_one_tenant_start_behind_hot_ones() -> None:
 
 def test_cold_versions_of_tenants_of_their_own_wait_no_longer() -> None:
     assert cold_behind_hot(1, slice(None), tenants=True) <= 10.0
+
+
+def test_slots_are_not_kept_for_a_scheduler_that_stands_still() -> None:
+    """Its streams stay open, so only what it does not say tells the others."""
+    world, [stopped, other] = fleet(2, executors=1, slots=4)
+    heat(world, [other], HOT[:4])
+    cold = [stopped.ask(Asked(f"cold{n}")) for n in range(2)]
+    world.run(world.now + AGING_S + SWEEP_S + 2 * DELAY_S)
+    [state] = other.states.values()
+    assert {digest for digest, _ in state.report.cold} == {"cold0", "cold1"}
+    stopped.stands_still = True
+    world.run(world.now + LASTS_S + 2 * REPORT_S)
+    assert not state.report.cold and not any(number in world.started for number in cold)
+    late = [other.ask(Asked(digest)) for digest in HOT[:4]]
+    wait_for(world, late, 4.0)
+    stopped.stands_still = False  # It says it all again.
+    wait_for(world, cold, 6.0)
 
 
 @pytest.mark.parametrize("schedulers", [1, 2])
