@@ -262,7 +262,8 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it; `detail` says why when `state` is not "ready".
+    """One executor as the scheduler sees it; `detail` says why when `state` is not "ready", or `on_trial`: it
+    takes nothing new beside one request that may have crashed others, until that one's first token or end.
 
     slot_hits, host_hits, misses: requests sent there, by where their version was. page_in_mean, page_in_max:
     seconds from a request without a slot copy to that copy, of the last 64. in_host: copies in host memory.
@@ -285,6 +286,7 @@ class Executor:
     misses: int = 0
     page_in_mean: float = 0.0
     page_in_max: float = 0.0
+    on_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,4 +173,5 @@ def executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
         misses=message.misses,
         page_in_mean=message.page_in_mean_ms / 1000,
         page_in_max=message.page_in_max_ms / 1000,
+        on_trial=message.on_trial,
     )

@@ -20,6 +20,7 @@ from scheduler.rpc_errors import translate_errors
 DEFAULT_INTERVAL_MS = 1000
 POLL_S = 0.05
 MAX_QUEUES = 32
+ON_TRIAL = "a request that was in flight at crashes of executors has it for itself until its first token"
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -95,7 +96,7 @@ def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
     return fleet_pb2.ExecutorStatus(
         address=state.address,
         state=cast(fleet_pb2.ExecutorState, int(state.phase)),
-        detail=state.detail,
+        detail=state.detail or (ON_TRIAL if state.on_trial else ""),
         instance_id=state.instance_id,
         cordoned=state.cordoned,
         running=state.num_running,
@@ -110,4 +111,5 @@ def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
         page_in_max_ms=round(1000 * max(page_ins, default=0)),
         max_seats=state.limits.max_seats if state.limits else 0,
         in_host=state.residency.count(Tier.HOST),
+        on_trial=state.on_trial,
     )

@@ -81,6 +81,15 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self._poison = Counter(
+            "lorafleet_scheduler_poison_requests",
+            "Requests that ended since they crashed executors, the last one alone there, by how that one was "
+            "lost: crashed, or hung.",
+            ["cause"],
+            registry=registry,
+        )
+        for cause in ("crashed", "hung"):
+            self._poison.labels(cause)  # An alert on its increase needs the 0.
         self.resumptions = Counter(
             "lorafleet_scheduler_resumptions",
             "Attempts that went on after tokens of an earlier one.",
@@ -266,6 +275,10 @@ class Metrics:
     def attempt_failed(self, reason: str) -> None:
         """`reason` comes from executors and from us, never from clients."""
         self._failed_attempts.labels(reason).inc()
+
+    def poison(self, phase: Phase) -> None:
+        """A request crashed executors; `phase` is that of the last one."""
+        self._poison.labels("hung" if phase is Phase.HUNG else "crashed").inc()
 
     def oldest_waits(self, seconds: Mapping[str, float]) -> None:
         """By reason: "slot", "seat" or "executor"."""

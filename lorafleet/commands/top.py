@@ -113,7 +113,8 @@ _HEAD = (
 def _row(executor: Executor, old: Executor | None, seconds: float) -> tuple[str, ...]:
     slot, host, missed = _hits(executor, old)
     requests = slot + host + missed
-    state = f"{executor.state}, cordoned" if executor.cordoned else executor.state
+    closed = ("cordoned" if executor.cordoned else "", "on trial" if executor.on_trial else "")
+    state = ", ".join(filter(None, (executor.state, *closed)))
     return (
         executor.address,
         state,

@@ -101,7 +101,7 @@ class Dispatcher:
         self._reaper = Reaper(self.queue, self.fleet, self._accepted, patience, self._fail)
         self._waits = Waits(self.queue, self._planner.policy.cold, self._reaper)
         self._trials = Trials(
-            self.fleet, self._accepted, self._planner, patience, self._fail, clock, self._awake
+            self.fleet, self._accepted, self._planner, metrics, patience, self._fail, clock, self._awake
         )
         self._sweeper: asyncio.Task[None] | None = None
 

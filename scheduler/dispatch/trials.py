@@ -22,6 +22,7 @@ from scheduler.dispatch.queue import Waiting
 from scheduler.errors import NoExecutor, SchedulerError, from_exception
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.state import ExecutorState, Phase
+from scheduler.metrics import Metrics
 
 SUSPECT_CRASHES = 2
 # Seconds. So late a `tend` says that this process stood still; it may be why streams are lost so long after.
@@ -37,6 +38,7 @@ class Trials:
         fleet: Fleet,
         accepted: LiveRequests,
         planner: Planner,
+        metrics: Metrics,
         timeout_s: float,
         fail: Callable[[LiveRequest, SchedulerError], None],
         clock: Callable[[], float],
@@ -47,6 +49,7 @@ class Trials:
         self._fleet = fleet
         self._accepted = accepted
         self._planner = planner
+        self._metrics = metrics
         self._timeout_s = timeout_s
         self._fail = fail
         self._clock = clock
@@ -64,6 +67,7 @@ class Trials:
         live.crashes += 1
         if self._places.get(live.address) is not live:
             return None
+        self._metrics.poison(self._state(live.address).phase)
         request = f"request {live.admitted.request_id!r} of tenant {live.waiting.tenant!r}"
         times = f"{live.crashes} crashes of executors, alone at that of {live.address}: {why}"
         return from_exception(RuntimeError(f"{request} was in flight at {times}"))

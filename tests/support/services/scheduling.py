@@ -82,9 +82,10 @@ def dispatcher_of(
     clock: Callable[[], float] | None = None,
     data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
     awake: Callable[[], float] | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> Dispatcher:
     settings = replace(settings, executors=tuple(addresses))
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(registry or CollectorRegistry())
     clock = clock or asyncio.get_running_loop().time
     return Dispatcher(settings, link, tokenizer, metrics, clock, data_loss, awake)
 
