@@ -85,7 +85,9 @@ class ExecutorApp:
         self._ended: asyncio.Future[Exception | None] = self._loop.create_future()
         self._metrics_server = self._start_metrics()
         try:
-            self._server, self.port = make_server(self._config.listen, self._servicer, self._board)
+            self._server, self.port = make_server(
+                self._config.listen, self._servicer, self._board, self._config.keepalive_time
+            )
             await self._tell_health()
             await self._server.start()
         except BaseException:

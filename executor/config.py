@@ -145,6 +145,11 @@ class ExecutorConfig:
         2.0, "Seconds until a waiting adapter stops others from joining busy slots."
     )
     outbox_messages: int = _setting(1024, "Events that may wait for a slow scheduler before its time runs.")
+    keepalive_time: float = _setting(
+        20.0,
+        "Seconds of silence after which a scheduler is pinged; one that does not answer for as long again is "
+        "gone, and what it sent is cancelled.",
+    )
     outbox_timeout: float = _setting(
         10.0, "Seconds that an outbox may stay full before its stream is closed."
     )
@@ -238,7 +243,7 @@ class ExecutorConfig:
 _POSITIVE = (
     "tensor_parallel_size", "max_lora_rank", "max_seats",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
-    "outbox_messages", "outbox_timeout", "step_timeout", "start_timeout", "drain_timeout",
+    "outbox_messages", "outbox_timeout", "keepalive_time", "step_timeout", "start_timeout", "drain_timeout",
 )  # fmt: skip
 
 

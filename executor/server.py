@@ -24,11 +24,12 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
     # Two executors on one port would each get half of the calls.
     ("grpc.so_reuseport", 0),
 )
+# How long a peer may be silent, and how long its answer to a ping may take: that is ping_timeout in gRPC of
+# today, whatever keepalive_timeout says, which it was before.
+KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +98,15 @@ class HealthBoard:
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def make_server(listen: str, servicer: ExecutorServicer, board: HealthBoard) -> tuple[grpc.aio.Server, int]:
-    """A server, not started, and its port. Raises StartError when the address cannot be had."""
+def make_server(
+    listen: str, servicer: ExecutorServicer, board: HealthBoard, keepalive_time_s: float
+) -> tuple[grpc.aio.Server, int]:
+    """A server, not started, and its port. A scheduler that says nothing for `keepalive_time_s` is pinged;
+    its streams end when it does not answer for as long again. Raises StartError when the address cannot be
+    had."""
     _check_free(listen)
-    server = grpc.aio.server(options=OPTIONS)
+    keepalive = [(name, round(keepalive_time_s * 1000)) for name in KEEPALIVE]
+    server = grpc.aio.server(options=(*OPTIONS, *keepalive))
     executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -38,7 +38,7 @@ from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.generic_handlers import GenericHandlers
-from scheduler.grpc_options import SERVER_OPTIONS
+from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
 from scheduler.loop_lag import measure_lag
@@ -128,7 +128,7 @@ class Scheduler:
             limits=push_limits,
         )
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=server_options(config.keepalive_time))
         self._add_services()
         self._tasks: list[asyncio.Task[None]] = []
 

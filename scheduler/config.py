@@ -90,6 +90,13 @@ class Config:
     slow_client_timeout: float = field(
         default=10.0, metadata=_help("seconds that a write may wait for a client that does not read")
     )
+    keepalive_time: float = field(
+        default=20.0,
+        metadata=_help(
+            "seconds of silence after which a client is pinged; one that does not answer for half as long is "
+            "gone, with its requests"
+        ),
+    )
     stream_interval_ms: int = field(
         default=0,
         metadata=_help("shortest time between chunks of a stream, which gather the tokens of that time"),
@@ -146,6 +153,7 @@ class Config:
             "max_attempts",
             "max_push_bytes",
             "slow_client_timeout",
+            "keepalive_time",
             "alias_max_staleness",
             "report_timeout",
             "step_timeout",

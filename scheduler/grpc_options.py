@@ -17,7 +17,7 @@ _UNTAKEN_CALLS: list[tuple[str, int]] = [
     ("grpc.server_max_unrequested_time_in_server", 120),
 ]
 
-SERVER_OPTIONS: list[tuple[str, int]] = [
+_SERVER: list[tuple[str, int]] = [
     *_MESSAGES,
     *_UNTAKEN_CALLS,
     ("grpc.so_reuseport", 0),  # A second server on the port is an error, not a silent half of the traffic.
@@ -25,18 +25,32 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # And we find dead clients.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
 ]
+
+
+def server_options(keepalive_time_s: float) -> list[tuple[str, int]]:
+    """A client that says nothing for so long is pinged, in and out of calls, however silent they are; its
+    connection and calls end when it does not answer for half as long."""
+    return [*_SERVER, *_keepalive(keepalive_time_s, keepalive_time_s / 2)]
+
+
+def _keepalive(time_s: float, timeout_s: float) -> list[tuple[str, int]]:
+    """gRPC of today waits for the answer for ping_timeout, a minute by default, whatever keepalive_timeout
+    is; that of before does the reverse."""
+    timeout_ms = round(timeout_s * 1000)
+    return [
+        ("grpc.keepalive_time_ms", round(time_s * 1000)),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    ]
+
 
 EXECUTOR_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGES,
+    *_keepalive(10.0, 5.0),
     # A new channel resolves and connects anew instead of sharing a connection to where the executor was.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

@@ -75,8 +75,9 @@ async def running(base: Path, adapters: WeightsSource, **settings: Any) -> Async
 
 
 @contextlib.asynccontextmanager
-async def connected(app: ExecutorApp, *metadata: tuple[str, str]) -> AsyncIterator[Scheduler]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
+async def connected(app: ExecutorApp, *metadata: tuple[str, str], port: int = 0) -> AsyncIterator[Scheduler]:
+    """`port`: of a proxy, if there is one."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port or app.port}") as channel:
         scheduler = Scheduler(channel, metadata)
         try:
             await scheduler.until(lambda: scheduler.of("load"))

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server: slow, deaf, cutting, or speaking TLS, as a test wants it."""
+"""A TCP proxy in front of a server: slow, deaf, cutting, a black hole, or speaking TLS."""
 
 import contextlib
 import socket
@@ -26,6 +26,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._swallows = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
@@ -35,6 +36,11 @@ class Proxy:
         for each in ending:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def swallow(self) -> None:
+        """Passes nothing on any more, neither bytes nor the end of a connection, as where a machine has lost
+        its power."""
+        self._swallows.set()
 
     def __enter__(self) -> Self:
         return self
@@ -63,18 +69,19 @@ class Proxy:
             return
         with self._lock:
             self._open |= {client, server}
-        threading.Thread(target=_copy, args=(client, server, lambda size: 0.0), daemon=True).start()
-        _copy(server, client, self._delay)
+        threading.Thread(target=self._copy, args=(client, server, lambda size: 0.0), daemon=True).start()
+        self._copy(server, client, self._delay)
 
-
-def _copy(source: socket.socket, target: socket.socket, delay: Callable[[int], float]) -> None:
-    try:
-        while data := source.recv(1 << 16):
-            time.sleep(delay(len(data)))
-            target.sendall(data)
-    except OSError:
-        pass
-    finally:
+    def _copy(self, source: socket.socket, target: socket.socket, delay: Callable[[int], float]) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                time.sleep(delay(len(data)))
+                if not self._swallows.is_set():
+                    target.sendall(data)
+        except OSError:
+            pass
+        if self._swallows.is_set():
+            return
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -22,6 +22,7 @@ from executor.server import SERVICE
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.engines.driver import SMALL
 from tests.support.engines.executor_app import connected, dispatch, idle, running
+from tests.support.services.proxy import Proxy
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -90,6 +91,23 @@ async def test_a_scheduler_that_does_not_read_is_cut_off(tiny_base: Path, tiny_s
                 while await call.read() is not grpc.aio.EOF:
                     pass
             assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_what_a_scheduler_sent_that_vanished_is_cancelled(
+    tiny_base: Path, tiny_store: DiskStore
+) -> None:
+    """Its machine has lost its power: no end of the stream is told, and no ping answered."""
+    async with running(tiny_base, tiny_store, keepalive_time=0.4) as app:
+        with Proxy(app.port) as proxy:
+            async with connected(app, port=proxy.port) as scheduler:
+                await asyncio.sleep(1.2)  # Several pings in silence, each answered.
+                await scheduler.dispatch(dispatch("x", tokens=480))
+                await scheduler.until(lambda: scheduler.tokens.get("x"))
+                proxy.swallow()
+            async with asyncio.timeout(10):
+                while app.hub.streams:
+                    await asyncio.sleep(0.01)
+            await idle(app)
 
 
 async def test_while_the_model_loads_it_is_alive_and_says_so(
