@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 # Test workers and services share few cores, and the threads of one torch operation wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# gRPC tells of connections that end, which tests end all the time; what it means comes as a status, too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Without a GPU, Triton's kernels run in its interpreter, which it decides on while it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
