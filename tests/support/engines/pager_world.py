@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from executor.adapters.pager import LoadFailure, Pager
+from executor.adapters.residency import Copy, Residency
 from executor.batch.slots import SlotTable
 
 
@@ -84,6 +85,14 @@ class World:
         self.pager.check()
         assert len(self.store.loaded) == len(self.store.forgotten) + len(list(self.pager.host))
 
+    def copies(self) -> tuple[Copy, ...]:
+        """Every copy, as the first delta tells them."""
+        residency = Residency()
+        delta = self.pager.take_delta()
+        assert delta is not None
+        residency.apply(delta)
+        return residency.copies
+
 
 def make_world(
     *, room: int = 3, slots: int = 2, heads: int = 0, discard_copy: Callable[[str], None] | None = None
@@ -104,3 +113,6 @@ def make_world(
         discard_copy=discard_copy,
     )
     return World(store, pager, table, paged_in)
+
+
+Make = Callable[..., World]
