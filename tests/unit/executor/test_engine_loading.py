@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from adapter_store import DiskStore, StoreUnavailable, Weights
+from adapter_store import DiskStore, ModelSpec, StoreUnavailable, Weights
+from tests.support.adapters.peft import make_adapter
 from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 from tests.unit.executor.loading_checks import twenty_loads_leave_sixteen_streams_alone
 
@@ -62,6 +64,26 @@ def test_others_decode_while_adapters_load(make_engine: Make, digests: list[str]
     assert len(tokens) == 60 and (0, "cold") not in driver.tokens
     store.gate.set()
     driver.until(lambda: (0, "cold") in driver.finished)
+
+
+def test_who_lacks_only_full_heads_waits_for_them_and_is_not_handed_back(
+    make_engine: Make, tiny_base: Path, tiny_store: DiskStore, tmp_path: Path
+) -> None:
+    """Schedulers do not know which are in use, so they send there, too, while a slot is free."""
+    spec = ModelSpec.from_folder(tiny_base)
+    heads = [
+        tiny_store.put(
+            make_adapter(tmp_path / f"{n}", tiny_base, seed=n, modules_to_save=["lm_head"]),
+            "heads",
+            f"h{n}",
+            spec,
+        ).digest
+        for n in range(3)
+    ]
+    driver = make_engine(max_loras=4, max_full_heads=1, num_kv_blocks=128)
+    dispatches = [greedy(f"{n}", PROMPTS[n], digest=digest) for n, digest in enumerate([*heads, ""])]
+    together = driver.run(*dispatches)
+    assert together == [driver.run(replace(each, key=(1, each.request_id)))[0] for each in dispatches]
 
 
 def test_twenty_loads_some_of_them_broken_leave_sixteen_streams_alone(
