@@ -3,8 +3,6 @@
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from adapter_store import open_store
 from adapter_store.bench.inputs import SPEC, write_adapter
 from adapter_store.bench.server import find_server, running
 from scheduler.bench import listing, resolve
+from scheduler.bench.about import about
 from scheduler.bench.fill import fill_folder, fill_redis, names
 
 LISTED, RESOLVED = 100_000, 1_000
@@ -27,7 +26,7 @@ def main() -> None:
         rows.append({**row, "load_average": os.getloadavg()[0]})
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
         sys.stdout.flush()
-        args.json.write_text(json.dumps({**_about(), "rows": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**about("scheduler.bench"), "rows": rows}, indent=1) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,16 +76,6 @@ def _resolve(url: str, folder: Path, seconds: float) -> dict[str, Any]:
     return {"adapters": RESOLVED} | resolve.measure(
         url, [name for name, _ in records], tuple(digests), seconds
     )
-
-
-def _about() -> dict[str, Any]:
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "git": git.stdout.strip(),
-        "command": "python -m scheduler.bench " + " ".join(sys.argv[1:]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ import argparse
 import gc
 import json
 import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scheduler.bench.about import about
 from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue, Waiting
 from scheduler.fleet.index import FleetIndex
@@ -209,17 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             sys.stdout.write(json.dumps(rows[-1]) + "\n")
             sys.stdout.flush()
-    args.json.write_text(json.dumps({**_about(), "rows": rows}, indent=1) + "\n")
-
-
-def _about() -> dict[str, Any]:
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "git": git.stdout.strip(),
-        "command": "python -m scheduler.bench.plan " + " ".join(sys.argv[1:]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-    }
+    args.json.write_text(json.dumps({**about("scheduler.bench.plan"), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Dispatcher:
         awake: Callable[[], float] | None = None,
     ) -> None:
         """`data_loss` is told which version's bytes an executor found damaged. `awake` is a clock that runs
-        only while this loop is alive (scheduler/heartbeat.py): executors and readers are waited for on it."""
+        only while this loop is alive (scheduler/heartbeat.py): executors are waited for on it."""
         self.queue = Queue(
             settings.max_queued,
             settings.max_queued_per_tenant,

@@ -52,8 +52,9 @@ class LiveRequest:
         )
         self.outbox = Outbox(len(admitted.resumed_token_ids), line)
         self.accepted_at = now
-        self.served_at = now  # When it last ran, or an executor was ready that can run it, busy or not; on
-        # the dispatcher's clock for waiting on others, as is `now` in `push` and `flush`.
+        # When it last ran, or an executor was ready that can run it, busy or not; on the dispatcher's clock
+        # for waiting on others.
+        self.served_at = now
         self.last_token_at: float | None = None
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # Where it runs.

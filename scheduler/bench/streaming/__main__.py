@@ -5,13 +5,12 @@ import asyncio
 import importlib.util
 import json
 import os
-import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from adapter_store import ModelSpec
+from scheduler.bench.about import about
 from scheduler.bench.streaming.pace import Record
 from scheduler.bench.streaming.reader import Seen, read
 from scheduler.bench.streaming.servers import Load, bare, executors, scheduler
@@ -25,7 +24,9 @@ def main() -> None:
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
         rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
-        args.json.write_text(json.dumps({**_about(), "rows": [*rows, row]}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({**about("scheduler.bench.streaming"), "rows": [*rows, row]}, indent=1) + "\n"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,16 +92,6 @@ def _latencies(seen: Seen, record: Record) -> tuple[float, float]:
 
 def _client(address: str, pid: int, load: Load, tokens: int) -> Seen:
     return asyncio.run(read(address, pid, load.streams, tokens, load.window_s))
-
-
-def _about() -> dict[str, Any]:
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "git": git.stdout.strip(),
-        "command": "python -m scheduler.bench.streaming " + " ".join(sys.argv[1:]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":
