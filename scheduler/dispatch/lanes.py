@@ -54,22 +54,14 @@ class FairLanes:
         top = self.top()
         return top[0] if top else None
 
-    def settle(self, entered: Turn, lane: Lane) -> bool:
-        """Whether what `top` said is right, so that this lane is the fairest. Else its turn is put right, and
-        with it those behind it of the same tenant, which was charged."""
-        turn = self._queue.turn(lane)
-        if turn is entered:
-            return True
-        charged = entered[4]
-        while turn and turn is not entered:
+    def settle(self, entered: Turn, lane: Lane) -> Turn:
+        """Takes what `top` said, and returns the same turn where it is right: then this lane is the fairest.
+        Else puts turns right until that of the first is, and returns it."""
+        while (turn := self._queue.turn(lane)) and turn is not entered:
             self._entries[lane] = turn
             heapreplace(self._heap, (turn, lane.serial, lane))
-            top = self.top()
-            if top is None or top[0][4] != charged:
-                break
-            entered, lane = top
-            turn = self._queue.turn(lane)
-        return False
+            entered, lane = self.top() or (turn, lane)
+        return entered
 
     def leave(self, lane: Lane) -> None:
         self._entries.pop(lane, None)

@@ -194,15 +194,16 @@ class Policy:
                 looks += 1
                 self._set_aside(lane, source, now)
                 continue
-            if entered is turn and source.lanes.settle(entered, lane):
+            due = source.lanes.settle(entered, lane)
+            if due is turn:
                 claimed, cold = self._places(lane)
                 if placement := self._place(lane, turn, claimed | cold, claimed):
                     return placement
                 looks += 1
                 self._set_aside(lane, source, now)
-            elif bound := source.lanes.bound():
-                source.turn = bound
-                heapreplace(self._sources, (bound, serial, source))
+            else:
+                source.turn = due
+                heapreplace(self._sources, (due, serial, source))
         return None
 
     def _may_have_seat(self, lane: Lane) -> bool:
