@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.bench.about import about
+from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.policy import Policy
-from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.residency import Copy, Residency, Tier
 from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
@@ -138,7 +139,7 @@ class House:
         while (placement := self.policy.next(0.0)) or self.policy.has_more:
             if placement is None:
                 continue
-            request = self.queue.take(placement.number)
+            request = self.queue.take(placement.number, placement.address if self.policy.in_turn else "")
             at = self._positions[placement.address]
             self.states[at].sent(f"r{placement.number}", request.digest, 0.0, request.tenant)
             self._running[at].append((f"r{placement.number}", request.digest))

@@ -11,9 +11,11 @@ So who is at place k of a line of at most H starts within ceil(k / H) times the 
 plus a load: all H that are closed have ended by then.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from scheduler.dispatch.groups import Lane
 from scheduler.dispatch.queue import Queue
@@ -60,7 +62,8 @@ class ColdLines:
         self._queue = queue
         self._index = index
         self._aging_s = aging_s
-        self._since: dict[Lane, float] = {}  # The longest first. Left-over lanes go when they come up.
+        self._young: list[tuple[float, int, Lane]] = []  # A heap by since when; left-overs go in their time.
+        self._old: dict[Lane, None] = {}  # Those that are overdue.
         self._places: dict[Lane, _Place] = {}  # For each version one on an executor, for one of its lanes.
         self._own: dict[int, dict[str, float]] = {}  # By executor: since when, of those with a place there.
         self._lines: dict[int, tuple[str, ...]] = {}
@@ -77,10 +80,6 @@ class ColdLines:
         """Versions with a place in a line."""
         return len({lane.digest for lane in self._places})
 
-    def since(self, lane: Lane) -> float | None:
-        """Since when a lane is cold; None when it is not."""
-        return self._since.get(lane)
-
     def closed(self, digest: str) -> int:
         """Where the version gets no new requests."""
         return self._closed.get(digest, 0)
@@ -93,15 +92,29 @@ class ColdLines:
         """Executors with a free slot that belongs to the version."""
         return self._homes.get(digest, 0)
 
+    def is_blocked(self, lane: Lane) -> bool:
+        """Whether a lane waits for more than a seat: for an executor, or a slot there."""
+        index, digest = self._index, lane.digest
+        able = index.open & index.holders(lane.needs)
+        if digest == BASE:
+            return not able
+        slots = index.claims(digest) & ~self.closed(digest) | index.slotted & ~self.held | self.homes(digest)
+        return not able & slots
+
     def judge(self, lane: Lane, now: float) -> None:
-        """Whether a lane is cold, when that may have changed."""
+        """Whether a lane is cold, when that may have changed.
+
+        A wait goes on that an attempt which came to nothing has interrupted.
+        """
         if lane.digest == BASE or not lane.size:
             return
         serving = self._index.claims(lane.digest) & self._index.open & self._index.holders(lane.needs)
+        began, lane.owed_since = min(now, lane.owed_since), math.inf
         if serving & ~self.closed(lane.digest):
-            self._since.pop(lane, None)
-        else:
-            self._since.setdefault(lane, now)
+            lane.cold_since = None
+        elif lane.cold_since is None or began < lane.cold_since:
+            lane.cold_since = began
+            heappush(self._young, (began, lane.serial, lane))
 
     def tend(self, now: float) -> list[ColdNotice]:
         """Takes places back that are not needed any more, repeats the others, and gives new ones to who is
@@ -121,18 +134,16 @@ class ColdLines:
         return any(holders >> place.position & 1 for place in places if place)
 
     def _overdue(self, now: float) -> list[tuple[Lane, float]]:
-        found: list[tuple[Lane, float]] = []
-        gone: list[Lane] = []
-        for lane, since in self._since.items():
-            if not lane.size:
-                gone.append(lane)
-            elif now - since < self._aging_s:
-                break
-            else:
-                found.append((lane, since))
-        for lane in gone:
-            del self._since[lane]
-        return found
+        """The longest wait first."""
+        while self._young and now - self._young[0][0] >= self._aging_s:
+            self._old[heappop(self._young)[2]] = None
+        found = [
+            (since, lane.serial, lane)
+            for lane in self._old
+            if lane.size and (since := lane.cold_since) is not None and now - since >= self._aging_s
+        ]
+        self._old = {lane: None for _, _, lane in found}
+        return [(lane, since) for since, _, lane in sorted(found)]
 
     def _by_turns(self, overdue: list[tuple[Lane, float]]) -> Iterable[tuple[Lane, float]]:
         by_tenant: dict[str, deque[tuple[Lane, float]]] = {}
@@ -169,7 +180,7 @@ class ColdLines:
         for lane, place in list(self._places.items()):
             state = self._index.states[place.position]
             knows = state.streams == place.stream
-            waits = bool(lane.size) and self._since.get(lane) == place.since
+            waits = bool(lane.size) and lane.cold_since == place.since
             if knows and waits and state.takes_requests and _limit(state):
                 if now - place.told_at >= REPEAT_S:
                     place.told_at = now

@@ -99,7 +99,7 @@ class Dispatcher:
         )
         patience = settings.queue_timeout_s
         self._reaper = Reaper(self.queue, self.fleet, self._accepted, patience, self._fail)
-        self._waits = Waits(self.queue, self._planner.policy.cold, self._reaper)
+        self._waits = Waits(self.queue, self._reaper)
         self._trials = Trials(
             self.fleet, self._accepted, self._planner, metrics, patience, self._fail, clock, self._awake
         )
@@ -300,6 +300,8 @@ class Dispatcher:
         self._trials.end(live)
         self._accepted.end_attempt(live)
         live.served_at = self._awake()
+        if live.proven:
+            live.waits_since = self._clock()
         self._journal.attempt_failed(live, reason, why)
         if reason not in BUSY_REASONS:
             live.failures += reason != EXECUTOR_LOST
@@ -322,7 +324,7 @@ class Dispatcher:
     def _put_back(self, live: LiveRequest) -> None:
         live.pause = None
         if not self._trials.take(live):
-            self.queue.put_back(live.waiting)
+            self.queue.put_back(live.waiting, live.waits_since)
         self._planner.wake()
 
     # Ends.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from lorafleet.v1 import common_pb2
 from scheduler.admission.admission import AdmittedRequest
+from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.outbox import Outbox
 from scheduler.dispatch.progress import Progress
-from scheduler.dispatch.queue import Waiting
 from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.errors import SchedulerError
 from scheduler.text.text_stream import TextDelta, TextStream
@@ -55,6 +55,7 @@ class LiveRequest:
         # When it last ran, or an executor was ready that can run it, busy or not; on the dispatcher's clock
         # for waiting on others.
         self.served_at = now
+        self.waits_since = now  # When it was accepted, or an attempt failed that had brought a token.
         self.last_token_at: float | None = None
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # Where it runs.

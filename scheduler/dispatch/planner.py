@@ -113,16 +113,16 @@ class Planner:
     def _add_to(self, batches: dict[str, list[executor_pb2.Dispatch]], placement: Placement) -> None:
         live = self._accepted[placement.number]
         try:
-            dispatch = self._begin(live, placement.address)
+            dispatch = self._begin(live, placement)
         except Exception as error:  # A bug with one request must not hold up all others.
             self._fail(live, error)
         else:
             batches.setdefault(placement.address, []).append(dispatch)
 
-    def _begin(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
+    def _begin(self, live: LiveRequest, placement: Placement) -> executor_pb2.Dispatch:
         """From here on the request is the executor's."""
-        self._queue.take(live.waiting.number)
-        return self._attempt(live, address)
+        self._queue.take(placement.number, placement.address if self.policy.in_turn else "")
+        return self._attempt(live, placement.address)
 
     def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
         now, waiting = self._clock(), live.waiting

@@ -16,9 +16,9 @@ from itertools import count
 from typing import NamedTuple, TypeVar
 
 from scheduler.dispatch.cold import ColdLines, ColdNotice
-from scheduler.dispatch.groups import Lane, Turn
+from scheduler.dispatch.groups import Lane, Turn, Waiting
 from scheduler.dispatch.lanes import FairLanes
-from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.levels import bits, lowest
 from scheduler.fleet.needs import Needs
@@ -60,7 +60,9 @@ class Policy:
         """`salt` is any number, another one for each scheduler: equal executors are not chosen in the same
         order by all."""
         self.cold = ColdLines(queue, index, aging_s)
+        queue.is_blocked = self.cold.is_blocked
         self.has_more = False  # The last `next` stopped early: ask again, others may have their turn before.
+        self.in_turn = True  # The last placement was the fairest there, and not of one that waited for long.
         self._queue = queue
         self._index = index
         self._aging_s = aging_s
@@ -77,7 +79,9 @@ class Policy:
         """The next placement; None when nothing that waits can run, or `has_more` is set. `now` is in seconds
         of any clock."""
         self._absorb(now)
-        return (self._who_has_waited() if self._first else None) or self._fairest(now)
+        placement = self._who_has_waited() if self._first else None
+        self.in_turn = placement is None
+        return placement or self._fairest(now)
 
     def tend(self, now: float) -> list[ColdNotice]:
         """A few times a second: what executors are to be told about versions that wait for a slot."""
@@ -126,6 +130,7 @@ class Policy:
                     self._schedule(self._ready)
         if queue.fresh:
             for lane in queue.fresh:
+                self.cold.judge(lane, now)  # Also while nobody has a seat, and no lane is looked at.
                 self._ready.lanes.enter(lane)
             queue.fresh.clear()
             self._schedule(self._ready)

@@ -8,35 +8,18 @@ stands in a heap is a lower bound, and is put right when it comes up. What makes
 return, an aged priority) is entered anew.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping
+from functools import partial
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Literal
 
-from scheduler.dispatch.groups import Group, Lane, Tenant, Turn
+from scheduler.dispatch.groups import Group, Lane, Tenant, Turn, Waiting
 from scheduler.dispatch.shares import Shares
 from scheduler.fleet.needs import ANY_LENGTH, Needs
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request as queue and policy know it. It keeps its `number`, and so its place, when it comes back."""
-
-    number: int  # Unique, in order of arrival.
-    tenant: str
-    digest: str  # BASE for the base model.
-    priority: int
-    cost: int  # Prompt tokens, what the tenant is charged on leaving.
-    max_rank: int  # What a slot must be able to hold; 0 for the base model.
-    modules: frozenset[str]
-    avoid: frozenset[str] = frozenset()  # Executors where an attempt failed: the last choice.
-    full_heads: int = 0  # Places for such that an executor must have.
-    max_length: int = 0  # Tokens of prompt and answer that an executor must take.
-    refused: frozenset[str] = frozenset()  # Executors that can never serve it.
-    arrived: float = 0.0  # When it was accepted, in seconds on the clock of `Queue.age`.
 
 
 class Queue:
@@ -54,6 +37,8 @@ class Queue:
         waits a request counts as one higher, up to the highest priority that its tenant has waiting; 0 is
         never. Tenants without a weight have 1."""
         self.fresh: dict[Lane, None] = {}  # Where a turn came up anew, until the policy has seen it.
+        # Whether a lane waits for more than a seat: the policy says.
+        self.is_blocked: Callable[[Lane], bool] = lambda lane: False
         self.lengths: tuple[int, ...] = ()  # What `Needs.max_length` is rounded up to, sorted.
         self._max_total = max_total
         self._max_per_tenant = max_per_tenant
@@ -69,7 +54,7 @@ class Queue:
         self._aging: dict[str, None] = {}
         self._lanes: dict[str, dict[Needs, Lane]] = {}
         self._kinds: dict[Needs, dict[Lane, None]] = {}  # Lanes by needs, none empty.
-        self._shares = Shares()  # Of tenants.
+        self._shares = Shares(self._tenant_can_progress)
         self._versions: dict[str, Shares] = {}  # By tenant: of its versions.
         self._paid: set[int] = set()  # Requests that came back: their prompts are charged.
 
@@ -154,21 +139,25 @@ class Queue:
         waiting = self._tenants.get(tenant)
         return "tenant" if waiting and waiting.size >= self._max_per_tenant else None
 
-    def take(self, number: int) -> Waiting:
-        """Removes a request that goes to an executor and charges its tenant for the prompt."""
+    def take(self, number: int, place: str = "") -> Waiting:
+        """Removes a request that goes to an executor and charges its tenant for the prompt. `place` is the
+        executor where this was the fairest turn; "" where another had to wait for it."""
         request, group = self._requests[number], self._groups[number]
         paid = self._paid_for(group, number)
-        self._shares.serve(self._shares.of(request.tenant) - paid)
-        group.versions.serve(group.versions.of(request.digest) - paid)
+        self._shares.serve(request.tenant, paid, place)
+        group.versions.serve(request.digest, paid, place)
+        self._follow_shares(group.tenant)
         self._remove(request)
         if not paid:
             self.charge(request.tenant, request.digest, request.cost * self._price)
         return request
 
-    def put_back(self, request: Waiting) -> None:
-        """Returns a taken request to its former place: it is charged once, and goes first for that."""
+    def put_back(self, request: Waiting, since: float = math.inf) -> None:
+        """Returns a taken request to its former place: it is charged once, and goes first for that. `since`:
+        when its wait for a slot began, which goes on."""
         self._paid.add(request.number)
         self._insert(request)
+        self._groups[request.number].lane.owe(since)
 
     def discard(self, number: int) -> bool:
         """Removes a request that shall not run. Whether it was here."""
@@ -182,10 +171,14 @@ class Queue:
         """Moves the counters of a tenant and of its version by what was spent for them."""
         spent = tokens / self._weights.get(tenant, 1.0)
         self._shares.charge(tenant, spent)
-        if (waiting := self._tenants.get(tenant)) and len(self._tenants) > 1:
-            waiting.at = self._shares.of(tenant)
+        if waiting := self._tenants.get(tenant):
+            self._follow_shares(waiting)
         if versions := self._versions.get(tenant):
             versions.charge(digest, spent)
+
+    def _follow_shares(self, tenant: Tenant) -> None:
+        if len(self._tenants) > 1:
+            tenant.at = self._shares.of(tenant.name)
 
     # Turns.
 
@@ -236,16 +229,18 @@ class Queue:
 
     def follow(self, lengths: tuple[int, ...]) -> None:
         """Takes the lengths that executors take, sorted. Where they are others than before, groups anew all
-        that wait."""
+        that wait: versions that wait for a slot go on waiting."""
         if lengths == self.lengths:
             return
         self.lengths = lengths
-        requests, paid = list(self._requests.values()), set(self._paid)
-        for request in requests:
-            self._remove(request)
-        self._paid = paid
-        for request in requests:
-            self._insert(request)
+        paid = frozenset(self._paid)
+        for request in list(self._requests.values()):
+            lane = self._groups[request.number].lane
+            if self.needs(request) != lane.needs:
+                self._remove(request)
+                self._paid |= paid & {request.number}
+                self._insert(request)
+                self._groups[request.number].lane.owe(lane.waits_since)
 
     def _forget_shares(self) -> None:
         self._shares.forget_all_but(self._tenants)
@@ -324,10 +319,18 @@ class Queue:
     def _versions_of(self, tenant: Tenant) -> Shares:
         versions = self._versions.get(tenant.name)
         if versions is None:
-            versions = self._versions[tenant.name] = Shares()
+            versions = Shares(partial(self._version_can_progress, tenant.name))
+            self._versions[tenant.name] = versions
         if versions.has_many:
             versions.forget_all_but({group.lane.digest for group in tenant.groups})
         return versions
+
+    def _tenant_can_progress(self, name: str) -> bool:
+        tenant = self._tenants.get(name)
+        return tenant is not None and tenant.can_progress(self.is_blocked)
+
+    def _version_can_progress(self, tenant: str, digest: str) -> bool:
+        return any(tenant in lane.groups and not self.is_blocked(lane) for lane in self.lanes(digest))
 
     def _remove(self, request: Waiting) -> None:
         number, priority = request.number, request.priority

@@ -15,10 +15,10 @@ executor, a request of one may crash it while the other has a trial there.
 import math
 from collections.abc import Callable
 
+from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
-from scheduler.dispatch.queue import Waiting
 from scheduler.errors import NoExecutor, SchedulerError, from_exception
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.state import ExecutorState, Phase

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.policy import Placement, Policy
-from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.residency import Copy, Residency, Tier
 from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
@@ -74,7 +75,7 @@ class Fleet:
         while (placement := self.policy.next(now)) or self.policy.has_more:
             if placement is None:
                 continue
-            item = self.queue.take(placement.number)
+            item = self.queue.take(placement.number, placement.address if self.policy.in_turn else "")
             state = self.states[placement.address]
             state.sent(str(item.number), item.digest, now, item.tenant)
             placed.append(placement)

@@ -55,7 +55,16 @@ class _Beat:
 class VirtualExecutor:
     """A real hub and slot table; the engine between them takes one token a step for each that runs."""
 
-    def __init__(self, world: World, address: str, seats: int = 64, slots: int = 16) -> None:
+    def __init__(
+        self,
+        world: World,
+        address: str,
+        seats: int = 64,
+        slots: int = 16,
+        *,
+        max_rank: int = 16,
+        max_model_len: int = 4096,
+    ) -> None:
         self.address = address
         self.slots = SlotTable(slots)
         self.stalled_s = 0.0  # as EngineThread
@@ -74,7 +83,8 @@ class VirtualExecutor:
         self._steps = 0
         self._wakes = False
         self._posts: dict[int, Callable[[executor_pb2.ExecutorEvent], None]] = {}
-        info = EngineInfo("m", "float32", "f", 4096, 16, ("q_proj",), slots, seats, 4096, 16)
+        self.rejects = Counter[str]()  # By version: so many of its next ones, as if all seats were taken.
+        info = EngineInfo("m", "float32", "f", max_model_len, max_rank, ("q_proj",), slots, seats, 4096, 16)
         self.hub.ready(info)
         self._info = info
         world.every(REPORT_S, self._report, first=world.now + REPORT_S)
@@ -96,7 +106,8 @@ class VirtualExecutor:
         self._wake()
 
     def add(self, dispatch: Dispatch) -> None:
-        if len(self._jobs) >= self._seats:
+        if self.rejects[dispatch.digest] > 0 or len(self._jobs) >= self._seats:
+            self.rejects[dispatch.digest] -= 1
             self._beat.rejected.append(Rejected(dispatch.key, no_seats(self._seats)))
             return
         self._jobs[dispatch.key] = _Job(dispatch, dispatch.stop.max_new_tokens or 0, self._world.now)

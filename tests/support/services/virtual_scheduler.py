@@ -4,13 +4,16 @@ Here are the planner's part, when it asks the policy and what it sends, and the 
 """
 
 import math
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from executor.hub import Stream
 from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.cold import LASTS_S
+from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.policy import Policy
-from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.residency import Residency, Tier
 from scheduler.fleet.state import ExecutorState, Phase
@@ -29,6 +32,8 @@ class Asked:
     tenant: str = "acme"
     tokens: int = 128
     priority: int = 0
+    rank: int = 8
+    prompt: int = 64
 
 
 class VirtualScheduler:
@@ -42,12 +47,15 @@ class VirtualScheduler:
         aging_s: float = 2.0,
         reserve_seats: int = 0,
         salt: int = 0,
+        weights: Mapping[str, float] | None = None,
+        late: Collection[str] = (),
     ) -> None:
-        self.queue = Queue(1 << 20, 1 << 20)
+        self.queue = Queue(1 << 20, 1 << 20, weights=weights)
         self.stands_still = False  # It decides and says nothing, while its streams stay open.
+        self.spent: Counter[str] = Counter()  # Tokens, by tenant.
         self.states = {each.address: ExecutorState(each.address) for each in executors}
         self._world = world
-        self._executors = {each.address: each for each in executors}
+        self.executors = {each.address: each for each in executors}
         index = FleetIndex(tuple(self.states.values()), reserve_seats)
         self._policy = Policy(self.queue, index, aging_s, salt)
         self._requests: dict[str, Waiting] = {}  # By dispatch id.
@@ -55,9 +63,14 @@ class VirtualScheduler:
         self._streams: dict[str, Stream] = {}
         self._wakes = False
         for each in executors:
-            address = each.address
-            self._streams[address] = each.connect(lambda event, address=address: self._take(address, event))  # type: ignore[misc]
+            if each.address not in late:
+                self.connect(each.address)
         world.every(SWEEP_S, self._sweep, first=world.now + SWEEP_S)
+
+    def connect(self, address: str) -> None:
+        """Executors that are `late` have said nothing before."""
+        executor = self.executors[address]
+        self._streams[address] = executor.connect(lambda event: self._take(address, event))
 
     def ask(self, asked: Asked) -> int:
         """A request, now. Returns its number."""
@@ -72,10 +85,10 @@ class VirtualScheduler:
             tenant=asked.tenant,
             digest=asked.digest,
             priority=asked.priority,
-            cost=64,
-            max_rank=8 if asked.digest else 0,
+            cost=asked.prompt,
+            max_rank=asked.rank if asked.digest else 0,
             modules=modules,
-            max_length=64 + asked.tokens,
+            max_length=asked.prompt + asked.tokens,
             arrived=world.now,
         )
         assert self.queue.add(request) is None
@@ -92,7 +105,7 @@ class VirtualScheduler:
             self._send(target.address, executor_pb2.ExecutorCommand(prefetch=hint))
 
     def _send(self, address: str, command: executor_pb2.ExecutorCommand) -> None:
-        executor, stream = self._executors[address], self._streams[address]
+        executor, stream = self.executors[address], self._streams[address]
         self._world.at(self._world.now + DELAY_S, lambda: executor.receive(stream, command))
 
     def _wake(self) -> None:
@@ -122,7 +135,7 @@ class VirtualScheduler:
         now = self._world.now
         batches: dict[str, list[executor_pb2.Dispatch]] = {}
         while placement := self._policy.next(now):
-            request = self.queue.take(placement.number)
+            request = self.queue.take(placement.number, placement.address if self._policy.in_turn else "")
             dispatch_id = f"{request.number}.{self._world.dispatches}"
             self._world.dispatches += 1
             self._requests[dispatch_id] = request
@@ -159,7 +172,8 @@ class VirtualScheduler:
         elif kind == "rejected":
             self._world.refused += 1
             state.ended(event.rejected.dispatch_id, now)
-            self.queue.put_back(self._requests.pop(event.rejected.dispatch_id))
+            request = self._requests.pop(event.rejected.dispatch_id)
+            self.queue.put_back(request, request.arrived)
         else:
             self._take_step(state, event.step)
         self._wake()
@@ -170,6 +184,7 @@ class VirtualScheduler:
             request = self._requests[dispatch_id]
             self._world.started.setdefault(request.number, now)
             self.queue.charge(request.tenant, request.digest, TOKENS_AN_EVENT)
+            self.spent[request.tenant] += TOKENS_AN_EVENT
         for end in step.finished:
             request = self._requests.pop(end.dispatch_id)
             state.ended(end.dispatch_id, now)

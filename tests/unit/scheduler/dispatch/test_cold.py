@@ -237,6 +237,53 @@ def test_a_version_that_runs_only_on_a_cordoned_executor_is_cold() -> None:
     assert both.policy.cold.closed("Z")
 
 
+def test_a_wait_goes_on_when_an_executor_comes_that_takes_other_lengths() -> None:
+    """All that wait are grouped anew by it."""
+    first, later = executor(slots=1, length=200), executor("b:1", slots=1, length=100)
+    later.limits = None
+    first.sent("A", "A")
+    assert first.moved(1, [slot("A")], [], 0.0)
+    first.reported(Report(free_seats=7, free_slots=0, received=1))
+    queue = queue_of(request(1, "cold", length=50), request(2, "cold", length=150))
+    fleet = Fleet(queue, first, later, aging_s=2.0)
+    assert fleet.numbers(0.0) == []
+    later.limits = Limits(100, 4, MODULES, max_loras=1, max_seats=8)
+    assert fleet.numbers(1.5) == []
+    assert len(queue.lanes("cold")) == 2
+    assert [notice.waiting_s for notice in fleet.policy.tend(2.0)] == [2.0]
+
+
+def test_a_wait_goes_on_when_an_attempt_comes_to_nothing() -> None:
+    """Again and again, if need be: else who is refused each time would never have waited for long."""
+    fleet, state = full_of_hot()
+    add(fleet, (1, "cold"))
+    fleet.plan(0.0)
+    for tries in range(3):
+        state.reported(replace(state.report, free_slots=1, received=4 + tries))
+        assert fleet.numbers(0.5 + tries / 2) == [1]
+        assert state.ended("1")
+        fleet.queue.put_back(request(1, "cold"), 0.0)
+        state.reported(replace(state.report, free_slots=0, received=5 + tries))
+        assert fleet.numbers(0.6 + tries / 2) == []
+    assert fleet.policy.tend(2.0) == [ColdNotice("a:1", "cold", 2.0)]
+
+
+def test_who_was_answered_meanwhile_waits_from_then_on() -> None:
+    fleet, _ = full_of_hot()
+    fleet.queue.add(request(1, "cold"))
+    fleet.queue.put_back(fleet.queue.take(1), 1.0)
+    fleet.plan(1.5)
+    assert fleet.policy.tend(2.9) == []
+    assert fleet.policy.tend(3.0) == [ColdNotice("a:1", "cold", 2.0)]
+
+
+def test_a_wait_begins_also_while_all_seats_are_taken() -> None:
+    fleet, _ = full_of_hot(seats=4)
+    add(fleet, (1, "cold"))
+    assert fleet.numbers(0.0) == []
+    assert fleet.policy.tend(2.0) == [ColdNotice("a:1", "cold", 2.0)]
+
+
 def test_one_slot_hot_traffic_and_one_cold_request() -> None:
     """It starts after aging and what runs, as a step of a simulation with endless traffic shows."""
     state = executor(seats=2, slots=1)

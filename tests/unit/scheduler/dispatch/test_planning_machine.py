@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.dispatch.queue import Queue, Waiting
+from scheduler.dispatch.groups import Waiting
+from scheduler.dispatch.queue import Queue
 from scheduler.fleet.residency import Copy, Residency, Tier
 from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
 from tests.support.services.planning import MODULES, Fleet, request

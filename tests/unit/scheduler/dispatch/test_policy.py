@@ -274,8 +274,9 @@ def test_versions_of_a_tenant_that_waits_alone_are_not_looked_at_again_for_each_
             state.sent(f"{placement.number}", queue.take(placement.number).digest)
     assert queue.looks <= 4 * free  # In the second round: all came in before.
     queue.add(request(1000, "v50", tenant="other"))
-    state.reported(Report(free_seats=1, received=state.num_sent))
-    assert fleet.numbers() == [1000]  # Who comes then still sees all that was charged.
+    state.reported(Report(free_seats=2, received=state.num_sent))
+    # Who comes then starts with all that was charged, as an equal.
+    assert fleet.numbers() == [21, 1000]
 
 
 def test_a_hint_goes_where_a_version_will_likely_run() -> None:

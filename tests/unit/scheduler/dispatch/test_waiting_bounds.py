@@ -19,6 +19,8 @@ from tests.support.services.virtual_scheduler import SWEEP_S, Asked, VirtualSche
 from tests.support.services.virtual_time import World
 
 AGING_S = 2.0
+LONG_AGING_S = 6.0  # Where it is to show whether a wait begins anew.
+LATE = "10.0.1.0:1"
 WARM_S = 4.0  # Until hot versions hold all slots, and their answers end at all times.
 HOT = [f"hot{n}" for n in range(16)]
 FIRST_TOKEN_S = 2 * DELAY_S + 2 * STEP_S
@@ -31,11 +33,16 @@ def fleet(
     seats: int = 64,
     slots: int = 16,
     reserve_seats: int = 0,
+    late_length: int | None = None,
+    aging_s: float = AGING_S,
 ) -> tuple[World, list[VirtualScheduler]]:
+    """`late_length`: one more that takes such lengths, when it is connected."""
     world = World()
     there = [VirtualExecutor(world, f"10.0.0.{n}:1", seats, slots) for n in range(executors)]
+    if late_length:
+        there.append(VirtualExecutor(world, LATE, 1, 1, max_model_len=late_length))
     made = [
-        VirtualScheduler(world, there, aging_s=AGING_S, reserve_seats=reserve_seats, salt=7 * n)
+        VirtualScheduler(world, there, aging_s=aging_s, reserve_seats=reserve_seats, salt=7 * n, late=[LATE])
         for n in range(schedulers)
     ]
     return world, made
@@ -175,25 +182,53 @@ def test_a_flood_on_one_adapter_does_not_hold_up_another_of_the_tenant() -> None
     assert p99(waits) <= 0.25
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     slots=st.integers(2, 8),
     executors=st.integers(1, 2),
     schedulers=st.integers(1, 2),
     cold=st.integers(1, 12),
     tokens=st.integers(10, 80),
+    seats=st.sampled_from([1, 6]),
+    late_length=st.sampled_from([None, 16, 2048]),
+    rejects=st.integers(0, 2),
 )
 def test_the_bound_on_waiting_of_a_cold_version(
-    slots: int, executors: int, schedulers: int, cold: int, tokens: int
+    slots: int,
+    executors: int,
+    schedulers: int,
+    cold: int,
+    tokens: int,
+    seats: int,
+    late_length: int | None,
+    rejects: int,
 ) -> None:
-    """At place k of a line: aging, then for each H before it the longest answer, a load, and what is told."""
-    world, made = fleet(schedulers, executors=executors, slots=slots, seats=2 * slots)
+    """At place k of a line: aging, then for each H before it the longest answer, a load, and what is told;
+    and once more for each attempt that came to nothing.
+
+    Also where all seats are taken, and where an executor comes meanwhile that takes other lengths, for which
+    all that wait are grouped anew."""
+    world, made = fleet(
+        schedulers,
+        executors=executors,
+        slots=slots,
+        seats=seats * slots,
+        late_length=late_length,
+        aging_s=LONG_AGING_S,
+    )
     rng = Random(slots * 100 + cold)
     for number in range(slots):
         asked = Asked(f"hot{number}", tokens=tokens)
-        keep_asking(world, made[number % schedulers], lambda a=asked: a, 2 * executors + 1, rng)  # type: ignore[misc]
+        some = lambda a=asked: replace(a, tokens=rng.randint(tokens // 2, tokens))  # noqa: E731
+        keep_asking(world, made[number % schedulers], some, 2 * seats * executors + 1, rng)
     world.run(WARM_S)
     numbers = [made[n % schedulers].ask(Asked(f"cold{n}", tokens=tokens)) for n in range(cold)]
-    rounds = math.ceil(math.ceil(cold / executors) / max(1, slots // 2))
+    for scheduler in made:
+        for executor in scheduler.executors.values():
+            executor.rejects.update({f"cold{n}": rejects for n in range(cold)})
+    world.run(world.now + LONG_AGING_S / 2)
+    for scheduler in made if late_length else ():
+        scheduler.connect(LATE)
+    rounds = math.ceil(math.ceil(cold / executors) / max(1, slots // 2)) + rejects * executors
     each = tokens * STEP_S + LOAD_S + REPORT_S + SWEEP_S
-    wait_for(world, numbers, AGING_S + SWEEP_S + rounds * each)
+    wait_for(world, numbers, LONG_AGING_S / 2 + SWEEP_S + rounds * each)
