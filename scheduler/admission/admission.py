@@ -128,7 +128,7 @@ class Admission:
         version: Version | None,
         one_message: bool,
     ) -> AdmittedRequest:
-        prompt = await self._prompt(request, version)
+        prompt = await self._prompt(request, version, identity.tenant)
         stopping = validation.complete_stopping(request.stopping, len(prompt), self.max_model_len)
         resumed = validation.check_resume(request, stopping, self._spec.vocab_size)
         validation.check_prompt_logprobs(request.response, len(prompt))
@@ -149,7 +149,7 @@ class Admission:
             response=request.response,
             priority=request.priority,
             cache_salt=_cache_salt(identity.tenant, request.cache_salt),
-            echo_text=await self._echo_text(request, prompt),
+            echo_text=await self._echo_text(request, prompt, identity.tenant),
             max_rank=version.manifest.max_rank if version else 0,
             modules=version.manifest.module_kinds if version else frozenset(),
             full_heads=len(version.manifest.full_heads) if version else 0,
@@ -166,8 +166,11 @@ class Admission:
                 ref = parse_ref(request.adapter, identity)
                 version = await self._find(ref, identity, request.adapter, None)
             require(identity, INFER, "tokenizing")
-            ids = await self._prompt(request, version)
-            return ids, await self._texts.run(len(ids), lambda: [*map(self._tokenizer.token, ids)])
+            ids = await self._prompt(request, version, identity.tenant)
+            written = await self._texts.run(
+                len(ids), lambda: [*map(self._tokenizer.token, ids)], identity.tenant
+            )
+            return ids, written
 
     @contextmanager
     def _one_more(self) -> Iterator[None]:
@@ -241,7 +244,10 @@ class Admission:
             self._fitting.add(version.digest)
 
     async def _prompt(
-        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, version: Version | None
+        self,
+        request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+        version: Version | None,
+        tenant: str,
     ) -> tuple[int, ...]:
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
             ids: Sequence[int] = request.token_ids.ids
@@ -253,9 +259,9 @@ class Admission:
             if version is not None:
                 template, tokens = version.manifest.chat_template, dict(version.manifest.text.special_tokens)
             text = await self.templates.render(messages, template, tokens)
-            ids = await self._encode(text, special=False)
+            ids = await self._encode(text, tenant, special=False)
         else:
-            ids = await self._encode(request.text, special=True)
+            ids = await self._encode(request.text, tenant, special=True)
         if not ids:
             raise InvalidRequest("prompt", "has no tokens; at least one is needed")
         if len(ids) >= self.max_model_len:
@@ -264,12 +270,12 @@ class Admission:
         validation.check_token_ids(prompt, self._spec.vocab_size, "token_ids.ids")
         return prompt
 
-    async def _encode(self, text: str, *, special: bool) -> list[int]:
+    async def _encode(self, text: str, tenant: str, *, special: bool) -> list[int]:
         """A text that cannot fit is refused before it costs anything."""
         if not self._tokenizer.may_have_fewer(text, self.max_model_len):
             raise self._too_long(f"has {len(text)} characters")
         encode = self._tokenizer.encode
-        return await self._texts.run(len(text), lambda: encode(text, add_special_tokens=special))
+        return await self._texts.run(len(text), lambda: encode(text, add_special_tokens=special), tenant)
 
     def _too_long(self, has: str) -> InvalidRequest:
         limit = self.max_model_len
@@ -277,13 +283,15 @@ class Admission:
             "prompt", f"{has}; the model takes {limit} tokens for prompt and answer together"
         )
 
-    async def _echo_text(self, request: inference_pb2.GenerateRequest, prompt: Sequence[int]) -> str:
+    async def _echo_text(
+        self, request: inference_pb2.GenerateRequest, prompt: Sequence[int], tenant: str
+    ) -> str:
         """Nothing after a resumption, whose text has begun already."""
         if not request.response.echo or request.HasField("resume"):
             return ""
         text = request.text
         if not request.HasField("text"):
-            text = await self._texts.run(len(prompt), lambda: self._text_of(prompt))
+            text = await self._texts.run(len(prompt), lambda: self._text_of(prompt), tenant)
         validation.check_echo(text)
         return text
 

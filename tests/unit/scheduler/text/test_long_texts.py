@@ -125,6 +125,37 @@ async def test_a_text_whose_caller_is_gone_counts_while_it_is_worked_on(texts: T
     assert await texts.run(LONG, lambda: 2) == 2
 
 
+async def test_tenants_have_the_thread_by_turns(texts: TextThreads) -> None:
+    """One that comes when another has many waiting is next but one, and is not refused for them."""
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        begun.set()
+        go_on.wait(60)
+
+    def run(size: int, tenant: str) -> "asyncio.Task[None]":
+        return asyncio.create_task(texts.run(size, lambda: order.append(tenant), tenant))
+
+    tasks = [asyncio.create_task(texts.run(LONG, hold, "flood"))]
+    await asyncio.to_thread(begun.wait, 60)
+    try:
+        tasks += [run((MAX_LONG - LONG) // 20, "flood") for _ in range(20)]
+        await asyncio.sleep(0)
+        cancelled = run(LONG, "light")
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        tasks += [run(MAX_LONG // 4, tenant) for tenant in ("light", "other")]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await run(LONG, "light")
+    finally:
+        go_on.set()
+    await asyncio.gather(*tasks)
+    assert order[:4] == ["flood", "light", "other", "flood"]
+    assert not texts._texts and not texts._waiting and not texts._lines
+
+
 @pytest.mark.parametrize("text", ["a" * 400, "ab cd " * 60, " " * 400, "é" * 400, "<|im_end|>" * 40])
 def test_no_text_has_fewer_tokens_than_is_said_at_once(text: str, tokenizer: Tokenizer) -> None:
     count = len(tokenizer.encode(text, add_special_tokens=False))
