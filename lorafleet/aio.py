@@ -100,7 +100,7 @@ class AsyncClient:
     async def _run(self, answer: Answer) -> AsyncGenerator[results.Chunk, None]:
         while not answer.done:
             error = None
-            operation = operations.generate(answer.next_request())
+            operation = operations.generate(answer.next_request(), again=answer.accepted)
             try:
                 async with aclosing(
                     self._calls.stream(operation, answer.time_left(time.monotonic()))

@@ -33,6 +33,10 @@ class RetryPolicy:
     with its server, is asked for, or taken up, again until `resume_timeout` has passed without a new token;
     then its error is raised. Neither is tried again before its first chunk once a server has waited for an
     executor in vain.
+    A full queue (RESOURCE_EXHAUSTED) ends a request that was not accepted; one that was waits for its place.
+    But gRPC says RESOURCE_EXHAUSTED, too, without a reason, of a message that is too large for one side,
+    which no wait makes smaller, and of what passes, as a lack of memory. That is tried `start_attempts` times
+    in a row.
     The n-th wait is first_delay * 2^n, at most max_delay, shortened by up to half at random so that the
     clients of a restarted server do not come all at once; a server's own retry delay is never undercut.
     """
@@ -71,12 +75,18 @@ class Answer:
         self._end: tuple[FinishReason, Usage] | None = None
         self._new_stream = True
         self._failures = 0  # in a row, without a new token between them
+        self._exhausted = 0  # of those, how often gRPC itself said RESOURCE_EXHAUSTED
         self._broken_since: float | None = None
 
     @property
     def done(self) -> bool:
         """The last chunk is here."""
         return self._end is not None
+
+    @property
+    def accepted(self) -> bool:
+        """A server has accepted the request, whether it could begin to answer or not."""
+        return self._accepted or self._first is not None
 
     def next_request(self) -> inference_pb2.GenerateRequest:
         """What to send now: the request itself, or, once the first chunk is here, how to go on with it."""
@@ -117,7 +127,7 @@ class Answer:
         self._logprobs += chunk.logprobs
         self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
         if chunk.token_ids:
-            self._failures, self._broken_since = 0, None
+            self._failures, self._exhausted, self._broken_since = 0, 0, None
         if chunk.finish_reason and chunk.usage:
             self._end = chunk.finish_reason, chunk.usage
         return chunk
@@ -164,8 +174,11 @@ class Answer:
         if self._first is None and error.reason == "NO_EXECUTOR":
             return False
         is_away = isinstance(error, Unavailable) or error.is_lost_connection
-        if self._first is None and not self._accepted:
+        if not self.accepted:
             return is_away and self._failures + 1 < self._policy.start_attempts
+        if isinstance(error, QueueFull) and not error.reason:
+            self._exhausted += 1
+            return self._exhausted < self._policy.start_attempts
         return is_away or isinstance(error, QueueFull)
 
     def _check_first(self, message: inference_pb2.GenerateChunk) -> None:

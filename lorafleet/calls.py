@@ -78,7 +78,8 @@ class Calls:
     def stream(self, operation: Operation[T], timeout: float | None) -> Generator[T, None, None]:
         """Closing it cancels the call."""
         method = self._open.unary_stream(operation.method, *_codecs(operation))
-        call = method(operation.request, timeout=timeout, metadata=self._metadata)
+        metadata = (*self._metadata, *operation.metadata)
+        call = method(operation.request, timeout=timeout, metadata=metadata)
         try:
             for response in call:
                 yield operation.result(response)
@@ -168,7 +169,8 @@ class AsyncCalls:
     async def stream(self, operation: Operation[T], timeout: float | None) -> AsyncGenerator[T, None]:
         """Closing it cancels the call."""
         method = self._open.unary_stream(operation.method, *_codecs(operation))
-        call = method(operation.request, timeout=timeout, metadata=self._metadata)
+        metadata = (*self._metadata, *operation.metadata)
+        call = method(operation.request, timeout=timeout, metadata=metadata)
         try:
             with _typed_errors():
                 async for response in call:

@@ -34,7 +34,8 @@ from google.protobuf.message import DecodeError
 from lorafleet.v1 import common_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
-_ACCEPTED_KEY = "lorafleet-accepted"
+ACCEPTED = ("lorafleet-accepted", "true")
+"""Metadata that a server begins a stream with, and that a call which asks for the same answer again has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def from_call(call: grpc.RpcError) -> LoraFleetError:
         if key == _DETAILS_KEY:
             details = value
     error = from_status(call.code(), call.details() or "", details)
-    error.accepted = any(key == _ACCEPTED_KEY for key, _ in call.initial_metadata() or ())
+    error.accepted = any(key == ACCEPTED[0] for key, _ in call.initial_metadata() or ())
     return error
 
 

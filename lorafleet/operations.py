@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from lorafleet import requests, results, wire
+from lorafleet.errors import ACCEPTED
 from lorafleet.v1 import fleet_pb2, inference_pb2
 
 T = TypeVar("T")
@@ -19,12 +20,14 @@ PAGE_SIZE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """method: the full gRPC path. result: makes the value to return from the response message."""
+    """method: the full gRPC path. result: makes the value to return from the response message. metadata: what
+    the call tells beside who calls."""
 
     method: str
     request: Message
     response: type[Message]
     result: Callable[[Any], T]
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,16 @@ class Page(Generic[T]):
     next_token: str
 
 
-def generate(request: inference_pb2.GenerateRequest) -> Operation[inference_pb2.GenerateChunk]:
-    """A stream of chunks as they are; lorafleet/answer.py folds them."""
+def generate(
+    request: inference_pb2.GenerateRequest, *, again: bool = False
+) -> Operation[inference_pb2.GenerateChunk]:
+    """A stream of chunks as they are; lorafleet/answer.py folds them. again: a server had accepted it."""
     return Operation(
-        "/lorafleet.v1.Inference/GenerateStream", request, inference_pb2.GenerateChunk, lambda chunk: chunk
+        "/lorafleet.v1.Inference/GenerateStream",
+        request,
+        inference_pb2.GenerateChunk,
+        lambda chunk: chunk,
+        metadata=(ACCEPTED,) if again else (),
     )
 
 

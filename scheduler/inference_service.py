@@ -16,7 +16,7 @@ from scheduler.errors import Draining, from_exception
 from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
-from scheduler.stream_writer import StreamWriter, usage
+from scheduler.stream_writer import ACCEPTED, StreamWriter, usage
 
 # A whole answer is put together so many times a second: nobody waits for its parts.
 _WHOLE_EVERY_S = 0.25
@@ -124,9 +124,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if self._dispatcher.draining:
             raise Draining()
         identity = self._authenticator.identify(context.invocation_metadata())
-        self._dispatcher.check_room(identity.tenant)
+        again = request.HasField("resume") or ACCEPTED in tuple(context.invocation_metadata() or ())
+        self._dispatcher.check_room(identity.tenant, again=again)
         admitted = await self._admission.admit(request, identity, one_message=one_message)
-        return self._dispatcher.submit(admitted, context.time_remaining())
+        return self._dispatcher.submit(admitted, context.time_remaining(), again=again)
 
 
 def _begin_response(live: LiveRequest) -> inference_pb2.GenerateResponse:

@@ -12,7 +12,7 @@ from scheduler.errors import SlowClient
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 
-ACCEPTED = (("lorafleet-accepted", "true"),)
+ACCEPTED = ("lorafleet-accepted", "true")  # Of a stream; and of a call that asks for its answer again.
 WRITING = "stream writer"  # Name of each one's task.
 LOOKS = 4
 
@@ -63,7 +63,7 @@ class StreamWriter:
         knows that it has to ask again for what is owed to it.
         """
         self._pace.begins()
-        await context.send_initial_metadata(ACCEPTED)
+        await context.send_initial_metadata((ACCEPTED,))
         outbox, first = live.outbox, True
         while piece := await outbox.get():
             watch.blocked = True

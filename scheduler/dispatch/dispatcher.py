@@ -148,15 +148,21 @@ class Dispatcher:
 
     # What clients cause.
 
-    def check_room(self, tenant: str) -> None:
+    def check_room(self, tenant: str, *, again: bool = False) -> None:
         """Raises QueueFull where `submit` would: to be asked before a request costs anything."""
-        if full := self.queue.full(tenant):
+        if full := self.queue.full(tenant, again=again):
             raise QueueFull(
                 f"{'the queue' if full == 'total' else f'the queue of tenant {tenant!r}'} is full"
             )
 
-    def submit(self, admitted: AdmittedRequest, deadline_s: float | None) -> LiveRequest:
-        """Accepts a request; `deadline_s` is what its caller leaves it. Raises why it is not accepted."""
+    def submit(
+        self, admitted: AdmittedRequest, deadline_s: float | None, *, again: bool = False
+    ) -> LiveRequest:
+        """Accepts a request; `deadline_s` is what its caller leaves it. Raises why it is not accepted.
+
+        `again`: it was accepted before, by a scheduler that was lost. Those that wait may be twice as many,
+        so that new ones do not take the room that was theirs.
+        """
         if self.draining:
             raise Draining()
         if deadline_s is not None and deadline_s <= 0:
@@ -167,7 +173,7 @@ class Dispatcher:
         live.served_at = self._awake()
         if not self._may_ever_run(live):
             raise self._reaper.why_never(live)
-        self._enqueue_new(live)
+        self._enqueue_new(live, again)
         former = self._accepted.named(live.key)
         if former:
             self._fail(former, Superseded(admitted.request_id))
@@ -178,11 +184,11 @@ class Dispatcher:
         """Its client is gone, or wants no more: frees everything at once. Nothing when it has ended."""
         self._end(live, grpc.StatusCode.CANCELLED.name)
 
-    def _enqueue_new(self, live: LiveRequest) -> None:
-        self.check_room(live.waiting.tenant)
+    def _enqueue_new(self, live: LiveRequest, again: bool) -> None:
+        self.check_room(live.waiting.tenant, again=again)
         digest = live.waiting.digest
         forms_group = digest != BASE and not self.queue.group_size(digest)
-        self.queue.add(live.waiting)
+        self.queue.add(live.waiting, again=again)
         if forms_group:
             self._planner.group_formed(digest)
 

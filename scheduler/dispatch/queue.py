@@ -125,19 +125,19 @@ class Queue:
 
     # Coming and going.
 
-    def add(self, request: Waiting) -> Literal["total", "tenant"] | None:
+    def add(self, request: Waiting, *, again: bool = False) -> Literal["total", "tenant"] | None:
         """None when it was taken, else the bound that is full."""
-        full = self.full(request.tenant)
+        full = self.full(request.tenant, again=again)
         if full is None:
             self._insert(request)
         return full
 
-    def full(self, tenant: str) -> Literal["total", "tenant"] | None:
-        """The bound that leaves no room for a request of the tenant."""
-        if len(self._requests) >= self._max_total:
+    def full(self, tenant: str, *, again: bool = False) -> Literal["total", "tenant"] | None:
+        """The bound that leaves no room for a request of the tenant: twice as high if it comes `again`."""
+        if len(self._requests) >= self._max_total * (1 + again):
             return "total"
         waiting = self._tenants.get(tenant)
-        return "tenant" if waiting and waiting.size >= self._max_per_tenant else None
+        return "tenant" if waiting and waiting.size >= self._max_per_tenant * (1 + again) else None
 
     def take(self, number: int, place: str = "") -> Waiting:
         """Removes a request that goes to an executor and charges its tenant for the prompt. `place` is the

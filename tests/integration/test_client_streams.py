@@ -107,6 +107,16 @@ def test_breaks_anywhere_any_number_of_times(
     assert (answer.text, answer.token_ids) == (TEXT, TOKENS)
 
 
+@both
+@pytest.mark.parametrize(("accept", "chunks"), [(True, 0), (False, 0), (False, 1)])
+def test_who_asks_again_for_what_was_accepted_says_so(
+    kind: str, accept: bool, chunks: int, target: str, inference: ScriptedInference
+) -> None:
+    """Before the first chunk the request itself does not show it."""
+    answer = generate(kind, target, script(PIECES, [chunks], accept=accept))
+    assert inference.again[answer.request_id] == [False, accept or chunks > 0]
+
+
 def test_resumed_requests_are_otherwise_unchanged(target: str, inference: ScriptedInference) -> None:
     options = {"max_new_tokens": 20, "temperature": 0.5, "stop": "zzz", "session_id": "s"}
     answer = generate("sync", target, script(PIECES, [3, 2]), adapter="a@b", **options)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from lorafleet.errors import ACCEPTED
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 DIGEST = "sha256:" + "ab" * 32
@@ -34,6 +35,9 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self) -> None:
         self.requests: dict[str, list[inference_pb2.GenerateRequest]] = defaultdict(list)
+        self.again: dict[str, list[bool]] = defaultdict(
+            list
+        )  # Whether each said that it was accepted before.
         self.hanging: set[str] = set()
         self.cancelled: set[str] = set()
 
@@ -47,9 +51,10 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
         plan = json.loads(request.text)
         if plan.get("accept"):
-            await context.send_initial_metadata((("lorafleet-accepted", "true"),))
+            await context.send_initial_metadata((ACCEPTED,))
         attempts = self.requests[request.request_id]
         attempts.append(request)
+        self.again[request.request_id].append(ACCEPTED in tuple(context.invocation_metadata() or ()))
         breaks = plan["breaks"]
         limit = breaks[len(attempts) - 1] if len(attempts) <= len(breaks) else None
         chunks = list(_chunks(request, plan))

@@ -156,6 +156,32 @@ def test_what_a_server_has_answered_is_not_asked_again_for_long() -> None:
         answer.after_break(away, now=0)
 
 
+def test_what_grpc_itself_is_out_of_is_tried_a_few_times() -> None:
+    """A message that is too large stays so; a full queue of a server has a reason, and is waited for."""
+    too_large = QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "received message larger than max")
+    full = QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", reason="QUEUE_FULL")
+    answer = make()
+    chunks = serve(answer.next_request())
+    answer.accept(chunks[0])
+    assert [answer.after_break(full, now=0) for _ in range(5)] == [1, 2, 4, 8, 8]
+    assert [answer.after_break(too_large, now=0) for _ in range(2)] == [8, 8]
+    answer.next_request()
+    answer.accept(chunks[0])
+    answer.accept(chunks[1])  # a token: what was too large has come through
+    assert [answer.after_break(too_large, now=0) for _ in range(2)] == [1, 2]
+    with pytest.raises(QueueFull, match="larger"):
+        answer.after_break(too_large, now=0)
+
+
+def test_who_was_accepted_says_so() -> None:
+    answer = make()
+    assert not answer.accepted
+    answer.after_break(unavailable(), now=0)
+    assert not answer.accepted
+    answer.after_break(Unavailable(grpc.StatusCode.UNAVAILABLE, "gone", accepted=True), now=0)
+    assert answer.accepted
+
+
 LOST = (
     Cancelled(grpc.StatusCode.CANCELLED, "not taken up in time"),
     InternalError(grpc.StatusCode.INTERNAL, "RST_STREAM"),

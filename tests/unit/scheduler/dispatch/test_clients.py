@@ -166,6 +166,21 @@ async def test_queue_bounds(dispatcher: Dispatcher, fake: FakeExecutor, tokenize
             small.cancel(live)
 
 
+async def test_what_was_accepted_before_has_room_that_new_ones_do_not_get(tokenizer: Tokenizer) -> None:
+    """After a restart all that waited comes again, between new ones."""
+    settings = replace(SETTINGS, max_queued=3, max_queued_per_tenant=2)
+    async with running(dispatcher_of(["127.0.0.1:1"], tokenizer, settings)) as small:
+        lives = [small.submit(admitted(f"new{n}"), None) for n in range(2)]
+        lives += [small.submit(admitted(f"again{n}"), None, again=True) for n in range(2)]
+        with pytest.raises(QueueFull, match="tenant 'acme'"):
+            small.submit(admitted("again2"), None, again=True)
+        lives += [small.submit(admitted(f"other{n}", tenant="b"), None, again=True) for n in range(2)]
+        with pytest.raises(QueueFull, match="the queue is full"):
+            small.submit(admitted("last", tenant="c"), None, again=True)
+        for live in lives:
+            small.cancel(live)
+
+
 async def test_without_an_executor_requests_wait_for_a_while(tokenizer: Tokenizer) -> None:
     settings = replace(SETTINGS, queue_timeout_s=0.1)
     async with running(dispatcher_of(["127.0.0.1:1"], tokenizer, settings)) as dispatcher:

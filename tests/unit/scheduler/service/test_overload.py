@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from lorafleet.errors import ACCEPTED
 from lorafleet.v1 import inference_pb2
 from scheduler.app import POOL_THREADS
 from tests.support.services.failures import failure_of
@@ -65,6 +66,10 @@ async def test_a_full_queue_refuses_before_it_tokenizes(model: Path) -> None:
         with busy(house):
             call = house.inference.Generate(generate())
             assert await refused(call) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0)
+        calls.append(house.inference.Generate(generate(), metadata=(ACCEPTED,)))
+        await until(lambda: house.scheduler.dispatcher.num_live == limit + 1)
+        resumed = generate(resume=inference_pb2.Resume(seed=1))
+        assert await refused(house.inference.Generate(resumed)) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0)
         house.fake.frozen = False
         await asyncio.gather(*calls)
 
