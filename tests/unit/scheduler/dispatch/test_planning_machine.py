@@ -97,7 +97,7 @@ class PlanningMachine(RuleBasedStateMachine):
         where = frozenset({address})
         item = replace(item, refused=item.refused | where) if refused else replace(item, avoid=where)
         self.expected[number] = item
-        self.fleet.queue.put_back(item)
+        self.fleet.queue.put_back(item, item.arrived)
 
     @rule(at=which)
     def lose(self, at: int) -> None:
@@ -105,7 +105,7 @@ class PlanningMachine(RuleBasedStateMachine):
         self.told[at].clear()
         for key in state.reset():
             _, item = self.running.pop(int(key))
-            self.fleet.queue.put_back(item)
+            self.fleet.queue.put_back(item, item.arrived)
         state.phase = Phase.HUNG
 
     @rule(at=which, pinned=st.booleans())

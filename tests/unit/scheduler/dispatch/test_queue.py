@@ -259,10 +259,14 @@ class QueueMachine(RuleBasedStateMachine):
             return request
         return multiple()
 
-    @rule(target=outside, request=consumes(inside))
-    def take(self, request: Waiting) -> Waiting:
-        assert self.queue.take(request.number) == self.expected.pop(request.number)
+    @rule(target=outside, request=consumes(inside), place=st.sampled_from(["", "a:1", "b:1"]))
+    def take(self, request: Waiting, place: str) -> Waiting:
+        assert self.queue.take(request.number, place) == self.expected.pop(request.number)
         return request
+
+    @rule(digests=st.sets(st.sampled_from(["", "x", "y"])))
+    def block(self, digests: set[str]) -> None:
+        self.queue.is_blocked = lambda lane: lane.digest in digests
 
     @rule(target=inside, request=consumes(outside))
     def put_back(self, request: Waiting) -> Waiting:
