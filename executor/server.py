@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.hub import Hub, Stream
+from lorafleet.keepalive import keepalive
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
@@ -27,9 +28,6 @@ OPTIONS = (
     # Two executors on one port would each get half of the calls.
     ("grpc.so_reuseport", 0),
 )
-# How long a peer may be silent, and how long its answer to a ping may take: that is ping_timeout in gRPC of
-# today, whatever keepalive_timeout says, which it was before.
-KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +103,7 @@ def make_server(
     its streams end when it does not answer for as long again. Raises StartError when the address cannot be
     had."""
     _check_free(listen)
-    keepalive = [(name, round(keepalive_time_s * 1000)) for name in KEEPALIVE]
-    server = grpc.aio.server(options=(*OPTIONS, *keepalive))
+    server = grpc.aio.server(options=(*OPTIONS, *keepalive(keepalive_time_s, keepalive_time_s)))
     executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

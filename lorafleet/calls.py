@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from lorafleet.errors import Cancelled, LoraFleetError, from_call, invalid
+from lorafleet.keepalive import keepalive
 from lorafleet.operations import Operation, Page
 from lorafleet.requests import MAX_MESSAGE_BYTES
 
@@ -21,9 +22,7 @@ T = TypeVar("T")
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # What gRPC of today goes by instead, a minute by default.
+    *keepalive(30.0, 10.0),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

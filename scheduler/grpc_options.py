@@ -1,5 +1,7 @@
 """gRPC channel arguments of the scheduler, as a server and as a client of executors."""
 
+from lorafleet.keepalive import keepalive
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _MESSAGES: list[tuple[str, int]] = [
@@ -31,23 +33,12 @@ _SERVER: list[tuple[str, int]] = [
 def server_options(keepalive_time_s: float) -> list[tuple[str, int]]:
     """A client that says nothing for so long is pinged, in and out of calls, however silent they are; its
     connection and calls end when it does not answer for half as long."""
-    return [*_SERVER, *_keepalive(keepalive_time_s, keepalive_time_s / 2)]
-
-
-def _keepalive(time_s: float, timeout_s: float) -> list[tuple[str, int]]:
-    """gRPC of today waits for the answer for ping_timeout, a minute by default, whatever keepalive_timeout
-    is; that of before does the reverse."""
-    timeout_ms = round(timeout_s * 1000)
-    return [
-        ("grpc.keepalive_time_ms", round(time_s * 1000)),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),
-    ]
+    return [*_SERVER, *keepalive(keepalive_time_s, keepalive_time_s / 2)]
 
 
 EXECUTOR_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGES,
-    *_keepalive(10.0, 5.0),
+    *keepalive(10.0, 5.0),
     # A new channel resolves and connects anew instead of sharing a connection to where the executor was.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),

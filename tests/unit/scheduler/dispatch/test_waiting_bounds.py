@@ -219,7 +219,10 @@ def test_the_bound_on_waiting_of_a_cold_version(
     rng = Random(slots * 100 + cold)
     for number in range(slots):
         asked = Asked(f"hot{number}", tokens=tokens)
-        some = lambda a=asked: replace(a, tokens=rng.randint(tokens // 2, tokens))  # noqa: E731
+
+        def some(asked: Asked = asked) -> Asked:
+            return replace(asked, tokens=rng.randint(tokens // 2, tokens))
+
         keep_asking(world, made[number % schedulers], some, 2 * seats * executors + 1, rng)
     world.run(WARM_S)
     numbers = [made[n % schedulers].ask(Asked(f"cold{n}", tokens=tokens)) for n in range(cold)]
