@@ -1,7 +1,6 @@
 """Writes answers to their clients as they grow, and gives up clients that do not read."""
 
 import asyncio
-from collections.abc import Callable
 
 import grpc
 
@@ -24,14 +23,16 @@ class StreamWriter:
         self._pace = pace
         self._look_s = slow_client_timeout_s / LOOKS
         self._chunk_tokens = metrics.chunk_tokens
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing: dict[asyncio.Task[None], _Watch] = {}
+        self._looking: asyncio.TimerHandle | None = None
 
     async def write(self, context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
         """All of an answer. Raises what the request failed with, and SlowClient."""
-        watch = _Watch(self._look_s)
+        watch = _Watch()
         writing = asyncio.create_task(self._write_all(context, live, watch), name=WRITING)
-        self._writing.add(writing)
-        watch.begin(writing.cancel)
+        self._writing[writing] = watch
+        if self._looking is None:
+            self._look_later()
         try:
             await writing
         except asyncio.CancelledError:
@@ -39,8 +40,7 @@ class StreamWriter:
                 raise live.outbox.error or SlowClient("the client reads too slowly") from None
             raise
         finally:
-            watch.end()
-            self._writing.discard(writing)
+            del self._writing[writing]
 
     async def drain(self, timeout_s: float) -> bool:
         """Waits for the streams that there are, some of complete answers. Whether all of them ended in time.
@@ -51,6 +51,18 @@ class StreamWriter:
             _, left = await asyncio.wait(self._writing, timeout=timeout_s)
             return not left
         return True
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+    def _look(self) -> None:
+        """At all streams: a timer for each costs more than all else that a silent stream does."""
+        for writing, watch in self._writing.items():
+            if watch.look():
+                writing.cancel()
+        self._looking = None
+        if self._writing:
+            self._look_later()
 
     async def _write_all(self, context: grpc.aio.ServicerContext, live: LiveRequest, watch: "_Watch") -> None:
         """Waits while the client does not read.
@@ -63,7 +75,10 @@ class StreamWriter:
         knows that it has to ask again for what is owed to it.
         """
         self._pace.begins()
+        watch.blocked = True
         await context.send_initial_metadata((ACCEPTED,))
+        watch.blocked = False
+        watch.writes += 1
         outbox, first = live.outbox, True
         while piece := await outbox.get():
             watch.blocked = True
@@ -83,35 +98,20 @@ class _Watch:
     costs a write no timer of its own.
     """
 
-    def __init__(self, look_s: float) -> None:
+    def __init__(self) -> None:
         self.blocked = False
         self.writes = 0  # That are done.
         self.gave_up = False
-        self._look_s = look_s
         self._seen = -1  # Number of the write that was under way at the last look.
         self._looks = 0  # At which it was, the first left out.
-        self._cancel: Callable[[], object]
-        self._timer: asyncio.TimerHandle
 
-    def begin(self, cancel: Callable[[], object]) -> None:
-        self._cancel = cancel
-        self._set()
-
-    def end(self) -> None:
-        self._timer.cancel()
-
-    def _set(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
-
-    def _look(self) -> None:
+    def look(self) -> bool:
+        """Whether the write is to be given up now."""
         still = self.blocked and self.writes == self._seen
         self._looks = self._looks + 1 if still else 0
         self._seen = self.writes if self.blocked else -1
-        if self._looks == LOOKS:
-            self.gave_up = True
-            self._cancel()
-        else:
-            self._set()
+        self.gave_up = self._looks == LOOKS
+        return self.gave_up
 
 
 def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:
