@@ -213,7 +213,7 @@ class Dispatcher:
     # What executors cause (scheduler.fleet.link.Listener).
 
     def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
-        now, made = self._clock(), Counter[tuple[str, str]]()
+        now, made = self._clock(), Counter[tuple[str, str, str]]()
         for tokens in step:
             live = self._accepted.running(tokens.dispatch_id)
             if live is None:
@@ -224,11 +224,13 @@ class Dispatcher:
                     live, "TOKEN_GAP", f"token {tokens.first_index} does not follow the last one"
                 )
                 continue
-            made[live.waiting.tenant, live.admitted.adapter] += len(tokens.token_ids)
+            made[live.account] += len(tokens.token_ids)
             try:
                 self._deliver(live, tokens, now)
             except Exception as error:  # A bug with one request's text must not end the streams beside it.
                 self._fail(live, from_exception(error))
+        for (tenant, _, digest), count in made.items():
+            self.queue.charge(tenant, digest, count)
         self._journal.step(made)
 
     def on_finished(self, finished: executor_pb2.Finished) -> None:
@@ -290,7 +292,6 @@ class Dispatcher:
             self._trials.proven(live)
         self._journal.generated(live, now)
         live.last_token_at = now
-        self.queue.charge(live.waiting.tenant, live.waiting.digest, len(tokens.token_ids))
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True
             live.outbox.put_prompt_logprobs(tokens.prompt_logprobs)

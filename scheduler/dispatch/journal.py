@@ -40,9 +40,9 @@ class Journal:
         else:
             self._metrics.inter_token_seconds.observe(now - live.last_token_at)
 
-    def step(self, tokens: Mapping[tuple[str, str], int]) -> None:
-        """What a step of an executor made, by tenant and adapter."""
-        for (tenant, adapter), count in tokens.items():
+    def step(self, tokens: Mapping[tuple[str, str, str], int]) -> None:
+        """What a step of an executor made, by tenant, adapter and digest."""
+        for (tenant, adapter, _), count in tokens.items():
             self._metrics.generated(tenant, adapter, count)
 
     def attempt_failed(self, live: LiveRequest, reason: str, why: str) -> None:

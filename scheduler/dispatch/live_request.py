@@ -40,6 +40,9 @@ class LiveRequest:
             max_length=len(admitted.prompt_token_ids) + admitted.stopping.max_new_tokens,
             arrived=now,
         )
+        self.version = (admitted.adapter, admitted.digest)
+        # Who pays for its tokens: tenant, adapter, digest.
+        self.account = (admitted.identity.tenant, admitted.adapter, admitted.digest)
         stopping = admitted.stopping
         own_ends = frozenset() if stopping.ignore_eos else tokenizer.eos_token_ids
         self.progress = Progress(admitted, own_ends | frozenset(stopping.stop_token_ids))

@@ -14,6 +14,7 @@ class LiveRequests:
         self._by_key: dict[tuple[str, str], LiveRequest] = {}
         self._by_number: dict[int, LiveRequest] = {}
         self._by_dispatch: dict[str, LiveRequest] = {}
+        self._versions = Counter[tuple[str, str]]()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -36,15 +37,16 @@ class LiveRequests:
 
     def versions(self) -> Counter[tuple[str, str]]:
         """How many there are of each ("tenant/name", digest)."""
-        admitted = (live.admitted for live in self._by_number.values())
-        return Counter((each.adapter, each.digest) for each in admitted if each.digest)
+        return self._versions.copy()
 
     def of_version(self, adapter: str, digest: str) -> list[LiveRequest]:
-        return [live for live in self if (live.admitted.adapter, live.admitted.digest) == (adapter, digest)]
+        return [live for live in self if live.version == (adapter, digest)]
 
     def add(self, live: LiveRequest) -> None:
         self._by_key[live.key] = live
         self._by_number[live.waiting.number] = live
+        if live.admitted.digest:
+            self._versions[live.version] += 1
         self._empty.clear()
 
     def remove(self, live: LiveRequest) -> None:
@@ -52,6 +54,10 @@ class LiveRequests:
         del self._by_number[live.waiting.number]
         if self._by_key[live.key] is live:
             del self._by_key[live.key]
+        if live.admitted.digest:
+            self._versions[live.version] -= 1
+            if not self._versions[live.version]:
+                del self._versions[live.version]
         if not self._by_number:
             self._empty.set()
 
@@ -83,3 +89,4 @@ class LiveRequests:
         assert all(live.dispatch_id == key for key, live in self._by_dispatch.items())
         assert set(self._by_key.values()) == set(self._by_number.values())
         assert set(sent) == self._by_dispatch.keys()
+        assert self._versions == Counter(live.version for live in self if live.admitted.digest)

@@ -46,6 +46,7 @@ class Outbox:
     def __init__(self, output_index: int, line: ReaderLine) -> None:
         """`line` tells its reader, among those of other outboxes, when to take what is there."""
         self._line = line
+        self._loop = asyncio.get_running_loop()  # Asked for once: that takes a call of the system.
         self._pieces = deque([Piece(output_index)])  # Never empty; the last one grows.
         self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._read_all = False
@@ -78,7 +79,7 @@ class Outbox:
     def pause(self, seconds: float) -> None:
         """Keeps the next piece back for so long, unless the answer is at its end."""
         if not self._at_end:
-            self._pause = asyncio.get_running_loop().call_later(seconds, self._end_pause)
+            self._pause = self._loop.call_later(seconds, self._end_pause)
 
     def close(self) -> None:
         """The reader is gone: nothing waits for the end of a pause."""
@@ -89,7 +90,7 @@ class Outbox:
         if self._read_all:
             return None
         while True:
-            self._reader = reader = asyncio.get_running_loop().create_future()
+            self._reader = reader = self._loop.create_future()
             if not self._pause and (self.error or not self._pieces[0].is_empty):
                 self._wake()
             await reader

@@ -21,7 +21,7 @@ class ReaderLine:
 
     def join(self, reader: asyncio.Future[None]) -> None:
         """Its result is set when it is its turn."""
-        loop = asyncio.get_running_loop()
+        loop = reader.get_loop()
         self._ready.append((reader, loop.time()))
         if not self._moves:
             self._moves = True
