@@ -56,6 +56,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GenerateResponse:
+        self._writer.follow(context)
         async with self._accepted(request, context, one_message=True) as live:
             answer = _begin_response(live)
             texts = [live.admitted.echo_text]

@@ -25,6 +25,7 @@ class StreamWriter:
         self._chunk_tokens = metrics.chunk_tokens
         self._writing: dict[asyncio.Task[None], _Watch] = {}
         self._looking: asyncio.TimerHandle | None = None
+        self._whole: set[asyncio.Future[None]] = set()
 
     async def write(self, context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
         """All of an answer. Raises what the request failed with, and SlowClient."""
@@ -42,13 +43,25 @@ class StreamWriter:
         finally:
             del self._writing[writing]
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Waits for the streams that there are, some of complete answers. Whether all of them ended in time.
+    def follow(self, context: grpc.aio.ServicerContext) -> None:
+        """A call whose answer is one message, which gRPC sends when the handler is over: `drain` waits for
+        that, too."""
+        sent = asyncio.get_running_loop().create_future()
 
-        Who does not read at all is given up meanwhile, as ever.
+        def end(_: object) -> None:
+            self._whole.discard(sent)
+            sent.set_result(None)
+
+        self._whole.add(sent)
+        context.add_done_callback(end)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits for the answers that are under way, some of them complete. Whether all of them ended in time.
+
+        Who does not read a stream at all is given up meanwhile, as ever.
         """
-        if self._writing:
-            _, left = await asyncio.wait(self._writing, timeout=timeout_s)
+        if under_way := {*self._writing, *self._whole}:
+            _, left = await asyncio.wait(under_way, timeout=timeout_s)
             return not left
         return True
 

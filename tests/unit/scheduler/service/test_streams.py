@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from lorafleet.calls import CHANNEL_OPTIONS
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.stream_writer import WRITING
+from tests.support.services.proxy import Proxy
 from tests.support.services.scheduler_house import House, generate, open_house, pad, read
 from tests.support.services.scheduling import until
 
@@ -103,3 +105,32 @@ async def test_a_drain_waits_for_clients_that_have_not_read_all_yet(model: Path)
             chunks = await read(call)
             assert sum(len(chunk.token_ids) for chunk in chunks) == 60
             assert await drained
+
+
+async def test_a_drain_waits_for_answers_that_are_asked_for_whole(model: Path) -> None:
+    """Their handlers are over: gRPC has what the connection does not take yet."""
+    passes = threading.Event()
+    passes.set()
+
+    def delay(size: int) -> float:
+        passes.wait()
+        return 0.0
+
+    async with open_house(model) as house:
+        house.fake.edit_step = lambda step: pad(step, 10_000)
+        ask = generate(max_new_tokens=60, response=inference_pb2.ResponseOptions(logprobs=20))
+        port = int(house.scheduler.address.rpartition(":")[2])
+        with Proxy(port, delay) as proxy:
+            address = f"127.0.0.1:{proxy.port}"
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                await channel.channel_ready()
+                passes.clear()
+                call = inference_pb2_grpc.InferenceStub(channel).Generate(ask)
+                await until(lambda: bool(house.scheduler.dispatcher.num_live))
+                await until(lambda: not house.scheduler.dispatcher.num_live)
+                drained = asyncio.create_task(house.scheduler.drain())
+                await asyncio.sleep(0.05)
+                assert not drained.done()
+                passes.set()
+                assert len((await call).token_ids) == 60
+                assert await drained
