@@ -169,12 +169,9 @@ def invalid(field: str, description: str) -> InvalidRequest:
 
 def from_call(call: grpc.RpcError) -> LoraFleetError:
     """The typed error of a failed call, sync or asyncio, with what its metadata tell."""
-    details = b""
-    for key, value in call.trailing_metadata() or ():
-        if key == _DETAILS_KEY:
-            details = value
-    error = from_status(call.code(), call.details() or "", details)
-    error.accepted = any(key == ACCEPTED[0] for key, _ in call.initial_metadata() or ())
+    trailing = dict(call.trailing_metadata() or ())
+    error = from_status(call.code(), call.details() or "", trailing.get(_DETAILS_KEY, b""))
+    error.accepted = ACCEPTED[0] in trailing or ACCEPTED[0] in dict(call.initial_metadata() or ())
     return error
 
 

@@ -32,7 +32,8 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 async def abort(context: grpc.aio.ServicerContext, error: SchedulerError) -> NoReturn:
     """Ends the call with the error's status and its google.rpc details."""
     status = rpc_status.to_status(_status(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
+    await context.abort(status.code, status.details, trailing)
     raise AssertionError("context.abort returned")  # It never does; grpc is untyped and cannot say so.
 
 

@@ -85,9 +85,11 @@ class StreamWriter:
         without a status.
 
         That the request is accepted is told at once: should this server die before the first token, a client
-        knows that it has to ask again for what is owed to it.
+        knows that it has to ask again for what is owed to it. And once more at the end: gRPC's asyncio client
+        drops headers that it finds together with a status.
         """
         self._pace.begins()
+        context.set_trailing_metadata((ACCEPTED,))
         watch.blocked = True
         await context.send_initial_metadata((ACCEPTED,))
         watch.blocked = False
@@ -123,7 +125,7 @@ class _Watch:
         still = self.blocked and self.writes == self._seen
         self._looks = self._looks + 1 if still else 0
         self._seen = self.writes if self.blocked else -1
-        self.gave_up = self._looks == LOOKS
+        self.gave_up = self._looks >= LOOKS
         return self.gave_up
 
 

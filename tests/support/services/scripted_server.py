@@ -52,6 +52,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServicer):
         plan = json.loads(request.text)
         if plan.get("accept"):
             await context.send_initial_metadata((ACCEPTED,))
+            context.set_trailing_metadata((ACCEPTED,))
         attempts = self.requests[request.request_id]
         attempts.append(request)
         self.again[request.request_id].append(ACCEPTED in tuple(context.invocation_metadata() or ()))
