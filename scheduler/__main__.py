@@ -6,14 +6,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import cast
 
 from adapter_store import AdapterStoreError
 from lorafleet.garbage import QuietCollector
 from scheduler.admission.auth import InvalidTokenFile
 from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, ConfigError, load
+from scheduler.event_loop import loop_factory
 from scheduler.logs import set_up
 from scheduler.text.tokenizer import InvalidTokenizer
 
@@ -37,21 +36,12 @@ def main() -> int:
         set_up(config.log_format, config.log_level)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.set_threshold(YOUNG_OBJECTS)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(config))
     except (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidTokenFile, CannotListen) as error:
         sys.stderr.write(f"scheduler: {error}\n")
         return CANNOT_START
     return 0
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: it needs less for each turn. None is asyncio's own."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        return None
-    return cast(Callable[[], asyncio.AbstractEventLoop], new_event_loop)
 
 
 async def _serve(config: Config) -> None:

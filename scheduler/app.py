@@ -35,13 +35,13 @@ from scheduler.admission.versions import Versions
 from scheduler.config import Config
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.settings import DispatcherSettings
+from scheduler.event_loop import measure_lag
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.generic_handlers import GenericHandlers
 from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
-from scheduler.loop_lag import measure_lag
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter

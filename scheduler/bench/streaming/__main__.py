@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from adapter_store import ModelSpec
@@ -43,19 +44,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
     """A row. Latencies are from an executor's step to the client's read, in milliseconds; times of a core, in
-    microseconds."""
+    microseconds. The bare server runs before the scheduler and after it, and counts with the mean of both:
+    what a core is worth on a shared machine changes from minute to minute."""
     interval = ["--stream-interval-ms", str(interval_ms)] if interval_ms else []
     spec = ModelSpec.from_folder(model)
     tokens, fingerprint = spec.max_model_len - 8, spec.fingerprint
-    with bare(load) as (address, pid, finish):
-        bare_seen = _client(address, pid, load, tokens)
-        bare_added = _latencies(bare_seen, finish())
+    before = _bare(load, tokens)
     with (
         executors(fingerprint, load) as (addresses, finish),
         scheduler(model, addresses, load.streams, *interval) as (address, pid),
     ):
         seen = _client(address, pid, load, tokens)
         added = _latencies(seen, finish())
+    bares = before, _bare(load, tokens)
     count = sum(chunk[2] for chunk in seen.chunks)
     return {
         "streams": load.streams,
@@ -71,10 +72,20 @@ def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
         "added_p99_ms": added[1],
         "scheduler_us_per_token": round(seen.busy_s * 1e6 / max(1, count), 1),
         "scheduler_us_per_chunk": round(seen.busy_s * 1e6 / max(1, len(seen.chunks)), 1),
-        "bare_us_per_chunk": round(bare_seen.busy_s * 1e6 / max(1, len(bare_seen.chunks)), 1),
-        "bare_tokens_s": round(len(bare_seen.chunks) / bare_seen.window_s),
-        "bare_added_p50_ms": bare_added[0],
-        "bare_added_p99_ms": bare_added[1],
+        **{name: round(fmean(each[name] for each in bares), 1) for name in before},
+        "bare_us_per_chunk_apart": [each["bare_us_per_chunk"] for each in bares],
+    }
+
+
+def _bare(load: Load, tokens: int) -> dict[str, float]:
+    with bare(load) as (address, pid, finish):
+        seen = _client(address, pid, load, tokens)
+        p50, p99 = _latencies(seen, finish())
+    return {
+        "bare_us_per_chunk": round(seen.busy_s * 1e6 / max(1, len(seen.chunks)), 1),
+        "bare_tokens_s": round(len(seen.chunks) / seen.window_s),
+        "bare_added_p50_ms": p50,
+        "bare_added_p99_ms": p99,
     }
 
 

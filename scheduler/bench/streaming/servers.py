@@ -19,6 +19,7 @@ from lorafleet.ports import free_port
 from lorafleet.v1 import executor_pb2_grpc, inference_pb2_grpc
 from scheduler.bench.streaming.bare import BareServer
 from scheduler.bench.streaming.pace import PacedExecutor, Record
+from scheduler.event_loop import loop_factory
 
 HOST = "127.0.0.1"
 
@@ -110,7 +111,8 @@ def _ask(connection: Connection) -> Record:
 
 
 def _run(serve: Serve, connection: Connection, *args: Any) -> None:
-    asyncio.run(serve(connection, *args))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(connection, *args))
 
 
 async def _serve_executors(connection: Connection, ports: list[int], fingerprint: str, load: Load) -> None:

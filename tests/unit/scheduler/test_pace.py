@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 import pytest
 
 from scheduler.dispatch.reader_line import READERS_A_TURN
-from scheduler.loop_lag import EVERY_S
+from scheduler.event_loop import EVERY_S
 from scheduler.pace import MAX_PAUSE_S, USUAL_LAG_S, Pace
 
 STREAMS, EXECUTORS = 1000, 16
