@@ -65,7 +65,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
 
     def _authorize(self, context: grpc.aio.ServicerContext, what: str) -> None:
-        require(self._authenticator.identify(context.invocation_metadata()), ADMIN, what)
+        require(self._authenticator.caller(context), ADMIN, what)
 
     def _state(self, address: str) -> ExecutorState:
         state = self._dispatcher.fleet.state(address)

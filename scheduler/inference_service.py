@@ -75,7 +75,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
-        identity = self._authenticator.identify(context.invocation_metadata())
+        identity = self._authenticator.caller(context)
         token_ids, tokens = await self._admission.tokenize(request, identity)
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, tokens=tokens, max_model_len=self._admission.max_model_len
@@ -85,7 +85,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
-        identity = self._authenticator.identify(context.invocation_metadata())
+        identity = self._authenticator.caller(context)
         loop = asyncio.get_running_loop()
         models, next_page = await loop.run_in_executor(
             self._pool, list_models, self._store, identity, request
@@ -124,7 +124,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> LiveRequest:
         if self._dispatcher.draining:
             raise Draining()
-        identity = self._authenticator.identify(context.invocation_metadata())
+        identity = self._authenticator.caller(context)
         again = request.HasField("resume") or ACCEPTED in tuple(context.invocation_metadata() or ())
         self._dispatcher.check_room(identity.tenant, again=again)
         admitted = await self._admission.admit(request, identity, one_message=one_message)

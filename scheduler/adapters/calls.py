@@ -80,7 +80,7 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         self._heavy = asyncio.Semaphore(limits.max_heavy_calls)
 
     def _identify(self, context: Context) -> Identity:
-        return self._authenticator.identify(context.invocation_metadata())
+        return self._authenticator.caller(context)
 
     async def _find(
         self, text: str, context: Context, change: str | None = None, *, field: str = "adapter"

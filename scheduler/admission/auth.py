@@ -22,6 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from scheduler.errors import Unauthenticated
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,10 @@ class Authenticator:
         if token_file is not None:
             self._stamp = _stamp(token_file)
             self._identities = _load(token_file)
+
+    def caller(self, context: grpc.aio.ServicerContext) -> Identity:
+        """Who makes a call. Raises Unauthenticated."""
+        return self.identify(context.invocation_metadata())
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Identity:
         """Raises Unauthenticated, with one text for every wrong token."""
