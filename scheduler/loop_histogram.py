@@ -26,9 +26,9 @@ class LoopHistogram(Collector):
         self._sum = 0.0
         registry.register(self)
 
-    def observe(self, amount: float) -> None:
-        self._counts[bisect_left(self._bounds, amount)] += 1
-        self._sum += amount
+    def observe(self, amount: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, amount)] += times
+        self._sum += amount * times
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._documentation)

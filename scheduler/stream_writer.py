@@ -134,7 +134,6 @@ def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.Genera
         output_index=piece.output_index,
         token_ids=piece.token_ids,
         text=piece.text,
-        finish_reason=piece.finish,
     )
     if piece.logprobs or piece.prompt_logprobs:
         chunk.logprobs.extend(piece.logprobs)
@@ -145,6 +144,7 @@ def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.Genera
         chunk.seed = live.admitted.sampling.seed
         chunk.text = live.admitted.echo_text + chunk.text
     if piece.finish:
+        chunk.finish_reason = piece.finish
         chunk.usage.CopyFrom(usage(live))
     return chunk
 

@@ -213,7 +213,7 @@ class Dispatcher:
     # What executors cause (scheduler.fleet.link.Listener).
 
     def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
-        now, made = self._clock(), Counter[tuple[str, str, str]]()
+        now, made, gaps = self._clock(), Counter[tuple[str, str, str]](), Counter[float]()
         for tokens in step:
             live = self._accepted.running(tokens.dispatch_id)
             if live is None:
@@ -226,12 +226,12 @@ class Dispatcher:
                 continue
             made[live.account] += len(tokens.token_ids)
             try:
-                self._deliver(live, tokens, now)
+                self._deliver(live, tokens, now, gaps)
             except Exception as error:  # A bug with one request's text must not end the streams beside it.
                 self._fail(live, from_exception(error))
         for (tenant, _, digest), count in made.items():
             self.queue.charge(tenant, digest, count)
-        self._journal.step(made)
+        self._journal.step(made, gaps)
 
     def on_finished(self, finished: executor_pb2.Finished) -> None:
         live = self._accepted.running(finished.dispatch_id)
@@ -286,11 +286,14 @@ class Dispatcher:
         self._trials.tend()
         self._planner.wake()
 
-    def _deliver(self, live: LiveRequest, tokens: Tokens, now: float) -> None:
+    def _deliver(self, live: LiveRequest, tokens: Tokens, now: float, gaps: Counter[float]) -> None:
         live.failures = 0
         if not live.proven:
             self._trials.proven(live)
-        self._journal.generated(live, now)
+        if live.last_token_at is None:
+            self._journal.first_token(live, now)
+        else:
+            gaps[now - live.last_token_at] += 1
         live.last_token_at = now
         if tokens.prompt_logprobs:
             live.progress.has_prompt_logprobs = True

@@ -33,17 +33,16 @@ class Journal:
         elif live.last_token_at is not None:
             self._metrics.resumptions.inc()
 
-    def generated(self, live: LiveRequest, now: float) -> None:
-        """`live.last_token_at` is that of the tokens before these."""
-        if live.last_token_at is None:
-            self._metrics.first_token_seconds.observe(now - live.accepted_at)
-        else:
-            self._metrics.inter_token_seconds.observe(now - live.last_token_at)
+    def first_token(self, live: LiveRequest, now: float) -> None:
+        self._metrics.first_token_seconds.observe(now - live.accepted_at)
 
-    def step(self, tokens: Mapping[tuple[str, str, str], int]) -> None:
-        """What a step of an executor made, by tenant, adapter and digest."""
+    def step(self, tokens: Mapping[tuple[str, str, str], int], gaps: Mapping[float, int]) -> None:
+        """What a step of an executor made, by tenant, adapter and digest, and how many answers had waited so
+        many seconds for it: mostly all of them alike."""
         for (tenant, adapter, _), count in tokens.items():
             self._metrics.generated(tenant, adapter, count)
+        for gap, count in gaps.items():
+            self._metrics.inter_token_seconds.observe(gap, count)
 
     def attempt_failed(self, live: LiveRequest, reason: str, why: str) -> None:
         self._metrics.attempt_failed(reason)

@@ -28,10 +28,6 @@ class Piece:
     finish: common_pb2.FinishReason = UNFINISHED
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.token_ids or self.finish or self.prompt_logprobs or self.text)
-
-    @property
     def num_positions(self) -> int:
         return len(self.token_ids) + len(self.prompt_logprobs)
 
@@ -47,29 +43,35 @@ class Outbox:
         """`line` tells its reader, among those of other outboxes, when to take what is there."""
         self._line = line
         self._loop = asyncio.get_running_loop()  # Asked for once: that takes a call of the system.
-        self._pieces = deque([Piece(output_index)])  # Never empty; the last one grows.
+        self._end = output_index  # Of the tokens that it was given.
+        self._pieces = deque[Piece]()  # None of them is empty; the last one grows.
         self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._read_all = False
         self._reader: asyncio.Future[None] | None = None  # That waits, but not in the line.
         self._pause: asyncio.TimerHandle | None = None
 
     def put(self, delta: TextDelta, logprobs: Sequence[common_pb2.PositionLogprobs] = ()) -> None:
-        piece = self._pieces[-1]
-        if piece.num_positions >= MAX_PIECE_POSITIONS:
-            piece = Piece(piece.output_index + len(piece.token_ids))
+        if not (delta.token_ids or delta.text):
+            return
+        if self._pieces and self._pieces[-1].num_positions < MAX_PIECE_POSITIONS:
+            piece = self._pieces[-1]
+            piece.token_ids += delta.token_ids
+            piece.text += delta.text
+        else:
+            piece = Piece(self._end, list(delta.token_ids), delta.text)
             self._pieces.append(piece)
-        piece.token_ids += delta.token_ids
-        piece.text += delta.text
+        self._end += len(delta.token_ids)
         if logprobs:
             piece.logprobs += logprobs
         if self._pause is None:
             self._wake()
 
     def put_prompt_logprobs(self, logprobs: Sequence[common_pb2.PositionLogprobs]) -> None:
-        self._pieces[-1].prompt_logprobs.extend(logprobs)
+        """They leave with the tokens that follow."""
+        self._last().prompt_logprobs.extend(logprobs)
 
     def finish(self, reason: common_pb2.FinishReason) -> None:
-        self._pieces[-1].finish = reason
+        self._last().finish = reason
         self._end_pause()
 
     def fail(self, error: SchedulerError) -> None:
@@ -91,22 +93,25 @@ class Outbox:
             return None
         while True:
             self._reader = reader = self._loop.create_future()
-            if not self._pause and (self.error or not self._pieces[0].is_empty):
+            if not self._pause and (self.error or self._pieces):
                 self._wake()
             await reader
-            if not self._pieces[0].is_empty:
+            if self._pieces:
                 break
             if self.error:
                 raise self.error
         piece = self._pieces.popleft()
-        if not self._pieces:
-            self._pieces.append(Piece(piece.output_index + len(piece.token_ids)))
         self._read_all = bool(piece.finish)
         return piece
 
     @property
     def _at_end(self) -> bool:
-        return bool(self.error or self._read_all or self._pieces[-1].finish)
+        return bool(self.error or self._read_all or (self._pieces and self._pieces[-1].finish))
+
+    def _last(self) -> Piece:
+        if not self._pieces:
+            self._pieces.append(Piece(self._end))
+        return self._pieces[-1]
 
     def _end_pause(self) -> None:
         if self._pause:

@@ -59,6 +59,8 @@ class TextStream:
         self._utf8.decode(_last_bytes(tokenizer, prompt_token_ids))
         if resumed_token_ids:
             self._resume(resumed_token_ids)
+        # Whether tokens of whole characters may leave as they come.
+        self._lets_pass = self._holds_nothing()
 
     @property
     def stopped(self) -> bool:
@@ -69,15 +71,18 @@ class TextStream:
         """What can leave after these tokens; None when that is nothing. After a stop nothing is taken in."""
         if self._stopped:
             return TextDelta((), "", stopped=True)
-        if token_ids and not (self._token_ids or self._stops or self._utf8.getstate()[0]):
-            text = _whole(b"".join(map(self._piece, token_ids)))
-            if text is not None:
-                return self._pass(token_ids, text)
+        if self._lets_pass and self._silent.isdisjoint(token_ids):
+            text_of = self._tokenizer.token_text
+            texts = [text for each in token_ids if (text := text_of(each)) is not None]
+            if len(texts) == len(token_ids):
+                return self._pass(token_ids, "".join(texts))
         for token_id in token_ids:
             match_start = self._feed(token_id)
             if match_start is not None:
                 return self._stop(match_start)
-        return self._take(self._chars_before + len(self._text) - self._stops.held)
+        delta = self._take(self._chars_before + len(self._text) - self._stops.held)
+        self._lets_pass = self._holds_nothing()
+        return delta
 
     def finish(self) -> TextDelta | None:
         """All that was held back, at the end of the answer. A cut character becomes U+FFFD."""
@@ -87,6 +92,10 @@ class TextStream:
         end = self._chars_before + len(self._text)
         self._borders.append((self._tokens_before + len(self._token_ids), end))
         return self._take(end)
+
+    def _holds_nothing(self) -> bool:
+        """Nor ever has to, for a stop sequence."""
+        return not (self._token_ids or self._stops or self._utf8.getstate()[0])
 
     def _pass(self, token_ids: Sequence[int], text: str) -> TextDelta:
         """Lets tokens go with their text though nothing was taken in: nothing of it may have to be held."""
@@ -136,14 +145,6 @@ class TextStream:
         self._text = self._text[num_chars:]
         self._tokens_before, self._chars_before = tokens, chars
         return delta
-
-
-def _whole(piece: bytes) -> str | None:
-    """The text of bytes that are whole characters; None of others."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _last_bytes(tokenizer: Tokenizer, token_ids: Sequence[int]) -> bytes:

@@ -99,12 +99,18 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a running text, in UTF-8: maybe only a part of a character, nothing for
         special tokens and unknown ids. Joined and decoded with errors="replace" they give decode()."""
-        return self._pieces.of(token_id)
+        piece = self._pieces.of(token_id)
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def token_text(self, token_id: int) -> str | None:
+        """What a token adds to a running text where that is whole characters, None where it is not."""
+        piece = self._pieces.of(token_id)
+        return piece if isinstance(piece, str) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
-    """token_bytes(), computed once for each id that occurs.
+    """What tokens add to a text, computed once for each id that occurs: text, or bytes that are none.
 
     Byte-level vocabularies write each byte as one character of a fixed alphabet; SentencePiece ones write
     unknown bytes as <0xE4>. For all other tokens the decoder is asked, with a plain token before them, so
@@ -116,7 +122,7 @@ class _Pieces:
     byte_level: bool
     byte_fallback: bool
     anchor: int | None
-    cache: dict[int, bytes] = field(default_factory=dict)
+    cache: dict[int, str | bytes] = field(default_factory=dict)
 
     @classmethod
     def make(cls, tokenizer: tokenizers.Tokenizer) -> "_Pieces":
@@ -131,10 +137,10 @@ class _Pieces:
             anchor=anchor[-1] if anchor else None,
         )
 
-    def of(self, token_id: int) -> bytes:
+    def of(self, token_id: int) -> str | bytes:
         piece = self.cache.get(token_id)
         if piece is None:
-            piece = self.cache[token_id] = self._compute(token_id)
+            piece = self.cache[token_id] = _text_or_bytes(self._compute(token_id))
         return piece
 
     def _compute(self, token_id: int) -> bytes:
@@ -148,6 +154,13 @@ class _Pieces:
         before = [] if self.anchor is None else [self.anchor]
         text: str = self.tokenizer.decode([*before, token_id])
         return text.removeprefix(self.tokenizer.decode(before)).encode()
+
+
+def _text_or_bytes(piece: bytes) -> str | bytes:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return piece
 
 
 def _byte_alphabet() -> dict[str, int]:
