@@ -19,6 +19,7 @@ from pathlib import Path
 
 from executor.bench.paced import paced_token
 from lorafleet import AsyncClient, LoraFleetError, Unavailable
+from scheduler.bench.about import about
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.services.cluster import Cluster, Node
@@ -195,7 +196,8 @@ def main() -> None:
         results.append({**asdict(load), "disturbances": [asdict(each) for each in seen]})
         sys.stdout.write(json.dumps(results[-1]) + "\n")
         sys.stdout.flush()
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
+    said = {**about("tests.support.chaos.pauses"), "rows": results}
+    args.json.write_text(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
