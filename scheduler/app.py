@@ -49,6 +49,9 @@ from scheduler.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_READY = (logging.INFO, "ready: executors take requests")
+_NOT_READY = (logging.WARNING, "not ready: no executor takes requests, or this scheduler drains")
+
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 ADAPTERS = adapters_pb2.DESCRIPTOR.services_by_name["Adapters"].full_name
 FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
@@ -236,9 +239,14 @@ class Scheduler:
         return min([self._spec.max_model_len, *known])
 
     async def _follow_readiness(self) -> None:
+        told = False
         while True:
+            ready = self.dispatcher.fleet.any_ready and not self.dispatcher.draining
             try:
-                await self._set_readiness(self.dispatcher.fleet.any_ready and not self.dispatcher.draining)
+                await self._set_readiness(ready)
+                if ready != told:
+                    told = ready
+                    logger.log(*(_READY if ready else _NOT_READY))
             except Exception:
                 logger.exception("readiness could not be told; the next turn tries again")
             await asyncio.sleep(READINESS_POLL_S)

@@ -61,7 +61,9 @@ class Config:
     )
     queue_timeout: float = field(
         default=30.0,
-        metadata=_help("seconds that a request waits while no executor is ready that can run it"),
+        metadata=_help(
+            "seconds that a request waits while no executor is ready, and not cordoned, that can run it"
+        ),
     )
     aging: float = field(
         default=2.0, metadata=_help("seconds that a version is passed over before a slot is freed for it")

@@ -1,6 +1,7 @@
 """The Fleet service: what cluster owners see and do."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -16,6 +17,8 @@ from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState
 from scheduler.rpc_errors import translate_errors
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_INTERVAL_MS = 1000
 POLL_S = 0.05
@@ -49,8 +52,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.CordonResponse:
         self._authorize(context, "cordoning an executor")
         state = self._state(request.address)
-        state.cordoned = request.cordoned
-        self._dispatcher.on_room()
+        self._cordon(state, request.cordoned)
         return fleet_pb2.CordonResponse(executor=status(state))
 
     @translate_errors
@@ -59,13 +61,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.DrainExecutorResponse:
         self._authorize(context, "draining an executor")
         state = self._state(request.address)
-        state.cordoned = True
+        self._cordon(state, True)
         while state.num_running:
             await asyncio.sleep(POLL_S)
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
 
     def _authorize(self, context: grpc.aio.ServicerContext, what: str) -> None:
         require(self._authenticator.caller(context), ADMIN, what)
+
+    def _cordon(self, state: ExecutorState, cordoned: bool) -> None:
+        if state.cordoned != cordoned:
+            state.cordoned = cordoned
+            told = "cordoned: it gets no new requests" if cordoned else "uncordoned"
+            logger.warning("executor %s: %s", state.address, told)
+            self._dispatcher.on_phase()
+            self._dispatcher.on_room()
 
     def _state(self, address: str) -> ExecutorState:
         state = self._dispatcher.fleet.state(address)

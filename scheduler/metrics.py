@@ -151,7 +151,10 @@ class Metrics:
             registry=registry,
         )
         self._executors = Gauge(
-            "lorafleet_scheduler_executors", "Executors by state.", ["state"], registry=registry
+            "lorafleet_scheduler_executors",
+            "Executors by state; those that are ready and cordoned are counted as cordoned only.",
+            ["state"],
+            registry=registry,
         )
         self._missing_pins = Gauge(
             "lorafleet_scheduler_missing_pins",
@@ -285,10 +288,10 @@ class Metrics:
         for reason, longest in seconds.items():
             self._oldest_wait.labels(reason).set(longest)
 
-    def executors(self, phases: Iterable[Phase]) -> None:
-        counts = Counted(phases)
-        for phase in Phase:
-            self._executors.labels(phase.name.lower()).set(counts[phase])
+    def executors(self, conditions: Iterable[str]) -> None:
+        counts = Counted(conditions)
+        for condition in ("cordoned", *(phase.name.lower() for phase in Phase)):
+            self._executors.labels(condition).set(counts[condition])
 
     def follow_pins(self, executor: str, missing: Callable[[], int]) -> None:
         """`missing` is asked whenever the metrics are read, on a thread of theirs."""

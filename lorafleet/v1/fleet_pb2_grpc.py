@@ -65,6 +65,8 @@ class FleetServicer(object):
 
     def Cordon(self, request, context):
         """Sends no new requests to an executor, or sends them again. Of this scheduler only, and until it restarts.
+        While all are cordoned that could run a request it waits for --queue-timeout at most, and the scheduler
+        is not ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

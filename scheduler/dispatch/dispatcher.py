@@ -281,7 +281,7 @@ class Dispatcher:
         self._planner.wake()
 
     def on_phase(self) -> None:
-        self._metrics.executors(state.phase for state in self.fleet.states)
+        self._metrics.executors(state.condition for state in self.fleet.states)
         self._reaper.phase_changed(self._awake())
         self._trials.tend()
         self._planner.wake()

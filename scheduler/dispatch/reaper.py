@@ -69,9 +69,7 @@ class Reaper:
         return [needs for needs in self._queue.all_needs() if refused or not index.may_ever_run(needs)]
 
     def _is_served(self, needs: Needs) -> bool:
-        """A cordoned executor counts, but not for who knows an answer already: that others refuse it."""
-        index = self._fleet.index
-        return bool(index.holders(needs) & (index.open if needs.refused else index.ready))
+        return bool(self._fleet.index.holders(needs) & self._fleet.index.serving)
 
     def _reap(self, now: float) -> None:
         self._scheduled = False
@@ -91,7 +89,7 @@ class Reaper:
                 yield live, self.why_never
         for needs, at in self._look_at.items():
             for live in self._overdue(needs, now) if now >= at and needs not in hopeless else ():
-                yield live, _unready
+                yield live, self._unready
 
     def _overdue(self, needs: Needs, now: float) -> Iterator[LiveRequest]:
         """Where there is none, those are not looked at again before somebody can have waited for too long."""
@@ -106,14 +104,15 @@ class Reaper:
         if not found:
             self._look_at[needs] = served_at + self._timeout_s
 
+    def _unready(self, live: LiveRequest) -> SchedulerError:
+        cordoned = ", ".join(state.address for state in self._fleet.states if state.condition == "cordoned")
+        told = f": operators keep new requests from {cordoned}" if cordoned else ""
+        return live.refusal or NoExecutor(f"no executor is ready that can run it{told}")
+
     def _waiting(self, needs: Needs) -> Iterator[LiveRequest]:
         for lane in self._queue.lanes_with(needs):
             for request in self._queue.requests_in(lane):
                 yield self._accepted[request.number]
-
-
-def _unready(live: LiveRequest) -> SchedulerError:
-    return live.refusal or NoExecutor("no executor is ready that can run it")
 
 
 def _incompatible(live: LiveRequest) -> IncompatibleAdapter:

@@ -44,7 +44,8 @@ class Fleet:
 
     @property
     def any_ready(self) -> bool:
-        return any(state.phase is Phase.READY for state in self.states)
+        """Whether requests may wait for one: it is ready, and not cordoned."""
+        return any(state.serves for state in self.states)
 
     def refusals(self) -> str | None:
         """Why nobody can ever run anything: the reasons, when every executor was refused."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from scheduler.fleet.levels import Levels
 from scheduler.fleet.needs import Needs
 from scheduler.fleet.residency import Tier
-from scheduler.fleet.state import ExecutorState, Limits, Phase
+from scheduler.fleet.state import ExecutorState, Limits
 
 RESERVES_FROM_SEATS = 8
 MAX_CACHED_NEEDS = 4096
@@ -24,7 +24,7 @@ class FleetIndex:
     def __init__(self, states: Sequence[ExecutorState], reserve_seats: int = 0) -> None:
         self.states = tuple(states)
         self.everyone = (1 << len(self.states)) - 1
-        self.ready = 0  # Their phase is READY; they may be cordoned.
+        self.serving = 0  # They take requests, or will when a trial there is over.
         self.open = 0  # They take requests.
         self.seated = 0  # They take requests and have a seat for somebody.
         self.shared = 0  # They take requests and have a seat for everybody, above the reserve.
@@ -108,7 +108,7 @@ class FleetIndex:
         if is_open != bool(self.open & bit):
             self.open ^= bit
             self._recount(state)
-        self.ready = _with(self.ready, bit, state.phase is Phase.READY)
+        self.serving = _with(self.serving, bit, state.serves)
         self.told = _with(self.told, bit, bool(state.report.cold))
         self.changed |= bit
         self.room_changed(position)
@@ -212,7 +212,7 @@ class FleetIndex:
         slots = [state.free_slots if state.takes_requests else 0 for state in states]
         kept = [self._reserve_of(state) for state in states]
         assert self.open == _mask(state.takes_requests for state in states)
-        assert self.ready == _mask(state.phase is Phase.READY for state in states)
+        assert self.serving == _mask(state.serves for state in states)
         assert self.unknown == _mask(state.limits is None for state in states)
         assert self.seated == _mask(room > 0 for room in seats)
         assert self.shared == _mask(room > reserve for room, reserve in zip(seats, kept, strict=True))

@@ -187,8 +187,19 @@ class ExecutorState:
             self._watcher.copies_changed(self._position, digests)
 
     @property
+    def serves(self) -> bool:
+        """Whether requests may wait for it: on trial it is soon there again."""
+        return self._phase is Phase.READY and not self._cordoned
+
+    @property
     def takes_requests(self) -> bool:
-        return self._phase is Phase.READY and not self._cordoned and not self._on_trial
+        return self.serves and not self._on_trial
+
+    @property
+    def condition(self) -> str:
+        """Its phase, or "cordoned" where it would be ready."""
+        cordoned = self._cordoned and self._phase is Phase.READY
+        return "cordoned" if cordoned else self._phase.name.lower()
 
     @property
     def num_running(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +21,23 @@ from tests.support.services.scheduler_house import House, fails, generate, open_
 from tests.support.services.scheduling import until
 
 INFERENCE = "lorafleet.v1.Inference"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_health_follows_the_executors(house: House) -> None:
-    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-    async def becomes(status: int) -> None:
-        async with asyncio.timeout(60):
-            while await house.health(INFERENCE) != status:
-                await asyncio.sleep(0.02)
-
-    await becomes(serving)
+    await becomes(house, SERVING)
     house.fake.load_state = executor_pb2.LOAD_STATE_DRAINING
-    await becomes(not_serving)
-    assert await house.health("") == serving
+    await becomes(house, NOT_SERVING)
+    assert await house.health("") == SERVING
     house.fake.load_state = executor_pb2.LOAD_STATE_READY
-    await becomes(serving)
+    await becomes(house, SERVING)
+
+
+async def becomes(house: House, status: int) -> None:
+    async with asyncio.timeout(60):
+        while await house.health(INFERENCE) != status:
+            await asyncio.sleep(0.02)
 
 
 async def test_reflection_lists_the_services(house: House) -> None:
@@ -83,6 +85,30 @@ async def test_watch_cordon_and_drain_an_executor(house: House) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert house.fake.address in message
     watch.cancel()
+
+
+async def test_a_fleet_that_is_cordoned_is_not_ready_and_keeps_nobody_waiting(model: Path) -> None:
+    async with open_house(model, queue_timeout=0.3, metrics_port=0) as house:
+        cordon = fleet_pb2.CordonRequest(address=house.fake.address, cordoned=True)
+        await house.fleet.Cordon(cordon)
+        waited = await fails(house.inference.Generate(generate()))
+        assert waited[:2] == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
+        assert house.fake.address in waited[2]
+        await becomes(house, NOT_SERVING)
+        assert await executors(house) == {"cordoned": 1}
+        cordon.cordoned = False
+        await house.fleet.Cordon(cordon)
+        await becomes(house, SERVING)
+        assert await executors(house) == {"ready": 1}
+        assert (await house.inference.Generate(generate())).usage.completion_tokens == 12
+
+
+async def executors(house: House) -> dict[str, int]:
+    """How many there are by state, by the metrics."""
+    url = f"http://127.0.0.1:{house.scheduler.metrics_port}/metrics"
+    page = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
+    found = re.findall(r'lorafleet_scheduler_executors\{state="(\w+)"\} (\d+)', page)
+    return {state: int(count) for state, count in found if int(count)}
 
 
 async def test_tokens_tell_callers_apart(model: Path, tmp_path: Path, digest: str) -> None:
