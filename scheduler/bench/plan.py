@@ -46,6 +46,7 @@ CASES = (
     *(Case(10_000, 1_000, 1_000, executors) for executors in (10, 100, 1_000)),
     Case(10_000, 1_000, 1_000, 100, reserve=1),
     *(Case(10_000, tenants, 1_000, 100) for tenants in (1, 10)),
+    Case(10_000, 2, 10_000, 100),
     Case(10_000, 10_000, 10_000, 100, hot=False),
     Case(10_000, 1_000, 1_000, 100, hot=False),
     Case(10_000, 1_000, 1_000, 1_000, hot=False),
