@@ -284,14 +284,19 @@ def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -
 
 
 def folder_of(url: str) -> Path | None:
-    """Of a store's url; None for a Redis. Raises InvalidRef for another scheme."""
+    """Of a store's url; None for a Redis. Raises InvalidRef, which quotes nothing, for another scheme: it may
+    be a Redis's url with a password in it that was misspelt. So a path that looks like one needs "disk:"."""
     scheme, colon, rest = url.partition(":")
     if colon and scheme in ("redis", "rediss"):
         return None
     if not colon or "/" in scheme:
         scheme, rest = "disk", url
+        if "@" in url and (colon or not url.startswith(("/", "."))):
+            raise InvalidRef(
+                "store url: it has an @ and is not redis://...; a folder of such a name is disk:..."
+            )
     if scheme != "disk" or not rest:
-        raise InvalidRef(f"store url {scheme}:... is not disk:/folder, a path, redis://... or rediss://...")
+        raise InvalidRef("store url: it is not disk:/folder, a path, redis://... or rediss://...")
     return Path(rest)
 
 

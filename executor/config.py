@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.errors import ConfigError
+from lorafleet.commands.quiet_parser import QuietParser
 
 ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
 # Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
@@ -275,7 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(QuietParser):
     def error(self, message: str) -> Any:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 

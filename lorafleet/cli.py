@@ -9,6 +9,7 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.commands import adapters, bench, chat, demo, executors, generate, models, serve, top
 from lorafleet.commands.failure import explain
 from lorafleet.commands.near import near_of_command
+from lorafleet.commands.quiet_parser import QuietParser
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
 from lorafleet.terminal import note
 
@@ -30,7 +31,7 @@ environment:
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+    root = QuietParser(
         prog="lorafleet",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lorafleet.commands.quiet_parser import QuietParser
 from scheduler.logs import FORMATS, LEVELS
 
 _METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS"}
@@ -221,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(QuietParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 

@@ -137,7 +137,7 @@ def test_wrong_settings_end_with_one_line_and_code_2(start: Start, tiny_base: Pa
         cases = {
             "config.json": start("--model", "/nowhere", *free),
             "cannot listen": start("--model", str(tiny_base), *free, "--listen", f"127.0.0.1:{port}"),
-            "s3": start("--model", str(tiny_base), "--store", "s3://x", *free),
+            "store url": start("--model", str(tiny_base), "--store", "s3://x", *free),
             "Redis cannot": start("--model", str(tiny_base), "--store", "redis://127.0.0.1:1", *free),
             "--tensor-parallel-size": start("--model", str(tiny_base), "--tensor-parallel-size", "3", *free),
             "--max-model-len": start("--model", str(tiny_base), "--max-model-len", "513", *free),

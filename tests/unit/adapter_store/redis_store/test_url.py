@@ -4,6 +4,7 @@ import pytest
 
 from adapter_store import InvalidRef, open_store
 from adapter_store.redis_store.url import Node, RedisUrl
+from adapter_store.store import folder_of
 
 
 def test_everything_a_url_can_say(tmp_path: Path) -> None:
@@ -54,11 +55,44 @@ def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
         ("redis://u:hunter2@h?timeout=0", "timeout"),
         ("redis://u:hunter2@h?allow_volatile=perhaps", "allow_volatile"),
         ("redis://u:hunter2@h?namespace={x}", "namespace"),
-        ("redis://u:hunter2@h?ssl_cert_reqs=none", "ssl_cert_reqs"),
+        ("redis://u:hunter2@h?replicas=1&ssl_cert_reqs=none", "option 2"),
+        ("redis://u:hunter2@h?hunter2", "option 1"),
+        ("redis://u:hunter2@h?password_file=hunter2", "password_file"),
         ("redis+x://u:hunter2@h", "store url"),
+        ("hunter2://u:hunter2@h", "store url"),
+        ("redis/u:hunter2@h", "store url"),
+        ("u:hunter2@h", "store url"),
+        ("hunter2@h", "store url"),
+        ("redis://u:x#hunter2@h", "has a #.* %23.*password_file"),
+        ("redis://u:x/hunter2@h", "first / .*%2F.*password_file"),
+        ("redis://u:x?hunter2@h", "first [?] .*%3F.*password_file"),
+        ("redis://u:x#hunter2", "has a #"),
+        ("redis://u:hunter2", "host:port"),
+        ("redis://u:hunter2/0", "host:port"),
+        ("redis://u:hunter2%ff@h", "UTF-8"),
+        ("redis://u:hunter2\udcff@h", "UTF-8"),
+        ("redis://u:hunter2@[::1", "host:port"),
+        ("redis://u:hunter2@[hunter2]", "host:port"),
+        ("redis://u:hunter2@a..b", "host:port"),
+        ("redis://u:hunter2@h\u2100", "host:port"),  # which `urlsplit` refuses, quoting the login
+        ("redis://u:hunter2@h:" + "9" * 5000, "host:port"),
+        ("redis://u:hunter2@h/" + "9" * 5000, "database"),
     ],
 )
 def test_errors_name_the_part_and_no_secret(url: str, part: str) -> None:
     with pytest.raises(InvalidRef, match=part) as error:
         open_store(url)
     assert "hunter2" not in str(error.value)
+    assert error.value.__cause__ is None, "a traceback would tell more"
+
+
+@pytest.mark.parametrize("password", ["[a]b:c", "]", "a,b", "p@ss", "50%", "\u2100", "a b", "é"])
+def test_characters_that_need_no_percent_in_a_password(password: str) -> None:
+    url = RedisUrl.parse(f"redis://u:{password}@h,[::1]:7/1")
+    assert (url.username, url.password, url.db) == ("u", password, 1)
+    assert url.nodes == (Node("h", 6379), Node("::1", 7))
+
+
+def test_a_folder_with_an_at_sign(tmp_path: Path) -> None:
+    assert folder_of(f"{tmp_path}/a@b") == tmp_path / "a@b"
+    assert folder_of("disk:a@b:c") == Path("a@b:c")
