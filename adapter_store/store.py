@@ -270,6 +270,10 @@ class AdapterStore(WeightsSource, Protocol):
         several times a second. A change that was acknowledged before the call is in the answer."""
         ...
 
+    def problem(self) -> str:
+        """Why it takes no changes, or "": its medium may lose what is stored. Cheap: as it was last seen."""
+        ...
+
 
 def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -> AdapterStore:
     """`disk:/folder`, a bare path, or `redis://...`, `rediss://...` (redis_store/url.py).

@@ -112,6 +112,7 @@ class Scheduler:
         self._pace = Pace(config.stream_interval_ms / 1000)
         self._writer = StreamWriter(self._pace, config.slow_client_timeout, self._metrics)
         self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
+        self._metrics.store_refuses_changes.set_function(lambda: bool(self._store.problem()))
         self._metrics.known_names.set_function(lambda: len(self._versions))
         for executor in config.executor:
             self._metrics.follow_pins(executor, partial(self.dispatcher.fleet.missing_pins, executor))

@@ -115,6 +115,11 @@ class Metrics:
             "Time since what is known of the adapter store was last confirmed to be current.",
             registry=registry,
         )
+        self.store_refuses_changes = Gauge(
+            "lorafleet_scheduler_store_refuses_changes",
+            "1 while the adapter store takes no changes, as its server may lose what is stored.",
+            registry=registry,
+        )
         self.known_names = Gauge(
             "lorafleet_scheduler_known_names", "Adapters whose records are in memory.", registry=registry
         )

@@ -231,6 +231,9 @@ class DiskStore(Catalogue):
                         self._changes.settle()
             return self._changes.news(since)
 
+    def problem(self) -> str:
+        return ""
+
     # ---- reading
 
     def _certain(self, read: Callable[[], _T]) -> _T:

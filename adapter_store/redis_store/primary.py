@@ -73,6 +73,12 @@ class Primary:
         self._lock = threading.Lock()
         self.run(durable=True, changed=lambda replies: False)
 
+    @property
+    def problem(self) -> str:
+        """Of the server that was last talked to: why it may lose what it acknowledges; else ""."""
+        server = self._server
+        return server.state.problem if server is not None else ""
+
     def run(
         self,
         *commands: Command,

@@ -205,6 +205,9 @@ class RedisStore(Catalogue):
     def news(self, since: int) -> News:
         return self._metadata.news(since)
 
+    def problem(self) -> str:
+        return self._primary.problem
+
     def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
         """What is missing may have gone for another push."""
         tried: str | None = None

@@ -23,11 +23,18 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 @pytest.fixture(scope="module")
+def redis_secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("secret") / "password"
+    file.write_text("hunter2\n")
+    return file
+
+
+@pytest.fixture(scope="module")
 def redis_cluster(
-    cluster: Cluster, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+    cluster: Cluster, redis_server: RedisServer, redis_secret: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("redis-cluster")
-    url = f"redis://:hunter2@127.0.0.1:{redis_server.port}?timeout=2"
+    url = f"redis://127.0.0.1:{redis_server.port}?timeout=2&password_file={redis_secret}"
     with Cluster(cluster.model, folder, store_url=url) as redis_cluster:
         yield redis_cluster
 
@@ -63,6 +70,27 @@ def test_aliases_move_and_old_versions_stay(
         client.adapters.pull("book", tmp_path / "pulled")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "pulled" / name).read_bytes() == (adapter("redis-2") / name).read_bytes()
+
+
+def test_settings_and_passwords_that_change_need_no_restart(
+    fleet: Pair, redis_server: RedisServer, redis_secret: Path, adapter: Callable[..., Path]
+) -> None:
+    with fleet.client() as client, redis_server.client(password="hunter2") as server:
+        version = client.adapters.push(adapter("redis-1"), "rotating").version
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        wait_until(lambda: fleet.scheduler.gauge("store_refuses_changes") == 1, "it is noticed")
+        with pytest.raises(Unavailable, match="maxmemory-policy"):
+            client.adapters.set_alias("rotating@prod", version.digest)
+        server.config_set("maxmemory-policy", "noeviction")
+        redis_secret.write_text("hunter3\n")
+        server.config_set("requirepass", "hunter3")
+        server.execute_command("CLIENT", "KILL", "SKIPME", "yes")
+        client.adapters.set_alias("rotating@prod", version.digest)
+        client.adapters.push(adapter("redis-2"), "rotating")
+        assert tokens(fleet, "rotating@prod") == tokens(fleet, f"rotating@{version.digest}")
+        wait_until(lambda: fleet.scheduler.gauge("store_refuses_changes") == 0, "it is well again")
+        redis_secret.write_text("hunter2")
+        server.config_set("requirepass", "hunter2")
 
 
 def test_while_the_store_is_away_digests_go_on_and_aliases_do_not(

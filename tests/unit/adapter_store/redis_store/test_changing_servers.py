@@ -146,9 +146,10 @@ def test_settings_that_turn_unsafe_are_told_and_refuse_pushes_alone(
         with pytest.raises(UnsafeStore, match=setting):
             store.put(adapters[1], "acme", "y", spec)
         assert [record.levelname for record in caplog.records] == ["ERROR"] and setting in caplog.text
+        assert setting in store.problem()
         client.config_set(setting, good)
         assert store.put(adapters[2], "acme", "y", spec).name == "y"
-        assert "again" in caplog.text
+        assert "again" in caplog.text and store.problem() == ""
         caplog.clear()
         monkeypatch.setattr(primary, "LOOK_SECONDS", 0.0)  # nobody pushes: the next question finds out
         client.config_set(setting, bad)
