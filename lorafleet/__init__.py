@@ -43,6 +43,7 @@ from lorafleet.results import (
     Usage,
     Verification,
 )
+from lorafleet.tls.files import Tls
 
 __all__ = [
     "Aborted",
@@ -78,6 +79,7 @@ __all__ = [
     "PushWarning",
     "QueueFull",
     "Residency",
+    "Tls",
     "TokenLogprob",
     "Tokenization",
     "Unauthenticated",

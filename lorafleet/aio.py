@@ -15,6 +15,7 @@ from lorafleet.calls import AsyncCalls
 from lorafleet.client import DEFAULT_TARGET
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options, Prompt, generate_request
+from lorafleet.tls.files import Tls
 
 
 class AsyncClient:
@@ -30,7 +31,7 @@ class AsyncClient:
         target: str = DEFAULT_TARGET,
         *,
         token: str | None = None,
-        tls: grpc.ChannelCredentials | None = None,
+        tls: Tls | grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
         resume_timeout: float = 60.0,
     ) -> None:

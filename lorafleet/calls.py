@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
-from lorafleet.errors import Cancelled, LoraFleetError, from_call, invalid
+from lorafleet.errors import Cancelled, LoraFleetError, Unavailable, from_call, invalid
 from lorafleet.keepalive import keepalive
 from lorafleet.operations import Operation, Page
 from lorafleet.requests import MAX_MESSAGE_BYTES
+from lorafleet.tls.credentials import channel_credentials
+from lorafleet.tls.files import Tls, TlsError
+from lorafleet.tls.trouble import Settings, describe, find_trouble
 
 T = TypeVar("T")
 
@@ -30,19 +33,22 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+TlsSettings: TypeAlias = Tls | grpc.ChannelCredentials | None
+_NAMES = Settings(use="tls=Tls()", ca="Tls(ca=...)", cert="Tls(cert=..., key=...)", off="leave tls out")
+
+
 class Calls:
     """A channel with the caller's identity. timeout: seconds for a call that names none."""
 
-    def __init__(
-        self, target: str, token: str | None, tls: grpc.ChannelCredentials | None, timeout: float | None
-    ) -> None:
+    def __init__(self, target: str, token: str | None, tls: TlsSettings, timeout: float | None) -> None:
         self.timeout = timeout
         self._closed = False
+        self._tls = tls
         self._metadata = _metadata(token)
         self._channel = (
             grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
             if tls is None
-            else grpc.secure_channel(target, tls, options=CHANNEL_OPTIONS)
+            else grpc.secure_channel(target, _credentials(tls), options=CHANNEL_OPTIONS)
         )
 
     def close(self) -> None:
@@ -56,12 +62,15 @@ class Calls:
             raise _closed()
         return self._channel
 
+    def _error(self, error: grpc.RpcError) -> LoraFleetError:
+        return _with_trouble(from_call(error), self._tls)
+
     def unary(self, operation: Operation[T]) -> T:
         method = self._open.unary_unary(operation.method, *_codecs(operation))
         try:
             response = method(operation.request, timeout=self.timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise from_call(error) from error
+            raise self._error(error) from error
         return operation.result(response)
 
     def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
@@ -71,7 +80,7 @@ class Calls:
         try:
             response = method(source, timeout=self.timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise source.error or from_call(error) from error
+            raise source.error or self._error(error) from error
         return operation.result(response)
 
     def stream(self, operation: Operation[T], timeout: float | None) -> Generator[T, None, None]:
@@ -83,7 +92,7 @@ class Calls:
             for response in call:
                 yield operation.result(response)
         except grpc.RpcError as error:
-            raise from_call(error) from error
+            raise self._error(error) from error
         finally:
             call.cancel()
 
@@ -113,7 +122,7 @@ class Calls:
                 if not page.next_token:
                     return
         except grpc.RpcError as error:
-            raise from_call(error) from error
+            raise self._error(error) from error
         finally:
             call.cancel()
 
@@ -121,16 +130,15 @@ class Calls:
 class AsyncCalls:
     """The same for asyncio; to be made inside a running event loop."""
 
-    def __init__(
-        self, target: str, token: str | None, tls: grpc.ChannelCredentials | None, timeout: float | None
-    ) -> None:
+    def __init__(self, target: str, token: str | None, tls: TlsSettings, timeout: float | None) -> None:
         self.timeout = timeout
         self._closed = False
+        self._tls = tls
         self._metadata = _metadata(token)
         self._channel = (
             grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
             if tls is None
-            else grpc.aio.secure_channel(target, tls, options=CHANNEL_OPTIONS)
+            else grpc.aio.secure_channel(target, _credentials(tls), options=CHANNEL_OPTIONS)
         )
 
     async def close(self) -> None:
@@ -146,7 +154,7 @@ class AsyncCalls:
 
     async def unary(self, operation: Operation[T]) -> T:
         method = self._open.unary_unary(operation.method, *_codecs(operation))
-        with _typed_errors():
+        async with _typed_errors(self._tls):
             response = await method(operation.request, timeout=self.timeout, metadata=self._metadata)
         return operation.result(response)
 
@@ -156,7 +164,7 @@ class AsyncCalls:
         source = _Source(messages)
         call = method(_on_thread(source), timeout=self.timeout, metadata=self._metadata)
         try:
-            with _typed_errors():
+            async with _typed_errors(self._tls):
                 response = await call
         except (LoraFleetError, asyncio.CancelledError) as error:
             if source.error is not None:  # grpc.aio cancels the call when its request iterator raises
@@ -171,7 +179,7 @@ class AsyncCalls:
         metadata = (*self._metadata, *operation.metadata)
         call = method(operation.request, timeout=timeout, metadata=metadata)
         try:
-            with _typed_errors():
+            async with _typed_errors(self._tls):
                 async for response in call:
                     yield operation.result(response)
         finally:
@@ -200,18 +208,37 @@ class AsyncCalls:
                 return
 
 
-@contextmanager
-def _typed_errors() -> Iterator[None]:
+@asynccontextmanager
+async def _typed_errors(tls: TlsSettings) -> AsyncIterator[None]:
     """Of calls of grpc.aio. When the channel is closed it ends them as if their tasks had been cancelled."""
     try:
         yield
     except grpc.RpcError as error:
-        raise from_call(error) from error
+        raise await asyncio.to_thread(_with_trouble, from_call(error), tls) from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise _closed() from error
+
+
+def _with_trouble(error: LoraFleetError, tls: TlsSettings) -> LoraFleetError:
+    """The same error. When TLS is why no connection came about, it says so; its metadata name the trouble."""
+    if isinstance(error, Unavailable) and (trouble := find_trouble(error.message, tls)):
+        error.args = (f"{describe(trouble, _NAMES)} ({error.message})",)
+        error.message = str(error)
+        error.metadata["tls"] = trouble.value
+    return error
+
+
+def _credentials(tls: Tls | grpc.ChannelCredentials) -> grpc.ChannelCredentials:
+    """Raises InvalidRequest for files that cannot be used."""
+    if isinstance(tls, grpc.ChannelCredentials):
+        return tls
+    try:
+        return channel_credentials(tls)
+    except TlsError as error:
+        raise invalid("tls", str(error)) from error
 
 
 def _closed() -> Cancelled:

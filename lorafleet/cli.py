@@ -27,7 +27,9 @@ exit status:
 
 environment:
   LORAFLEET_TARGET  host:port of the scheduler (default 127.0.0.1:50051)
-  LORAFLEET_TOKEN   who you are, when the scheduler asks for it"""
+  LORAFLEET_TOKEN   who you are, when the scheduler asks for it
+  LORAFLEET_TLS=1, LORAFLEET_TLS_CA, LORAFLEET_TLS_CERT, LORAFLEET_TLS_KEY
+                    connect with TLS; files as those of --tls-ca, --tls-cert, --tls-key"""
 
 
 def parser() -> argparse.ArgumentParser:

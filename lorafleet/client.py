@@ -13,6 +13,7 @@ from lorafleet.answer import Answer, RetryPolicy
 from lorafleet.calls import Calls
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options, Prompt, generate_request
+from lorafleet.tls.files import Tls
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 
@@ -25,9 +26,10 @@ class Client:
 
     Every method raises a LoraFleetError (lorafleet/errors.py). target: host:port, or any target of gRPC. With
     several schedulers, as "ipv4:10.0.0.7:50051,10.0.0.8:50051" or a name that DNS has several addresses for,
-    calls go to the first that can be reached, and so do answers whose scheduler is lost. timeout: seconds for
-    a call that names none, None is no limit. resume_timeout: how long an accepted answer is taken up again
-    while the server is away.
+    calls go to the first that can be reached, and so do answers whose scheduler is lost. tls: files of a CA
+    and of a certificate of one's own; Tls() trusts the roots that gRPC brings; without it nothing is
+    encrypted. timeout: seconds for a call that names none, None is no limit. resume_timeout: how long an
+    accepted answer is taken up again while the server is away.
     adapters: push, list, alias and delete adapters.
     """
 
@@ -36,7 +38,7 @@ class Client:
         target: str = DEFAULT_TARGET,
         *,
         token: str | None = None,
-        tls: grpc.ChannelCredentials | None = None,
+        tls: Tls | grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
         resume_timeout: float = 60.0,
     ) -> None:

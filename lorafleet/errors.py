@@ -8,7 +8,8 @@ LoraFleetError
 ├── Unauthenticated       UNAUTHENTICATED: no token, or one that is not known
 ├── IncompatibleAdapter   FAILED_PRECONDITION: made for another base, too large for a slot, in use, or removed
 ├── QueueFull             RESOURCE_EXHAUSTED: queue or quota is full; `retry_after` says when to come again
-├── Unavailable           UNAVAILABLE: no server, no executor or no store at the moment
+├── Unavailable           UNAVAILABLE: no server, no executor or no store at the moment. metadata["tls"]
+│                         names what is wrong when TLS is why (lorafleet/tls/trouble.py)
 ├── DeadlineExceeded      DEADLINE_EXCEEDED: the answer did not come within `timeout`
 ├── DataLoss              DATA_LOSS: stored bytes do not match their digest
 ├── Aborted               ABORTED: superseded by a newer call, or the alias was moved by someone else

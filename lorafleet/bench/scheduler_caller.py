@@ -6,13 +6,12 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import aclosing
 
-import grpc
-
 from lorafleet import operations
 from lorafleet.bench.requests import Record, Request
 from lorafleet.calls import AsyncCalls
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options, generate_request
+from lorafleet.tls.files import Tls
 
 # Services are close: a proxy for the rest of the world is not asked.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -27,7 +26,7 @@ class SchedulerCaller:
         target: str,
         *,
         token: str | None = None,
-        tls: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
         timeout: float | None = None,
         metrics_urls: Sequence[str] = (),
     ) -> None:

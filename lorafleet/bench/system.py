@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import grpc
-
 from lorafleet.bench.engine_caller import Digests, running_engine
 from lorafleet.bench.errors import BenchError
 from lorafleet.bench.play import Caller
@@ -17,6 +15,7 @@ from lorafleet.bench.scheduler_caller import SchedulerCaller
 from lorafleet.bench.session import Session
 from lorafleet.bench.workload import Names
 from lorafleet.local import LocalConfig, LocalFleet
+from lorafleet.tls.files import Tls
 
 DEFAULT_VOCAB_SIZE = 32000
 _QUIET = ("--log-level", "warning")  # a line for each request would be in the way
@@ -29,7 +28,7 @@ class SystemConfig:
     kind: str
     target: str = ""
     token: str | None = None
-    tls: grpc.ChannelCredentials | None = None
+    tls: Tls | None = None
     timeout: float | None = None
     metrics_urls: tuple[str, ...] = ()
     model: Path | None = None

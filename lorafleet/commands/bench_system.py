@@ -66,7 +66,7 @@ def config(args: argparse.Namespace) -> SystemConfig:
         kind="local" if args.local else "in-process" if args.in_process else "target",
         target=args.target,
         token=os.environ.get("LORAFLEET_TOKEN"),
-        tls=connection.credentials(args),
+        tls=connection.tls_of(args),
         timeout=args.timeout,
         metrics_urls=tuple(args.executor_metrics),
         model=args.model,

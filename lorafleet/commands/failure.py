@@ -11,10 +11,17 @@ from lorafleet.errors import (
     Unauthenticated,
     Unavailable,
 )
+from lorafleet.tls.trouble import Settings, Trouble, describe
+
+_NAMES = Settings(
+    use="--tls", ca="--tls-ca", cert="--tls-cert and --tls-key", off="leave --tls and its files out"
+)
 
 
 def explain(error: LoraFleetError, target: str, near: Sequence[str] = ()) -> str:
     """target: whom was called. near: refs that may have been meant, for AdapterNotFound."""
+    if "tls" in error.metadata:
+        return f"cannot reach a scheduler at {target}: {describe(Trouble(error.metadata['tls']), _NAMES)}"
     if isinstance(error, Unavailable) and not error.reason:  # from the network: no server of ours said it
         return (
             f"cannot reach a scheduler at {target} ({_cause(error.message)});"
@@ -27,7 +34,7 @@ def explain(error: LoraFleetError, target: str, near: Sequence[str] = ()) -> str
 
 def _cause(message: str) -> str:
     """The end of gRPC's own account, which says what happened."""
-    if "TLS" in message.upper():
+    if "tls" in message.lower():
         return "no TLS connection came about"
     return message.rpartition(": ")[2].rstrip("]")
 
