@@ -26,7 +26,9 @@ from executor.errors import RankLost, StartError
 from executor.events import EngineInfo
 from executor.hub import Hub
 from executor.metrics import Metrics, StateCollector
-from executor.server import ExecutorServicer, HealthBoard, make_server
+from executor.server import ExecutorServicer, HealthBoard, make_health_port, make_server
+from lorafleet.tls.files import TlsError, WatchedFiles
+from lorafleet.tls.health_port import HealthPort
 
 WATCH_INTERVAL_S = 0.25
 LOAD_INTERVAL_S = 0.75  # schedulers expect a load each second
@@ -75,10 +77,13 @@ class ExecutorApp:
             collector(registry=registry)
         self._servicer = ExecutorServicer(self.hub)
         self._board = HealthBoard()
+        self._tls = _watched(config)
+        self._health: HealthPort | None = None
         self._draining = False
         self.ready = asyncio.Event()
         self.port = 0
         self.metrics_port = 0
+        self.health_port = -1
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -86,9 +91,10 @@ class ExecutorApp:
         self._metrics_server = self._start_metrics()
         try:
             self._server, self.port = make_server(
-                self._config.listen, self._servicer, self._board, self._config.keepalive_time
+                self._config.listen, self._servicer, self._board, self._config.keepalive_time, self._tls
             )
             await self._tell_health()
+            await self._start_health()
             await self._server.start()
         except BaseException:
             self._stop_metrics()
@@ -97,7 +103,10 @@ class ExecutorApp:
         self._engine.start()
         if self._disk:
             self._disk.start()
-        logger.info("listening on %s:%d, loading the model", self._config.host, self.port)
+        if self._config.insecure:
+            logger.warning("--insecure: %s", self._config.open_door or "nothing needs it here")
+        speaks = "in clear" if self._tls is None else "TLS" if self._tls.tls.ca is None else "mutual TLS"
+        logger.info("listening on %s:%d, %s, loading the model", self._config.host, self.port, speaks)
         return self
 
     async def __aexit__(
@@ -105,6 +114,8 @@ class ExecutorApp:
     ) -> None:
         self._watcher.cancel()
         await self._server.stop(STOP_GRACE_S)
+        if self._health:
+            await self._health.stop()
         self._engine.stop()
         if self._disk:
             self._disk.close()
@@ -202,6 +213,13 @@ class ExecutorApp:
         if not self._ended.done():
             self._ended.set_result(error)
 
+    async def _start_health(self) -> None:
+        if self._config.health_port >= 0:
+            self._health = make_health_port(self._board, self._config.host, self._config.health_port)
+            self.health_port = self._health.port
+            await self._health.start()
+            logger.info("health on %s:%d", self._config.host, self.health_port)
+
     def _start_metrics(self) -> WSGIServer | None:
         if self._config.metrics_port < 0:
             return None
@@ -222,3 +240,11 @@ class ExecutorApp:
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
+
+
+def _watched(config: ExecutorConfig) -> WatchedFiles | None:
+    """Raises StartError."""
+    try:
+        return WatchedFiles(config.tls) if config.tls else None
+    except TlsError as error:
+        raise StartError(f"TLS: {error}") from error

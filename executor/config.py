@@ -12,6 +12,8 @@ from typing import Any
 
 from executor.errors import ConfigError
 from lorafleet.commands.quiet_parser import QuietParser
+from lorafleet.tls.files import Tls
+from lorafleet.tls.listening import unmatched_pair, unmet_beyond_loopback
 
 ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
 # Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
@@ -46,6 +48,24 @@ class ExecutorConfig:
     listen: str = _setting("127.0.0.1:50061", "host:port for gRPC; port 0 takes any free one.")
     metrics_port: int = _setting(
         9401, "HTTP port of /metrics on the same host; 0 takes any free one, -1 is off."
+    )
+    health_port: int = _setting(
+        -1,
+        "Port on the same host that serves grpc.health.v1 in clear and nothing else, for probes that speak "
+        "no TLS; 0 takes any free one, -1 is off.",
+    )
+    tls_cert_file: str = _setting(
+        "", "Certificate to serve TLS with, in PEM form; TLS files are read again when they change."
+    )
+    tls_key_file: str = _setting("", "Its key.")
+    tls_client_ca_file: str = _setting(
+        "",
+        "CA of which every scheduler must have a certificate: mutual TLS. Who has one may run everything "
+        "here: let it sign for nobody else.",
+    )
+    insecure: bool = _setting(
+        False,
+        "Listen beyond loopback without mutual TLS, where a proxy or mesh does it instead: true or false.",
     )
     load_format: str = _setting(
         "safetensors", "safetensors, or dummy: random weights, for speed runs without a checkpoint."
@@ -173,6 +193,8 @@ class ExecutorConfig:
         _require("store", self.store, "a store such as disk:/folder")
         _require("listen", _is_address(self.listen), f"host:port, not {self.listen!r}")
         _require("metrics-port", -1 <= self.metrics_port < 65536, "-1, 0 or a port")
+        _require("health-port", -1 <= self.health_port < 65536, "-1, 0 or a port")
+        self._check_tls()
         _require("load-format", self.load_format in ("safetensors", "dummy"), "safetensors or dummy")
         _require("device", _DEVICE.fullmatch(self.device), f"cpu, cuda or cuda:N, not {self.device!r}")
         one_gpu = self.device.startswith("cuda:") and self.tensor_parallel_size > 1
@@ -209,6 +231,31 @@ class ExecutorConfig:
         _require("step-trace", there, f"a file in a folder that is there, not {self.step_trace!r}")
         _require("log-format", self.log_format in ("text", "json"), "text or json")
         _require("log-level", self.log_level in LOG_LEVELS, f"one of {LOG_LEVELS}")
+
+    def _check_tls(self) -> None:
+        cert, key = self.tls_cert_file, self.tls_key_file
+        if problem := unmatched_pair("--tls-cert-file", cert, "--tls-key-file", key):
+            raise ConfigError(problem)
+        both = not self.tls_client_ca_file or cert
+        _require("tls-client-ca-file", both, "with --tls-cert-file and --tls-key-file")
+        if self.open_door and not self.insecure:
+            raise ConfigError(self.open_door)
+
+    @property
+    def tls(self) -> Tls | None:
+        """What the server has."""
+        cert, key = self.tls_cert_file, self.tls_key_file
+        return Tls(ca=self.tls_client_ca_file or None, cert=cert, key=key) if cert else None
+
+    @property
+    def open_door(self) -> str:
+        """What is missing for those who can reach `listen` from outside, and what to do; or ""."""
+        wanted = {
+            "--tls-cert-file": self.tls_cert_file,
+            "--tls-key-file": self.tls_key_file,
+            "--tls-client-ca-file": self.tls_client_ca_file,
+        }
+        return unmet_beyond_loopback(self.host, wanted)
 
     @property
     def schedules_ahead(self) -> bool:

@@ -13,6 +13,9 @@ from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.hub import Hub, Stream
 from lorafleet.keepalive import keepalive
+from lorafleet.tls.credentials import add_port
+from lorafleet.tls.files import WatchedFiles
+from lorafleet.tls.health_port import HealthPort
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
@@ -97,21 +100,35 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def make_server(
-    listen: str, servicer: ExecutorServicer, board: HealthBoard, keepalive_time_s: float
+    listen: str,
+    servicer: ExecutorServicer,
+    board: HealthBoard,
+    keepalive_time_s: float,
+    tls: WatchedFiles | None,
 ) -> tuple[grpc.aio.Server, int]:
     """A server, not started, and its port. A scheduler that says nothing for `keepalive_time_s` is pinged;
-    its streams end when it does not answer for as long again. Raises StartError when the address cannot be
-    had."""
+    its streams end when it does not answer for as long again. It speaks in clear without `tls`. Raises
+    StartError when the address cannot be had."""
     _check_free(listen)
     server = grpc.aio.server(options=(*OPTIONS, *keepalive(keepalive_time_s, keepalive_time_s)))
     executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
-        port = server.add_insecure_port(listen)
+        port = add_port(server, listen, tls)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {listen}: the address is taken or not of this host") from error
     return server, port
+
+
+def make_health_port(board: HealthBoard, host: str, port: int) -> HealthPort:
+    """Not started. Raises StartError."""
+    address = f"{host}:{port}"
+    _check_free(address)
+    try:
+        return HealthPort(board.servicer, host, port)
+    except RuntimeError as error:
+        raise StartError(f"cannot serve health on {address}: the address is taken") from error
 
 
 def _check_free(listen: str) -> None:

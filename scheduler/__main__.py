@@ -9,6 +9,7 @@ import sys
 
 from adapter_store import AdapterStoreError
 from lorafleet.garbage import QuietCollector
+from lorafleet.tls.files import TlsError
 from scheduler.admission.auth import InvalidTokenFile
 from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, ConfigError, load
@@ -19,6 +20,7 @@ from scheduler.text.tokenizer import InvalidTokenizer
 logger = logging.getLogger(__name__)
 
 CANNOT_START = 2
+START_ERRORS = (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidTokenFile, TlsError, CannotListen)
 # Seconds. A thread that looks an adapter up gives the interpreter away with every file it touches, and waits
 # so long to get it back from a busy event loop: with Python's 5 ms, several times over, for each of the
 # requests that come together.
@@ -38,7 +40,7 @@ def main() -> int:
         gc.set_threshold(YOUNG_OBJECTS)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(config))
-    except (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidTokenFile, CannotListen) as error:
+    except START_ERRORS as error:
         sys.stderr.write(f"scheduler: {error}\n")
         return CANNOT_START
     return 0

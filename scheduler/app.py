@@ -15,6 +15,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from adapter_store import ModelSpec, open_store
+from lorafleet.tls.credentials import add_port
+from lorafleet.tls.files import WatchedFiles
+from lorafleet.tls.health_port import HealthPort
 from lorafleet.v1 import (
     adapters_pb2,
     adapters_pb2_grpc,
@@ -69,7 +72,7 @@ class Scheduler:
     def __init__(self, config: Config) -> None:
         """On the event loop, which it blocks while it loads: nobody is served yet.
 
-        Raises InvalidModel, InvalidTokenizer, InvalidTokenFile or StoreUnavailable.
+        Raises InvalidModel, InvalidTokenizer, InvalidTokenFile, TlsError or StoreUnavailable.
         """
         self.config = config
         self.address = ""  # Where it listens, once started.
@@ -78,9 +81,12 @@ class Scheduler:
         self._metrics = Metrics(self._registry, config.metric_names)
         prometheus_client.ProcessCollector(registry=self._registry)
         self._metrics_server: tuple[WSGIServer, threading.Thread] | None = None
+        self.health_port = -1
+        self._health_server: HealthPort | None = None
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._authenticator = Authenticator(config.tokens_file)
+        self._tls = WatchedFiles(config.tls) if config.tls else None
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self._heartbeat = Heartbeat(self._metrics.loop_lag_seconds.observe)
@@ -167,6 +173,8 @@ class Scheduler:
         await self._retirement.stop()
         self._versions.stop()
         await self._server.stop(grace=1.0)
+        if self._health_server:
+            await self._health_server.stop()
         await self._admission.close()
         self._heartbeat.stop()
         await asyncio.to_thread(self._ingest.close)
@@ -217,13 +225,33 @@ class Scheduler:
         host, _, port = self.config.listen.rpartition(":")
         _check_free(host.strip("[]"), int(port))
         try:
-            self.address = f"{host}:{self._server.add_insecure_port(self.config.listen)}"
+            self.address = f"{host}:{add_port(self._server, self.config.listen, self._tls)}"
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self.config.listen}: {error}") from error
         if self.config.metrics_port >= 0:
             self._start_metrics(host.strip("[]"), self.config.metrics_port)
+        if self.config.health_port >= 0:
+            await self._start_health(host, self.config.health_port)
         await self._server.start()
-        logger.info("listening on %s", self.address, extra={"address": self.address})
+        if self.config.insecure:
+            logger.warning("--insecure: %s", self.config.open_door or "nothing needs it here")
+        if self.config.executor_tls is None and self.config.far_executors:
+            logger.warning(
+                "executors are reached in clear, set --executor-ca-file: %s",
+                ", ".join(self.config.far_executors),
+            )
+        speaks = "in clear" if self._tls is None else "TLS" if self._tls.tls.ca is None else "mutual TLS"
+        logger.info("listening on %s, %s", self.address, speaks, extra={"address": self.address})
+
+    async def _start_health(self, host: str, port: int) -> None:
+        _check_free(host.strip("[]"), port)
+        try:
+            self._health_server = HealthPort(self._health, host, port)
+        except RuntimeError as error:
+            raise CannotListen(f"cannot serve health on {host}:{port}: {error}") from error
+        self.health_port = self._health_server.port
+        await self._health_server.start()
+        logger.info("health on %s:%d", host, self.health_port)
 
     def _start_metrics(self, host: str, port: int) -> None:
         # As many series again, for which nobody asks.
@@ -288,5 +316,8 @@ def _dispatcher_settings(config: Config) -> DispatcherSettings:
 
 def _link_settings(config: Config, spec: ModelSpec) -> LinkSettings:
     return LinkSettings(
-        spec.fingerprint, report_timeout_s=config.report_timeout, step_timeout_s=config.step_timeout
+        spec.fingerprint,
+        report_timeout_s=config.report_timeout,
+        step_timeout_s=config.step_timeout,
+        tls=WatchedFiles(config.executor_tls) if config.executor_tls else None,
     )

@@ -1,7 +1,6 @@
 """Settings of the scheduler: flag > LORAFLEET_SCHEDULER_<NAME> > TOML file (--config) > default."""
 
 import argparse
-import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lorafleet.commands.quiet_parser import QuietParser
+from lorafleet.tls.files import Tls
+from lorafleet.tls.listening import is_loopback, unmatched_pair, unmet_beyond_loopback
 from scheduler.logs import FORMATS, LEVELS
 
 _METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS"}
@@ -51,9 +52,41 @@ class Config:
         default=9400,
         metadata=_help("port of Prometheus metrics on the same host; 0 is any free one, -1 none"),
     )
+    health_port: int = field(
+        default=-1,
+        metadata=_help(
+            "port on the same host that serves grpc.health.v1 in clear and nothing else, for probes that "
+            "speak no TLS; 0 is any free one, -1 none"
+        ),
+    )
+    tls_cert_file: Path | None = field(
+        default=None,
+        metadata=_help(
+            "certificate to serve TLS with, in PEM form; TLS files are read again when they change", "FILE"
+        ),
+    )
+    tls_key_file: Path | None = field(default=None, metadata=_help("its key", "FILE"))
+    tls_client_ca_file: Path | None = field(
+        default=None,
+        metadata=_help("CA of which every client must have a certificate: mutual TLS", "FILE"),
+    )
+    executor_ca_file: Path | None = field(
+        default=None, metadata=_help("CA of the executors: they are reached over TLS, never in clear", "FILE")
+    )
+    executor_cert_file: Path | None = field(
+        default=None, metadata=_help("certificate that executors are shown: mutual TLS", "FILE")
+    )
+    executor_key_file: Path | None = field(default=None, metadata=_help("its key", "FILE"))
+    insecure: bool = field(
+        default=False,
+        metadata=_help(
+            "listen beyond loopback without TLS or tokens, where a proxy or mesh does it: true or false",
+            "BOOL",
+        ),
+    )
     tokens_file: Path | None = field(
         default=None,
-        metadata=_help("TOML file of bearer tokens; without one, only loopback is served", "FILE"),
+        metadata=_help("TOML file of bearer tokens; beyond loopback there must be one", "FILE"),
     )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
@@ -141,14 +174,11 @@ class Config:
             raise ConfigError("executor: name at least one host:port")
         if len(set(self.executor)) < len(self.executor):
             raise ConfigError("executor: an address is named twice")
-        host, _ = _split_address(self.listen, "listen")
-        if self.tokens_file is None and not _is_loopback(host):
-            raise ConfigError(
-                f"listen: {host} can be reached from outside, so callers must be told apart: "
-                "set tokens_file, or listen on 127.0.0.1"
-            )
-        if not -1 <= self.metrics_port <= 65535:
-            raise ConfigError(f"metrics_port: {self.metrics_port} is not in [-1, 65535]")
+        _split_address(self.listen, "listen")
+        self._check_tls()
+        for name in ("metrics_port", "health_port"):
+            if not -1 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name}: {getattr(self, name)} is not in [-1, 65535]")
         for name in (
             "max_queued",
             "max_queued_per_tenant",
@@ -182,6 +212,45 @@ class Config:
             raise ConfigError(f"log_format: {self.log_format!r} is not one of {', '.join(FORMATS)}")
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is not one of {', '.join(LEVELS)}")
+
+    @property
+    def tls(self) -> Tls | None:
+        """What the server has."""
+        cert, key = self.tls_cert_file, self.tls_key_file
+        return Tls(ca=self.tls_client_ca_file, cert=cert, key=key) if cert else None
+
+    @property
+    def executor_tls(self) -> Tls | None:
+        """What executors are reached with."""
+        ca = self.executor_ca_file
+        return Tls(ca=ca, cert=self.executor_cert_file, key=self.executor_key_file) if ca else None
+
+    @property
+    def open_door(self) -> str:
+        """What is missing for those who can reach `listen` from outside, and what to do; or ""."""
+        wanted = {
+            "--tokens-file": self.tokens_file,
+            "--tls-cert-file": self.tls_cert_file,
+            "--tls-key-file": self.tls_key_file,
+        }
+        return unmet_beyond_loopback(self.listen.rpartition(":")[0], wanted)
+
+    @property
+    def far_executors(self) -> list[str]:
+        """Addresses of those beyond loopback."""
+        return [address for address in self.executor if not is_loopback(address.rpartition(":")[0])]
+
+    def _check_tls(self) -> None:
+        for prefix in ("tls", "executor"):
+            cert, key = getattr(self, f"{prefix}_cert_file"), getattr(self, f"{prefix}_key_file")
+            if problem := unmatched_pair(f"--{prefix}-cert-file", cert, f"--{prefix}-key-file", key):
+                raise ConfigError(problem)
+        if self.tls_client_ca_file and not self.tls_cert_file:
+            raise ConfigError("--tls-client-ca-file: needs --tls-cert-file and --tls-key-file")
+        if self.executor_cert_file and not self.executor_ca_file:
+            raise ConfigError("--executor-cert-file: needs --executor-ca-file")
+        if self.open_door and not self.insecure:
+            raise ConfigError(self.open_door)
 
 
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
@@ -285,12 +354,3 @@ def _split_address(address: str, name: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{name}: {address!r} is not host:port")
     return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -64,7 +64,7 @@ class WatchedFiles:
 
     def __init__(self, tls: Tls) -> None:
         """Raises TlsError: there is nothing yet that could be kept."""
-        self._tls = tls
+        self.tls = tls
         self._stamps = _stamps(tls)
         self._pem = read(tls)
         self._lock = threading.Lock()
@@ -73,13 +73,13 @@ class WatchedFiles:
     def pem(self) -> Pem:
         """Files that became unusable, as half written ones are, change nothing; the log says so once."""
         with self._lock:
-            stamps = _stamps(self._tls)
+            stamps = _stamps(self.tls)
             if stamps == self._stamps:
                 return self._pem
             self._stamps = stamps
             try:
-                self._pem = read(self._tls)
-                logger.info("read new TLS files: %s", _names(self._tls))
+                self._pem = read(self.tls)
+                logger.info("read new TLS files: %s", _names(self.tls))
             except TlsError as error:
                 logger.error("keeping the TLS files read before: %s", error)
             return self._pem

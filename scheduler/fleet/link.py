@@ -11,11 +11,12 @@ from typing import NoReturn, Protocol, cast
 
 import grpc
 
+from lorafleet.tls.files import WatchedFiles
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
+from scheduler.fleet.executor_channel import explained, open_channel
 from scheduler.fleet.residency import Residency, Tier
 from scheduler.fleet.state import ExecutorState, Phase
 from scheduler.fleet.wire import Tokens, copies_of, limits_of, report_of, split_batches, tokens_of
-from scheduler.grpc_options import EXECUTOR_OPTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class LinkSettings:
     hello_timeout_s: float = 10.0
     min_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
+    tls: WatchedFiles | None = None  # Without them executors are reached in clear.
 
 
 class StreamEnded(Exception):
@@ -189,7 +191,7 @@ class ExecutorLink:
     async def _one_stream(self) -> NoReturn:
         self._outgoing, self._cut = asyncio.Queue(), None
         self._due = self._awake() + self._settings.hello_timeout_s
-        async with grpc.aio.insecure_channel(self.state.address, options=EXECUTOR_OPTIONS) as channel:
+        async with open_channel(self.state.address, self._settings.tls) as channel:
             call = executor_pb2_grpc.ExecutorStub(channel).Execute(metadata=ENDS_WITH_STEPS)
             helpers = [
                 asyncio.create_task(self._write(call, self._outgoing)),
@@ -221,7 +223,8 @@ class ExecutorLink:
                 raise
             lost = StreamEnded(Phase.CONNECTING, "nothing can be written to it; the log has more")
             raise self._cut or lost from None
-        raise StreamEnded(Phase.CONNECTING, f"stream ended: {code.name} {details or ''}".rstrip())
+        told = await explained(details or "", self._settings.tls)
+        raise StreamEnded(Phase.CONNECTING, f"stream ended: {code.name} {told}".rstrip())
 
     async def _cut_off_when_silent(self, call: grpc.aio.StreamStreamCall) -> None:
         while (left := self._due + LAST_CHANCE_S - self._awake()) > 0:

@@ -51,7 +51,7 @@ def main(cluster: Cluster) -> Pair:
     """4 slots of rank 16 for the dense projections, kept by who has them; steps of up to 4096 tokens; callers
     are told apart."""
     file = cluster.folder / "tokens.toml"
-    file.write_text("".join(_entry(token, *caller) for token, caller in CALLERS.items()))
+    file.write_text("".join(token_entry(token, *caller) for token, caller in CALLERS.items()))
     slots = ("--max-loras", "4", "--max-lora-rank", "16", "--max-seats", "32")
     steps = ("--max-batched-tokens", "4096", "--num-kv-blocks", "1024", "--host-memory-bytes", "4000000")
     executor = (*slots, *steps, "--adapter-aging", "60")
@@ -97,7 +97,7 @@ def stubs(main: Pair) -> Iterator[Stubs]:
         yield stubs
 
 
-def _entry(token: str, tenant: str, rights: Sequence[str], adapters: Sequence[str]) -> str:
+def token_entry(token: str, tenant: str, rights: Sequence[str], adapters: Sequence[str]) -> str:
     sha256 = hashlib.sha256(token.encode()).hexdigest()
     lists = f"rights = {list(rights)}\nadapters = {list(adapters)}\n"
     return f'[[tokens]]\nsha256 = "{sha256}"\ntenant = "{tenant}"\n{lists}'

@@ -73,7 +73,8 @@ def test_scheduler(cluster: Cluster, taken: str, free: list[str], tmp_path: Path
         ([*good, "--store", str(file)], "store"),
         ([*good, "--executor", "nowhere"], "nowhere"),
         ([*good, "--tokens-file", str(tokens)], "tokens[0]"),
-        ([*good, "--listen", "0.0.0.0:1234"], "tokens_file"),
+        ([*good, "--listen", "0.0.0.0:1234"], "--tokens-file, --tls-cert-file, --tls-key-file"),
+        ([*good, "--tls-cert-file", str(file), "--tls-key-file", str(file)], "no certificate"),
         ([*good, "--listen", f"127.0.0.1:{taken}"], taken),
         ([*good, "--metrics-port", taken], taken),
     ]
@@ -98,6 +99,7 @@ def test_executor(cluster: Cluster, taken: str, free: list[str], tmp_path: Path)
         ([*good, "--max-loras", "0"], "--max-loras"),
         ([*good, "--dtype", "int8"], "--dtype"),
         ([*good, "--config", str(config)], "max_lora"),
+        ([*good, "--listen", "0.0.0.0:1234"], "--tls-cert-file, --tls-key-file, --tls-client-ca-file"),
         ([*good, "--store", f"disk:{tmp_path / 'storr'}"], str(tmp_path / "storr")),
         ([*good, "--store", str(tmp_path / "old")], "has format 1"),
         ([*good, "--listen", f"127.0.0.1:{taken}"], taken),

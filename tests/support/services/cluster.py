@@ -47,6 +47,11 @@ class Node:
         self.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self._log = folder / f"{name}.log"
         self._arguments = ["--listen", self.address, "--metrics-port", str(metrics_port), *arguments]
+        self.health_address = self.address
+        if "--tls-cert-file" in self._arguments:
+            health_port = free_port(self._reserved, "127.0.0.1")
+            self.health_address = f"127.0.0.1:{health_port}"
+            self._arguments += ["--health-port", str(health_port)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
@@ -96,7 +101,7 @@ class Node:
     def health(self, service: str = "") -> str:
         """ "SERVING", "NOT_SERVING", or the code of the failed call."""
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        with grpc.insecure_channel(self.address, options=options) as channel:
+        with grpc.insecure_channel(self.health_address, options=options) as channel:
             request = health_pb2.HealthCheckRequest(service=service)
             try:
                 response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 
+from lorafleet.tls.credentials import add_port
+from lorafleet.tls.files import WatchedFiles
 from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2, executor_pb2_grpc
 
 SLOT = adapters_pb2.RESIDENCY_TIER_SLOT
@@ -70,16 +72,17 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.dropped: list[int] = []  # Drops that are done, to be told.
         self.pins: dict[str, dict[str, int]] = {}  # Tiers by digest and adapter.
         self.streams = 0
+        self.callers: list[bytes] = []  # The certificate of each stream.
         self.running: dict[str, tuple[executor_pb2.Dispatch, int]] = {}  # With the next output index.
         self.address = ""  # Once started.
         self._unpaged: list[executor_pb2.ExecutorCommand] = []
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1", tls: WatchedFiles | None = None) -> None:
         """Serves on a loopback port, any free one by default."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         executor_pb2_grpc.add_ExecutorServicer_to_server(self, self._server)
-        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
+        self.address = f"{host}:{add_port(self._server, f'{host}:{port}', tls)}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -97,6 +100,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self, commands: AsyncIterator[executor_pb2.ExecutorCommand], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[executor_pb2.ExecutorEvent]:
         self.streams += 1
+        self.callers.append(context.auth_context().get("x509_pem_cert", [b""])[0])
         self.running = {}
         del self.hello.residency[:]
         self.hello.residency.extend(self.copies.values())

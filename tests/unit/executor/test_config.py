@@ -5,6 +5,7 @@ import pytest
 
 from executor.config import ExecutorConfig, load_config
 from executor.errors import ConfigError
+from lorafleet.tls.files import Tls
 
 NEEDED = ["--model", "m", "--store", "s"]
 
@@ -40,6 +41,14 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
         ([*NEEDED, "--max-seats", "0"], {}, "--max-seats must be above 0"),
         ([*NEEDED, "--max-seats", "9", "--max-batched-tokens", "8"], {}, "at least max-seats"),
         ([*NEEDED, "--listen", "50061"], {}, "--listen must be host:port"),
+        ([*NEEDED, "--tls-cert-file", "c"], {}, "--tls-cert-file and --tls-key-file go together"),
+        ([*NEEDED, "--tls-client-ca-file", "c"], {}, "--tls-client-ca-file must be with --tls-cert-file"),
+        ([*NEEDED, "--health-port", "-2"], {}, "--health-port must be"),
+        (
+            [*NEEDED, "--listen", "0.0.0.0:1", "--tls-cert-file", "c", "--tls-key-file", "k"],
+            {},
+            "set --tls-client-ca-file ",
+        ),
         ([*NEEDED, "--max-step-ms", "-2"], {}, "--max-step-ms must be -1, or at least 0"),
         ([*NEEDED, "--captured-rows", "2048"], {}, "--captured-rows must be 512 to 1024"),
         ([*NEEDED, "--lora-modules", "q_proj,expert"], {}, "expert"),
@@ -173,3 +182,10 @@ def test_what_the_device_decides() -> None:
 def test_other_devices_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match="--device"):
         ExecutorConfig(model="m", store="s", device=device)
+
+
+def test_beyond_loopback_there_is_mutual_tls_or_insecure_says_that_there_is_none() -> None:
+    listen = [*NEEDED, "--listen", "0.0.0.0:1"]
+    files = ["--tls-cert-file", "c", "--tls-key-file", "k", "--tls-client-ca-file", "ca"]
+    assert load_config([*listen, *files], {}).tls == Tls(ca="ca", cert="c", key="k")
+    assert "set --tls-cert-file" in load_config([*listen, "--insecure"], {}).open_door

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from lorafleet.tls.files import Tls
 from scheduler.config import Config, ConfigError, load
 
 REQUIRED = ["--model", "m", "--store", "s", "--executor", "e:1"]
@@ -68,10 +69,40 @@ def test_what_is_missing_is_named() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "[::]", "example.org"])
-def test_without_tokens_only_loopback_is_served(host: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tokens_file"):
-        load([*REQUIRED, "--listen", f"{host}:1"], {})
-    assert load([*REQUIRED, "--listen", f"{host}:1", "--tokens-file", "t"], {}).tokens_file == Path("t")
+def test_beyond_loopback_there_are_tokens_and_tls(host: str) -> None:
+    listen = [*REQUIRED, "--listen", f"{host}:1"]
+    tokens, tls = ["--tokens-file", "t"], ["--tls-cert-file", "c", "--tls-key-file", "k"]
+    for flags, missing in (
+        ([], "set --tokens-file, --tls-cert-file, --tls-key-file "),
+        (tokens, "set --tls-cert-file, --tls-key-file "),
+        (tls, "set --tokens-file "),
+    ):
+        with pytest.raises(ConfigError, match=missing):
+            load([*listen, *flags], {})
+        assert missing in load([*listen, *flags, "--insecure"], {}).open_door
+    config = load([*listen, *tokens, *tls], {})
+    assert config.open_door == "" and config.tls == Tls(cert=Path("c"), key=Path("k"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--tls-cert-file", "c"], "--tls-cert-file and --tls-key-file go together"),
+        (["--executor-key-file", "k"], "--executor-cert-file and --executor-key-file go together"),
+        (["--tls-client-ca-file", "ca"], "--tls-client-ca-file: needs --tls-cert-file"),
+        (["--executor-cert-file", "c", "--executor-key-file", "k"], "needs --executor-ca-file"),
+        (["--health-port", "-2"], "health_port: -2"),
+    ],
+)
+def test_half_a_lock_is_refused(flags: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load([*REQUIRED, *flags], {})
+
+
+def test_executors_are_reached_over_tls_as_soon_as_their_ca_is_named() -> None:
+    assert load(REQUIRED, {}).executor_tls is None
+    files = ["--executor-ca-file", "ca", "--executor-cert-file", "c", "--executor-key-file", "k"]
+    assert load([*REQUIRED, *files], {}).executor_tls == Tls(ca=Path("ca"), cert=Path("c"), key=Path("k"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9"])

@@ -1,0 +1,31 @@
+"""Channels to executors: in clear, or with the TLS files as they are when a channel is opened."""
+
+import asyncio
+
+import grpc
+
+from lorafleet.tls.credentials import channel_credentials_of
+from lorafleet.tls.files import WatchedFiles
+from lorafleet.tls.trouble import Settings, describe, find_trouble
+from scheduler.grpc_options import EXECUTOR_OPTIONS
+
+_FLAGS = Settings(
+    use="--executor-ca-file",
+    ca="--executor-ca-file",
+    cert="--executor-cert-file and --executor-key-file",
+    off="leave --executor-ca-file out",
+)
+
+
+def open_channel(address: str, files: WatchedFiles | None) -> grpc.aio.Channel:
+    """In clear without files, and never when there are some."""
+    if files is None:
+        return grpc.aio.insecure_channel(address, options=EXECUTOR_OPTIONS)
+    credentials = channel_credentials_of(files.pem)
+    return grpc.aio.secure_channel(address, credentials, options=EXECUTOR_OPTIONS)
+
+
+async def explained(details: str, files: WatchedFiles | None) -> str:
+    """What gRPC told of a failed call, after what is wrong with TLS when that is why."""
+    trouble = await asyncio.to_thread(find_trouble, details, files.tls if files else None)
+    return f"{describe(trouble, _FLAGS)} ({details})" if trouble else details
