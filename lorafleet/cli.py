@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lorafleet.bench.errors import BenchError
-from lorafleet.commands import adapters, bench, chat, demo, executors, generate, models, serve, top
+from lorafleet.commands import adapters, bench, certs, chat, demo, executors, generate, models, serve, top
 from lorafleet.commands.failure import explain
 from lorafleet.commands.near import near_of_command
 from lorafleet.commands.quiet_parser import QuietParser
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench):
+    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench, certs):
         group.add_parser(commands)
     return root
 

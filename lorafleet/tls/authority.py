@@ -42,20 +42,22 @@ class Authority:
         _write(folder, name, builder.sign(key, hashes.SHA256()), key, replace=False)
         return cls(folder, name)
 
-    def issue(self, name: str, hosts: Sequence[str], *, server: bool, days: float) -> None:
+    def issue(self, name: str, hosts: Sequence[str], *, server: bool, days: float) -> Path:
         """A certificate for a server that is reached by these names and addresses, or for a client that is
         called so. Raises FileExistsError, OSError."""
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
         usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
-        self._issue(name, _named(hosts[0][:64]), names, x509.ExtendedKeyUsage([usage]), days, replace=False)
+        return self._issue(
+            name, _named(hosts[0][:64]), names, x509.ExtendedKeyUsage([usage]), days, replace=False
+        )
 
-    def renew(self, name: str, days: float) -> None:
+    def renew(self, name: str, days: float) -> Path:
         """The same certificate with a new key and new dates, in the place of the old one. Who reads both
         files between the two replacements finds that they do not fit. Raises OSError."""
         old = x509.load_pem_x509_certificate((self._folder / f"{name}.crt").read_bytes())
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         usage = old.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        self._issue(name, old.subject, names, usage, days, replace=True)
+        return self._issue(name, old.subject, names, usage, days, replace=True)
 
     def issued(self) -> list[str]:
         """The names of this CA's certificates in its folder, without its own."""
@@ -75,7 +77,7 @@ class Authority:
         days: float,
         *,
         replace: bool,
-    ) -> None:
+    ) -> Path:
         key = ec.generate_private_key(ec.SECP256R1())
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = (
@@ -86,7 +88,7 @@ class Authority:
             .add_extension(names, critical=False)
             .add_extension(authority, critical=False)
         )
-        _write(self._folder, name, builder.sign(self._key, hashes.SHA256()), key, replace=replace)
+        return _write(self._folder, name, builder.sign(self._key, hashes.SHA256()), key, replace=replace)
 
 
 def _builder(
@@ -133,8 +135,8 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _write(
     folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey, *, replace: bool
-) -> None:
-    """Raises FileExistsError unless they may be replaced."""
+) -> Path:
+    """The certificate's file. Raises FileExistsError unless the two may be replaced."""
     targets = folder / f"{name}.key", folder / f"{name}.crt"
     for target in targets:
         if target.exists() and not replace:
@@ -147,3 +149,4 @@ def _write(
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
         temporary.replace(target)
+    return targets[1]

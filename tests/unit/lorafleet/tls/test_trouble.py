@@ -1,8 +1,6 @@
 """Whatever keeps TLS from coming about, no handler runs and the client's error names the cause."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -11,34 +9,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from lorafleet import AsyncClient, Client, InvalidRequest, Tls, Unavailable
 from lorafleet.cli import main
-from lorafleet.tls.credentials import add_port, channel_credentials
-from lorafleet.tls.files import WatchedFiles
+from lorafleet.tls.credentials import channel_credentials
 from lorafleet.tls.health_port import HealthPort
 from tests.support.services.certificates import Certificates, make_certificates
+from tests.support.services.refusing_server import serving
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@asynccontextmanager
-async def serving(files: Tls | None) -> AsyncIterator[tuple[str, list[str]]]:
-    """Its address, and the methods that were called."""
-    called: list[str] = []
-
-    class Recorder(grpc.GenericRpcHandler):
-        def service(self, details: grpc.HandlerCallDetails) -> None:
-            called.append(details.method)
-
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers([Recorder()])
-    port = add_port(server, "127.0.0.1:0", WatchedFiles(files) if files else None)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}", called
-    finally:
-        await server.stop(None)
 
 
 CASES = {
