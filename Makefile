@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels leavers chaos check format lint types contracts stubs wire-baseline
+.PHONY: help map demo test test-fast crash cancels rotation leavers chaos check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a st
 
 cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
 	NUM_CANCELS=10000 $(BIN)/python -m pytest --timeout 1800 tests/integration/test_cancellation.py -k quick_cancels
+
+rotation: $(STAMP)  ## renew every certificate under 200 streams: none breaks
+	NUM_TLS_STREAMS=200 NUM_TLS_TOKENS=400 $(BIN)/python -m pytest --timeout 600 tests/integration/test_tls.py -k new_certificates
 
 leavers: $(STAMP)  ## RSS after 50,000 cancelled requests, and 20,000 calls whose channel or process goes (MODEL=folder)
 	$(BIN)/python -m scheduler.bench.leavers --model $(MODEL) --json scheduler/bench/results/leavers.json

@@ -11,7 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from adapter_store import ModelSpec
+from lorafleet.tls.files import Tls
 from scheduler.bench.about import about
+from scheduler.bench.streaming.locks import Locks, locks
 from scheduler.bench.streaming.pace import Record
 from scheduler.bench.streaming.reader import Seen, read
 from scheduler.bench.streaming.servers import Load, bare, executors, scheduler
@@ -21,7 +23,7 @@ def main() -> None:
     args = _parser().parse_args()
     for asked in args.asked:
         load = Load(args.streams, args.executors, asked, args.seconds)
-        row = {**_measure(args.model, load, args.interval_ms), "load_average": os.getloadavg()[0]}
+        row = {**_measure(args.model, load, args.interval_ms, args.tls), "load_average": os.getloadavg()[0]}
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
         rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
@@ -38,26 +40,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=int, default=1000, help="(1000)")
     parser.add_argument("--executors", type=int, default=16, help="(16)")
     parser.add_argument("--interval-ms", type=int, default=0, help="the scheduler's --stream-interval-ms (0)")
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="and with TLS to the client and mutual TLS to executors, between two runs in clear",
+    )
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement (6)")
     return parser
 
 
-def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
+def _measure(model: Path, load: Load, interval_ms: int, with_tls: bool) -> dict[str, Any]:
     """A row. Latencies are from an executor's step to the client's read, in milliseconds; times of a core, in
     microseconds. The bare server runs before the scheduler and after it, and counts with the mean of both:
     what a core is worth on a shared machine changes from minute to minute."""
-    interval = ["--stream-interval-ms", str(interval_ms)] if interval_ms else []
-    spec = ModelSpec.from_folder(model)
-    tokens, fingerprint = spec.max_model_len - 8, spec.fingerprint
+    tokens = ModelSpec.from_folder(model).max_model_len - 8
     before = _bare(load, tokens)
-    with (
-        executors(fingerprint, load) as (addresses, finish),
-        scheduler(model, addresses, load.streams, *interval) as (address, pid),
-    ):
-        seen = _client(address, pid, load, tokens)
-        added = _latencies(seen, finish())
+    seen, added = _scheduled(model, load, interval_ms, None)
+    tls = _tls_fields(model, load, interval_ms, seen) if with_tls else {}
     bares = before, _bare(load, tokens)
-    count = sum(chunk[2] for chunk in seen.chunks)
+    count = _num_tokens(seen)
     return {
         "streams": load.streams,
         "executors": load.executors,
@@ -70,11 +71,51 @@ def _measure(model: Path, load: Load, interval_ms: int) -> dict[str, Any]:
         "last_start_s": round(max(seen.started_s, default=-1), 2),
         "added_p50_ms": added[0],
         "added_p99_ms": added[1],
-        "scheduler_us_per_token": round(seen.busy_s * 1e6 / max(1, count), 1),
+        "scheduler_us_per_token": round(_us_per_token(seen), 1),
         "scheduler_us_per_chunk": round(seen.busy_s * 1e6 / max(1, len(seen.chunks)), 1),
         **{name: round(fmean(each[name] for each in bares), 1) for name in before},
         "bare_us_per_chunk_apart": [each["bare_us_per_chunk"] for each in bares],
+        **tls,
     }
+
+
+def _scheduled(
+    model: Path, load: Load, interval_ms: int, locks: Locks | None
+) -> tuple[Seen, tuple[float, float]]:
+    """What a client saw of streams through a scheduler, and their latencies."""
+    spec = ModelSpec.from_folder(model)
+    flags = ["--stream-interval-ms", str(interval_ms)] if interval_ms else []
+    flags += locks.scheduler_flags if locks else []
+    with (
+        executors(spec.fingerprint, load, locks.executor if locks else None) as (addresses, finish),
+        scheduler(model, addresses, load.streams, *flags) as (address, pid),
+    ):
+        seen = _client(address, pid, load, spec.max_model_len - 8, locks.client if locks else None)
+        return seen, _latencies(seen, finish())
+
+
+def _tls_fields(model: Path, load: Load, interval_ms: int, before: Seen) -> dict[str, Any]:
+    """With TLS, and then in clear once more: the cost is over the mean of both runs in clear."""
+    with locks() as made:
+        seen, added = _scheduled(model, load, interval_ms, made)
+    after, _ = _scheduled(model, load, interval_ms, None)
+    clear = [round(_us_per_token(each), 1) for each in (before, after)]
+    return {
+        "tls_tokens_s": round(_num_tokens(seen) / seen.window_s),
+        "tls_added_p50_ms": added[0],
+        "tls_added_p99_ms": added[1],
+        "tls_scheduler_us_per_token": round(_us_per_token(seen), 1),
+        "clear_us_per_token_apart": clear,
+        "tls_cost": round(_us_per_token(seen) / fmean(clear) - 1, 3),
+    }
+
+
+def _num_tokens(seen: Seen) -> int:
+    return sum(chunk[2] for chunk in seen.chunks)
+
+
+def _us_per_token(seen: Seen) -> float:
+    return seen.busy_s * 1e6 / max(1, _num_tokens(seen))
 
 
 def _bare(load: Load, tokens: int) -> dict[str, float]:
@@ -101,8 +142,8 @@ def _latencies(seen: Seen, record: Record) -> tuple[float, float]:
     return round(each[len(each) // 2] * 1e3, 1), round(each[len(each) * 99 // 100] * 1e3, 1)
 
 
-def _client(address: str, pid: int, load: Load, tokens: int) -> Seen:
-    return asyncio.run(read(address, pid, load.streams, tokens, load.window_s))
+def _client(address: str, pid: int, load: Load, tokens: int, tls: Tls | None = None) -> Seen:
+    return asyncio.run(read(address, pid, load.streams, tokens, load.window_s, tls))
 
 
 if __name__ == "__main__":

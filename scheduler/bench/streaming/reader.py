@@ -8,6 +8,8 @@ from pathlib import Path
 
 import grpc
 
+from lorafleet.tls.credentials import channel_credentials
+from lorafleet.tls.files import Tls
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 START_PATIENCE_S = 20.0
@@ -35,11 +37,13 @@ def busy_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def read(address: str, pid: int, streams: int, tokens: int, window_s: float) -> Seen:
+async def read(
+    address: str, pid: int, streams: int, tokens: int, window_s: float, tls: Tls | None = None
+) -> Seen:
     """Asks for all streams at once and reads them, waits until all have begun and some time more, and takes
     down what comes within the window."""
     seen, recording = Seen(), asyncio.Event()
-    async with grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+    async with _channel(address, tls) as channel:
         await channel.channel_ready()
         stub, asked = inference_pb2_grpc.InferenceStub(channel), time.monotonic()
         readers = [
@@ -58,6 +62,13 @@ async def read(address: str, pid: int, streams: int, tokens: int, window_s: floa
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
     return seen
+
+
+def _channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+    options = [("grpc.http2.bdp_probe", 0)]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
 async def _read_one(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import multiprocessing
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from typing import Any
 import grpc
 
 from lorafleet.ports import free_port
+from lorafleet.tls.credentials import add_port
+from lorafleet.tls.files import Tls, WatchedFiles
 from lorafleet.v1 import executor_pb2_grpc, inference_pb2_grpc
 from scheduler.bench.streaming.bare import BareServer
 from scheduler.bench.streaming.pace import PacedExecutor, Record
@@ -46,11 +49,11 @@ Finish = Callable[[], Record]
 
 
 @contextlib.contextmanager
-def executors(fingerprint: str, load: Load) -> Iterator[tuple[list[str], Finish]]:
-    """Addresses of executors in one process, and what ends it."""
+def executors(fingerprint: str, load: Load, tls: Tls | None = None) -> Iterator[tuple[list[str], Finish]]:
+    """Addresses of executors in one process, and what ends it. In clear without `tls`."""
     with contextlib.ExitStack() as stack:
         ports = [free_port(stack, HOST) for _ in range(load.executors)]
-        with _child(_serve_executors, ports, fingerprint, load) as (_, finish):
+        with _child(_serve_executors, ports, fingerprint, load, tls) as (_, finish):
             yield [f"{HOST}:{port}" for port in ports], finish
 
 
@@ -76,13 +79,23 @@ def scheduler(model: Path, addresses: list[str], max_queued: int, *flags: str) -
         command += [] if "--metrics-port" in flags else ["--metrics-port", "-1"]
         process = subprocess.Popen(command)
         try:
-            with grpc.insecure_channel(address) as channel:
-                grpc.channel_ready_future(channel).result(timeout=60)
+            _wait_until_it_listens(address)
             time.sleep(1.0)  # executors are known and have reported
             yield address, process.pid
         finally:
             process.kill()
             process.wait()
+
+
+def _wait_until_it_listens(address: str) -> None:
+    """Whatever it speaks. Raises TimeoutError."""
+    host, _, port = address.rpartition(":")
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"no scheduler listens on {address}")
 
 
 Serve = Callable[..., Coroutine[Any, Any, None]]
@@ -115,14 +128,16 @@ def _run(serve: Serve, connection: Connection, *args: Any) -> None:
         runner.run(serve(connection, *args))
 
 
-async def _serve_executors(connection: Connection, ports: list[int], fingerprint: str, load: Load) -> None:
+async def _serve_executors(
+    connection: Connection, ports: list[int], fingerprint: str, load: Load, tls: Tls | None
+) -> None:
     record = Record([[] for _ in ports])
     held = list[object]()  # a server that nobody holds ends
     for number, port in enumerate(ports):
         executor = PacedExecutor(number, fingerprint, load.seats, record)
         server = grpc.aio.server()
         executor_pb2_grpc.add_ExecutorServicer_to_server(executor, server)
-        server.add_insecure_port(f"{HOST}:{port}")
+        add_port(server, f"{HOST}:{port}", WatchedFiles(tls) if tls else None)
         await server.start()
         held += [server, asyncio.create_task(executor.run(load.step_s))]
     await _until_asked(connection, record, held)
