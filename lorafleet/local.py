@@ -61,7 +61,8 @@ class LocalFleet:
             for index, (port, arguments) in enumerate(_executor_commands(config, ports))
         ]
         arguments = _scheduler_command(config, ports)
-        self._scheduler = Service("scheduler", "scheduler", arguments, self.target, log, self._exits)
+        health = f"{_reachable(config.host)}:{ports.scheduler_health}"  # In clear, whatever the other speaks.
+        self._scheduler = Service("scheduler", "scheduler", arguments, health, log, self._exits)
 
     def __enter__(self) -> Self:
         _make_store(self._store)
@@ -127,6 +128,7 @@ def _make_store(url: str) -> None:
 class _Ports:
     scheduler: int
     scheduler_metrics: int
+    scheduler_health: int
     executors: tuple[int, ...]
     executor_metrics: tuple[int, ...]
 
@@ -136,14 +138,14 @@ def _choose_ports(config: LocalConfig, reserved: ExitStack) -> _Ports:
     that the settings leave open are nobody else's until `reserved` closes."""
     count = config.executors
     wanted = [(config.host, config.port, "--port"), (config.host, config.metrics_port, "--metrics-port")]
-    wanted += [("127.0.0.1", 0, "")] * count
+    wanted += [(config.host, 0, "")] + [("127.0.0.1", 0, "")] * count
     wanted += [
         ("127.0.0.1", config.metrics_port and config.metrics_port + 1 + index, "--metrics-port")
         for index in range(count)
     ]
     with ExitStack() as sockets:  # held until all are found, so that none is given twice
-        scheduler, metrics, *rest = [_find(sockets, reserved, *one) for one in wanted]
-    return _Ports(scheduler, metrics, tuple(rest[:count]), tuple(rest[count:]))
+        scheduler, metrics, health, *rest = [_find(sockets, reserved, *one) for one in wanted]
+    return _Ports(scheduler, metrics, health, tuple(rest[:count]), tuple(rest[count:]))
 
 
 def _find(sockets: ExitStack, reserved: ExitStack, host: str, port: int, flag: str) -> int:
@@ -177,6 +179,8 @@ def _scheduler_command(config: LocalConfig, ports: _Ports) -> list[str]:
         f"{config.host}:{ports.scheduler}",
         "--metrics-port",
         str(ports.scheduler_metrics),
+        "--health-port",
+        str(ports.scheduler_health),
     ]
     for port in ports.executors:
         command += ["--executor", f"127.0.0.1:{port}"]

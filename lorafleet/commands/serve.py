@@ -30,7 +30,9 @@ def add_parser(commands: Subparsers) -> None:
         "all; a second Ctrl-C stops at once. When one process ends by itself, all end with its status.",
         "  lorafleet serve --model ~/models/Llama-3.2-1B --store ~/adapters\n"
         "  lorafleet serve --model M --store S --port 0 --metrics-port 0    # free ports, told when ready\n"
-        "  lorafleet serve --model M --store S --executor-args '--num-kv-blocks 2048'",
+        "  lorafleet serve --model M --store S --executor-args '--num-kv-blocks 2048'\n"
+        "  lorafleet serve --model M --store S --host 0.0.0.0 --scheduler-args '--tokens-file tokens.toml\n"
+        "      --tls-cert-file certs/scheduler.crt --tls-key-file certs/scheduler.key'",
         run,
     )
     parser.add_argument(

@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 def main(name: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen")
+    parser.add_argument("--health-port")
     args, rest = parser.parse_known_args()
     mode = os.environ.get(f"STAND_IN_{name.upper()}", "")
     server = grpc.server(ThreadPoolExecutor(2))
@@ -27,6 +28,8 @@ def main(name: str) -> None:
         servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     server.add_insecure_port(args.listen)
+    if args.health_port:
+        server.add_insecure_port(f"127.0.0.1:{args.health_port}")
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: stopped.set())
     sys.stderr.write(f"{os.getpid()} {' '.join(rest)}\n")
