@@ -27,6 +27,7 @@ COMMANDS = {name: parser for name, parser in PARSERS.items() if parser.get_defau
 def test_the_commands_are_those_that_users_were_told_of() -> None:
     assert {name.removeprefix("lorafleet ") for name in COMMANDS} == {
         "demo",
+        "certs",
         "serve",
         "generate",
         "chat",
