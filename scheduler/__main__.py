@@ -10,7 +10,7 @@ import sys
 from adapter_store import AdapterStoreError
 from lorafleet.garbage import QuietCollector
 from lorafleet.tls.files import TlsError
-from scheduler.admission.auth import InvalidTokenFile
+from scheduler.admission.watched_file import InvalidAuthFile
 from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, ConfigError, load
 from scheduler.event_loop import loop_factory
@@ -20,7 +20,7 @@ from scheduler.text.tokenizer import InvalidTokenizer
 logger = logging.getLogger(__name__)
 
 CANNOT_START = 2
-START_ERRORS = (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidTokenFile, TlsError, CannotListen)
+START_ERRORS = (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidAuthFile, TlsError, CannotListen)
 # Seconds. A thread that looks an adapter up gives the interpreter away with every file it touches, and waits
 # so long to get it back from a busy event loop: with Python's 5 ms, several times over, for each of the
 # requests that come together.

@@ -72,7 +72,7 @@ class Scheduler:
     def __init__(self, config: Config) -> None:
         """On the event loop, which it blocks while it loads: nobody is served yet.
 
-        Raises InvalidModel, InvalidTokenizer, InvalidTokenFile, TlsError or StoreUnavailable.
+        Raises InvalidModel, InvalidTokenizer, InvalidAuthFile, TlsError or StoreUnavailable.
         """
         self.config = config
         self.address = ""  # Where it listens, once started.

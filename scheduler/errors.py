@@ -99,8 +99,14 @@ class WarningsRefused(SchedulerError):
 
 
 class Unauthenticated(SchedulerError):
+    """`cause` is for the audit log and its metric, and is not told to the caller."""
+
     code = grpc.StatusCode.UNAUTHENTICATED
     reason = "UNAUTHENTICATED"
+
+    def __init__(self, message: str, *, cause: str = "no_token") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class PermissionDenied(SchedulerError):

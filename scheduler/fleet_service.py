@@ -8,7 +8,8 @@ from typing import cast
 import grpc
 
 from lorafleet.v1 import fleet_pb2, fleet_pb2_grpc
-from scheduler.admission.auth import ADMIN, Authenticator
+from scheduler.admission.auth import Authenticator
+from scheduler.admission.identity import OPERATE
 from scheduler.admission.lookup import require
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.queue import Queue
@@ -27,7 +28,7 @@ ON_TRIAL = "a request that was in flight at crashes of executors has it for itse
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    """Everything needs the right "admin"."""
+    """Everything needs the right "operate"."""
 
     def __init__(self, authenticator: Authenticator, dispatcher: Dispatcher) -> None:
         self._authenticator = authenticator
@@ -67,7 +68,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
 
     def _authorize(self, context: grpc.aio.ServicerContext, what: str) -> None:
-        require(self._authenticator.caller(context), ADMIN, what)
+        require(self._authenticator.caller(context), OPERATE, what)
 
     def _cordon(self, state: ExecutorState, cordoned: bool) -> None:
         if state.cordoned != cordoned:

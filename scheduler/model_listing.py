@@ -2,7 +2,7 @@
 
 from adapter_store import AdapterNotFound, AdapterStore, DataLoss, Ref
 from lorafleet.v1 import inference_pb2
-from scheduler.admission.auth import Identity
+from scheduler.admission.identity import Identity
 from scheduler.errors import InvalidRequest
 
 DEFAULT_PAGE = 100

@@ -23,7 +23,7 @@ def add_parser(commands: Subparsers) -> None:
         "top",
         "watch executors, slots and queues",
         "A live view of what a scheduler knows of its executors. Hits and rates are of the time between two\n"
-        "pictures. Ctrl-C ends it. Needs the right admin.",
+        "pictures. Ctrl-C ends it. Needs the right operate.",
         "  lorafleet top\n  lorafleet top --interval 5\n  lorafleet top --once --json",
         run,
     )

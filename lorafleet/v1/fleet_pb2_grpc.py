@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FleetStub(object):
-    """The executors behind one scheduler.
+    """The executors behind one scheduler. All of it needs the right "operate".
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class FleetStub(object):
 
 
 class FleetServicer(object):
-    """The executors behind one scheduler.
+    """The executors behind one scheduler. All of it needs the right "operate".
     """
 
     def Watch(self, request, context):
@@ -106,7 +106,7 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet(object):
-    """The executors behind one scheduler.
+    """The executors behind one scheduler. All of it needs the right "operate".
     """
 
     @staticmethod

@@ -19,7 +19,8 @@ from scheduler.adapters.ingest import Ingest
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.wire import version_message
-from scheduler.admission.auth import ADMIN, Authenticator, Identity
+from scheduler.admission.auth import Authenticator
+from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import find_version, parse_ref, require
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
@@ -83,17 +84,23 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         return self._authenticator.caller(context)
 
     async def _find(
-        self, text: str, context: Context, change: str | None = None, *, field: str = "adapter"
+        self,
+        text: str,
+        context: Context,
+        what: str | None = None,
+        *,
+        right: str = MANAGE,
+        field: str = "adapter",
     ) -> Version:
-        """The version, if the caller sees it; `change` says what they need the admin right for. DELETED ones
-        are not found: only their bytes are left."""
+        """The version, if the caller sees it; `what` says what they need the right for, None that they need
+        none. DELETED ones are not found: only their bytes are left."""
         identity = self._identify(context)
         ref = parse_ref(text, identity, field)
         version: Version = await self._run(find_version, self._store.find, ref, identity, text)
         if version.state is VersionState.DELETED:
             raise AdapterNotFound(text)
-        if change is not None:
-            require(identity, ADMIN, change)
+        if what is not None:
+            require(identity, right, what)
         return version
 
     async def _change(self, text: str, ref: Ref, change: Callable[[], T]) -> T:
@@ -129,9 +136,10 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
             yield
 
     def _tenants(self, identity: Identity) -> list[str]:
-        """Whose adapters a call without a ref is about: the caller's own, of who sees everything all.
-        Blocking."""
-        return self._store.tenants() if identity.sees_everything else [identity.tenant]
+        """Whose adapters a call without a ref is about: the caller's own, of who sees and operates everything
+        all. Blocking."""
+        everybody = identity.sees_everything and OPERATE in identity.rights
+        return self._store.tenants() if everybody else [identity.tenant]
 
     def _seen(self, identity: Identity) -> Iterator[Summary]:
         """All versions of these tenants, as far as the caller sees them. Blocking."""

@@ -1,7 +1,8 @@
 """The Adapters service: operators' view of the store, as far as the caller sees it.
 
 What a caller does not see is NOT_FOUND, whatever they may do. Reading the catalogue (Get, List, ListAliases)
-needs no right; everything else needs "admin". upkeep.py has the calls about copies and bytes.
+needs no right, Push and Pull need "push", and the others "manage". upkeep.py has the calls about copies and
+bytes.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ from scheduler.adapters.wire import (
     summary_message,
     version_message,
 )
+from scheduler.admission.identity import PUSH
 from scheduler.admission.lookup import parse_ref
 from scheduler.errors import InvalidRequest
 from scheduler.rpc_errors import translate_errors
@@ -73,7 +75,7 @@ class AdaptersService(Upkeep):
 
     @translate_errors
     async def Pull(self, request: pb.PullRequest, context: Context) -> None:
-        version = await self._find(request.adapter, context, "downloading an adapter")
+        version = await self._find(request.adapter, context, "downloading an adapter", right=PUSH)
         async with self._heavy_call():
             with disk_errors():
                 folder = await self._run(self._make_folder)

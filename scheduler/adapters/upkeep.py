@@ -1,13 +1,13 @@
 """The Adapters service's calls about bytes and copies: are they whole, where are they, which may go.
 
-All of them need the right "admin".
+What is about one adapter needs "manage"; Verify and Collect, which read or remove bytes for all, "operate".
 """
 
 import adapter_store
 from adapter_store import Summary, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.adapters.calls import AdaptersCalls, Context, digest_ref, full_name
-from scheduler.admission.auth import ADMIN, Identity
+from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import parse_ref, require
 from scheduler.errors import AdapterNotFound, InvalidRequest
 from scheduler.fleet.residency import Tier
@@ -23,10 +23,10 @@ class Upkeep(AdaptersCalls):
         response = pb.VerifyResponse()
         damaged: dict[str, list[str]] = {}  # all names to push again, by digest
         if request.adapter:
-            version = await self._find(request.adapter, context, "verifying an adapter")
+            version = await self._find(request.adapter, context, "verifying an adapter", right=OPERATE)
             checked = [Summary.of(version)]
         else:
-            require(identity, ADMIN, "verifying adapters")
+            require(identity, OPERATE, "verifying adapters")
             checked = await self._run(lambda: list(self._seen(identity)))
         async with self._heavy_call():
             for summary in checked:
@@ -44,12 +44,13 @@ class Upkeep(AdaptersCalls):
 
     @translate_errors
     async def Residency(self, request: pb.ResidencyRequest, context: Context) -> pb.ResidencyResponse:
-        """Without an adapter: the copies of the versions of the caller's tenant, or of all that they see."""
+        """Without an adapter: the copies of the versions of the caller's tenant, or, for those who see and
+        operate everything, of all."""
         identity = self._identify(context)
         if request.adapter:
             known = [Summary.of(await self._find(request.adapter, context, "looking at executors"))]
         else:
-            require(identity, ADMIN, "looking at executors")
+            require(identity, MANAGE, "looking at executors")
             resident = self._copies.resident()
             known = await self._run(
                 lambda: [each for each in self._seen(identity) if each.digest in resident]
@@ -120,7 +121,7 @@ class Upkeep(AdaptersCalls):
             raise InvalidRequest("adapter", "must be [tenant/]name: all of its versions go")
         if not identity.sees(ref.tenant, ref.name):
             raise AdapterNotFound(request.adapter)
-        require(identity, ADMIN, "deleting a damaged adapter")
+        require(identity, MANAGE, "deleting a damaged adapter")
         adapter = full_name(ref)
 
         def delete() -> list[Summary]:
@@ -144,7 +145,7 @@ class Upkeep(AdaptersCalls):
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
         """Of all tenants' versions, those that the caller sees."""
         identity = self._identify(context)
-        require(identity, ADMIN, "collecting deleted adapters")
+        require(identity, OPERATE, "collecting deleted adapters")
         used, resident = await self._retirement.all_used(), self._copies.resident()
 
         def keep(summary: Summary) -> bool:

@@ -6,10 +6,11 @@ from adapter_store import Alias, InvalidRef, Manifest, PushFacts, Ref, Summary, 
 from adapter_store.record import MAX_TARGETS, MAX_WEIGHT
 from lorafleet.v1 import adapters_pb2
 from scheduler.adapters.ingest import Push
-from scheduler.admission.auth import ADMIN, Identity
+from scheduler.admission.identity import MANAGE, PUSH, Identity
 from scheduler.admission.lookup import parse_ref, require
 from scheduler.errors import AdapterNotFound, InvalidRequest
 
+LATEST = "latest"
 STATES = {
     VersionState.ACTIVE: adapters_pb2.VERSION_STATE_ACTIVE,
     VersionState.DRAINING: adapters_pb2.VERSION_STATE_DRAINING,
@@ -94,10 +95,12 @@ def push_target(header: adapters_pb2.PushHeader, identity: Identity) -> Push:
     ref = parse_ref(header.adapter, identity, "header.adapter")
     if not identity.sees(ref.tenant, ref.name):
         raise AdapterNotFound(header.adapter)
-    require(identity, ADMIN, "pushing an adapter")
-    alias = (header.alias or None) if header.HasField("alias") else "latest"
+    require(identity, PUSH, "pushing an adapter")
+    alias = (header.alias or None) if header.HasField("alias") else LATEST
     if alias is not None:
         _check_alias(ref, alias)
+        if alias != LATEST:
+            require(identity, MANAGE, "moving another alias than latest")
     generation = header.expected_generation if header.HasField("expected_generation") else None
     if alias is None and generation is not None:
         raise InvalidRequest("header.expected_generation", "is of an alias, and none is to be moved")

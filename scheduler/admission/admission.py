@@ -15,7 +15,8 @@ import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.admission import validation
-from scheduler.admission.auth import INFER, Authenticator, Identity
+from scheduler.admission.auth import Authenticator
+from scheduler.admission.identity import INFER, Identity
 from scheduler.admission.lookup import check_fits, find_version, parse_ref, require
 from scheduler.admission.versions import Versions
 from scheduler.errors import InvalidRequest, QueueFull, StoreUnavailable

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version, is_expert, place_of
-from scheduler.admission.auth import Identity
+from scheduler.admission.identity import Identity
 from scheduler.errors import AdapterNotFound, IncompatibleAdapter, InvalidRequest, PermissionDenied
 
 T = TypeVar("T", Version, Version | None)

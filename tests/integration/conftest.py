@@ -16,8 +16,8 @@ from tests.support.services.streams import Witness, witness
 MAX_MODEL_LEN = 4096
 # What callers of the "main" fleet send as bearer token: tenant, rights, what they see.
 CALLERS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
-    "ops": ("default", ("infer", "admin"), ("*/*",)),
-    "acme": ("acme", ("infer", "admin"), ("acme/*",)),
+    "ops": ("default", ("infer", "push", "manage", "operate"), ("*/*",)),
+    "acme": ("acme", ("infer", "push", "manage"), ("acme/*",)),
     "guest": ("acme", (), ("acme/*",)),
 }
 

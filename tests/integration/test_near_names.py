@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (model.parent / "tokens").write_text(
         "".join(
             f'[[tokens]]\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\ntenant = "acme"\n'
-            f'rights = ["infer", "admin"]\nadapters = {patterns}\n'
+            f'rights = ["infer", "push", "manage"]\nadapters = {patterns}\n'
             for token, patterns in callers.items()
         )
     )

@@ -178,7 +178,10 @@ def test_rights_and_identity(stubs: Stubs) -> None:
     for call, message in calls:
         denied = failure(call, message, "guest")
         ours(denied, "PERMISSION_DENIED", "PERMISSION_DENIED")
-        assert denied.metadata["right"] in ("infer", "admin") and denied.metadata["right"] in denied.message
+        assert (
+            denied.metadata["right"] in ("infer", "push", "manage", "operate")
+            and denied.metadata["right"] in denied.message
+        )
     for call, message in [*calls, (stubs.inference.ListModels, inference_pb2.ListModelsRequest())]:
         for token in (None, "guess", ""):
             ours(failure(call, message, token), "UNAUTHENTICATED", "UNAUTHENTICATED")

@@ -93,7 +93,7 @@ def test_other_tenants_see_nothing_and_guests_change_nothing(stubs: Stubs, files
     for call, message in changes:
         denied = failure(call, message, "guest")
         ours(denied, "PERMISSION_DENIED", "PERMISSION_DENIED")
-        assert denied.metadata == {"right": "admin"}
+        assert denied.metadata == {"right": "manage"}
     ours(failure(adapters.List, pb.ListAdaptersRequest()), "UNAUTHENTICATED", "UNAUTHENTICATED")
     ours(failure(adapters.Push, push_parts("a", files), "x"), "UNAUTHENTICATED", "UNAUTHENTICATED")
 

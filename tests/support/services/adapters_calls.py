@@ -37,7 +37,7 @@ TOKENS = """
 [[tokens]]
 sha256 = "{acme}"
 tenant = "acme"
-rights = ["infer", "admin"]
+rights = ["infer", "push", "manage", "operate"]
 adapters = ["acme/*", "shared/*"]
 [[tokens]]
 sha256 = "{reader}"
@@ -51,11 +51,11 @@ adapters = ["acme/open-*"]
 [[tokens]]
 sha256 = "{rival}"
 tenant = "rival"
-rights = ["infer", "admin"]
+rights = ["infer", "push", "manage", "operate"]
 [[tokens]]
 sha256 = "{root}"
 tenant = "root"
-rights = ["infer", "admin"]
+rights = ["infer", "push", "manage", "operate"]
 adapters = ["*/*"]
 """
 

@@ -22,7 +22,7 @@ from tests.support.services.fakes import FakeExecutor, next_token
 
 FINGERPRINT = "sha256:model"
 MODULES = frozenset({"q_proj"})
-IDENTITY = Identity(tenant="acme", rights=frozenset({"infer", "admin"}), adapters=("acme/*",))
+IDENTITY = Identity(tenant="acme", rights=frozenset({"infer", "push", "manage"}), adapters=("acme/*",))
 # No executor is taken for hung because this process had no turn for a while.
 LINK = LinkSettings(FINGERPRINT, report_timeout_s=60.0, min_backoff_s=0.01, max_backoff_s=0.1)
 IMPATIENT = replace(LINK, report_timeout_s=1.5)  # for who is to be taken for hung

@@ -153,7 +153,7 @@ async def test_streams_and_listings_show_no_other_tenant(service: Running) -> No
 
 
 @pytest.mark.parametrize(("method", "request_of"), CALLS[1:])
-async def test_changes_need_the_admin_right(service: Running, method: str, request_of: Any) -> None:
+async def test_changes_need_a_right(service: Running, method: str, request_of: Any) -> None:
     await push(service, "readable", service.content(9))
     error = await refused(
         getattr(service.stub, method)(request_of(adapter="readable@latest"), **as_("reader"))
@@ -162,7 +162,7 @@ async def test_changes_need_the_admin_right(service: Running, method: str, reque
     assert (await service.stub.Get(pb.GetAdapterRequest(adapter="readable"), **as_("reader"))).version.name
 
 
-async def test_pushing_needs_the_admin_right_and_everything_a_token(service: Running) -> None:
+async def test_pushing_needs_a_right_and_everything_a_token(service: Running) -> None:
     error = await refused(push(service, "readable", service.content(9), who="reader"))
     assert error.code() == grpc.StatusCode.PERMISSION_DENIED
     for call in (

@@ -142,7 +142,7 @@ async def test_wrong_names_are_refused(service: Running, method: str, request_: 
     assert error.code().name == code
 
 
-async def test_upkeep_needs_the_right_admin(service: Running) -> None:
+async def test_upkeep_needs_a_right(service: Running) -> None:
     await pushed(service, "there", 2)
     for method, request in (
         ("Pin", pb.PinRequest(adapter="there", tier=SLOT)),

@@ -14,11 +14,11 @@ from adapter_store import DiskStore, ModelSpec, NameRecord, Ref, Version, Versio
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import errors
 from scheduler.admission.admission import Admission, Identity
-from scheduler.admission.auth import ADMIN, INFER
+from scheduler.admission.identity import INFER, MANAGE, PUSH
 from scheduler.admission.versions import Versions
 from scheduler.text.tokenizer import Tokenizer
 
-ACME = Identity("acme", frozenset({INFER, ADMIN}), ("acme/*", "shared/*"))
+ACME = Identity("acme", frozenset({INFER, PUSH, MANAGE}), ("acme/*", "shared/*"))
 Request = inference_pb2.GenerateRequest
 
 
@@ -156,12 +156,12 @@ async def test_invisible_and_unknown_look_and_cost_the_same(
 async def test_without_the_right_what_is_visible_is_refused_and_the_rest_unknown(
     admission: Admission, stored: Stored
 ) -> None:
-    admin = dataclasses.replace(ACME, rights=frozenset({ADMIN}))
+    manager = dataclasses.replace(ACME, rights=frozenset({MANAGE}))
     for ref in ("support", None):
         with pytest.raises(errors.PermissionDenied):
-            await admission.admit(Request(text="x", adapter=ref), admin)
+            await admission.admit(Request(text="x", adapter=ref), manager)
     with pytest.raises(errors.AdapterNotFound):
-        await admission.admit(Request(text="x", adapter="rival/secret"), admin)
+        await admission.admit(Request(text="x", adapter="rival/secret"), manager)
 
 
 async def test_a_version_for_another_base_is_refused(

@@ -4,10 +4,13 @@ import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scheduler.admission.auth import ADMIN, INFER, Authenticator, Identity, InvalidTokenFile
+from scheduler.admission.auth import Authenticator, Identity
+from scheduler.admission.identity import INFER, MANAGE, PUSH, RIGHTS
+from scheduler.admission.watched_file import InvalidAuthFile
 from scheduler.errors import Unauthenticated
 
 
@@ -16,22 +19,26 @@ def entry(token: str, tenant: str, rights: str = '["infer"]', more: str = "") ->
     return f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "{tenant}"\nrights = {rights}\n{more}\n'
 
 
+def certificate(san: str, rights: str = '["infer"]') -> str:
+    return f'[[certificates]]\nsan = "{san}"\ntenant = "acme"\nrights = {rights}\n'
+
+
 def bearer(token: str) -> list[tuple[str, str | bytes]]:
     return [("user-agent", "test"), ("authorization", f"Bearer {token}")]
 
 
 def test_without_a_file_everybody_is_the_default_tenant_with_all_rights() -> None:
     identity = Authenticator().identify(())
-    assert (identity.tenant, identity.rights) == ("default", {INFER, ADMIN})
+    assert (identity.tenant, identity.rights) == ("default", RIGHTS)
     assert identity.sees("any", "thing")
 
 
 def test_a_token_gives_its_tenant_rights_and_patterns(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
-    file.write_text(entry("one", "acme") + entry("two", "ops", '["admin"]', 'adapters = ["*/x-*"]'))
+    file.write_text(entry("one", "acme") + entry("two", "ops", '["manage"]', 'adapters = ["*/x-*"]'))
     authenticator = Authenticator(file)
     assert authenticator.identify(bearer("one")) == Identity("acme", frozenset({INFER}), ("acme/*",))
-    assert authenticator.identify(bearer("two")) == Identity("ops", frozenset({ADMIN}), ("*/x-*",))
+    assert authenticator.identify(bearer("two")) == Identity("ops", frozenset({MANAGE}), ("*/x-*",))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,56 @@ def test_everything_else_is_nobody(tmp_path: Path, metadata: list[tuple[str, str
     file.write_text(entry("one", "acme"))
     with pytest.raises(Unauthenticated):
         Authenticator(file).identify(metadata)
+
+
+def test_admin_of_older_files_is_push_and_manage_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(entry("new", "acme") + entry("old", "acme", '["infer", "admin"]'))
+    authenticator = Authenticator(file)
+    assert authenticator.identify(bearer("old")).rights == {INFER, PUSH, MANAGE}
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "tokens[1]" in told and '["infer", "push", "manage"]' in told and '"operate"' in told
+
+
+class Call:
+    """What an Authenticator asks of a call."""
+
+    def __init__(self, *sans: str, token: str = "") -> None:
+        self._sans = tuple(san.encode() for san in sans)
+        self._token = token
+
+    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
+        return bearer(self._token) if self._token else []
+
+    def auth_context(self) -> dict[str, tuple[bytes, ...]]:
+        return {"x509_subject_alternative_name": self._sans} if self._sans else {}
+
+
+def test_a_certificate_is_an_identity_unless_there_is_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    web, other = "spiffe://acme/web", 'tenant = "other"'
+    rival = certificate("db.example").replace('tenant = "acme"', other)
+    file.write_text(entry("one", "ops") + certificate(web) + certificate("web.example") + rival)
+    caller: Any = Authenticator(file).caller
+    assert (caller(Call(web)).tenant, caller(Call(web)).kind, caller(Call(web)).subject) == (
+        "acme",
+        "certificate",
+        web,
+    )
+    assert caller(Call(web, "web.example")).tenant == "acme"
+    assert caller(Call(web, token="one")).tenant == "ops"
+    for call, cause in (
+        (Call(), "no_token"),
+        (Call("stranger"), "unknown_certificate"),
+        (Call(web + "/more"), "unknown_certificate"),
+        (Call(web, "db.example"), "ambiguous_certificate"),
+        (Call(web, token="wrong"), "unknown_token"),
+    ):
+        with pytest.raises(Unauthenticated) as caught:
+            caller(call)
+        assert caught.value.cause == cause
 
 
 def test_patterns_do_not_cross_the_slash() -> None:
@@ -101,6 +158,15 @@ def test_a_broken_change_keeps_the_tokens_and_is_logged_once(
     ("content", "named"),
     [
         ("x = 1", "tokens"),
+        ("", "tokens"),
+        ("tokens = 1", r"\[\[tokens\]\]"),
+        (
+            entry("one", "acme") + entry("two", "acme") + entry("one", "ops"),
+            r"tokens\[2\].sha256: .* entry 0",
+        ),
+        (certificate("db.acme.example") * 2, r"certificates\[1\].san: .* entry 0"),
+        (certificate("Spiffe://acme/x"), r"certificates\[0\].san"),
+        (certificate("x", '["admin"]'), r"certificates\[0\].rights"),
         ("[[tokens]]\ntenant = 'a'\nrights = []", r"tokens\[0\]"),
         (entry("one", "Acme"), "tenant"),
         (entry("one", "acme", '["root"]'), "rights"),
@@ -113,5 +179,5 @@ def test_a_broken_change_keeps_the_tokens_and_is_logged_once(
 def test_a_wrong_file_is_refused_at_the_start(tmp_path: Path, content: str, named: str) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(content)
-    with pytest.raises(InvalidTokenFile, match=named):
+    with pytest.raises(InvalidAuthFile, match=named):
         Authenticator(file)
