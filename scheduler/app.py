@@ -33,6 +33,7 @@ from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.service import AdaptersService
 from scheduler.admission.admission import Admission
 from scheduler.admission.auth import Authenticator
+from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.config import Config
@@ -85,8 +86,8 @@ class Scheduler:
         self._health_server: HealthPort | None = None
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
-        self._authenticator = Authenticator(config.tokens_file)
         self._tls = WatchedFiles(config.tls) if config.tls else None
+        self._authenticator = Authenticator(config.tokens_file, _jwt_settings(config))
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self._heartbeat = Heartbeat(self._metrics.loop_lag_seconds.observe)
@@ -300,6 +301,20 @@ def _check_free(host: str, port: int) -> None:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
+def _jwt_settings(config: Config) -> JwtSettings | None:
+    if config.jwt_keys_file is None:
+        return None
+    return JwtSettings(
+        issuer=config.jwt_issuer,
+        audience=config.jwt_audience,
+        keys_file=config.jwt_keys_file,
+        tenant_claim=config.jwt_tenant_claim,
+        rights_claim=config.jwt_rights_claim,
+        rights_prefix=config.jwt_rights_prefix,
+        adapters_claim=config.jwt_adapters_claim,
+    )
+
+
 def _dispatcher_settings(config: Config) -> DispatcherSettings:
     return DispatcherSettings(
         executors=config.executor,
@@ -308,7 +323,7 @@ def _dispatcher_settings(config: Config) -> DispatcherSettings:
         aging_s=config.aging,
         priority_aging_s=config.priority_aging,
         prompt_token_price=config.prompt_token_price,
-        reserve_seats=config.reserve_seats if config.tokens_file else 0,
+        reserve_seats=config.reserve_seats if config.tells_callers_apart else 0,
         queue_timeout_s=config.queue_timeout,
         max_attempts=config.max_attempts,
     )

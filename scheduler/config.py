@@ -86,7 +86,32 @@ class Config:
     )
     tokens_file: Path | None = field(
         default=None,
-        metadata=_help("TOML file of bearer tokens; beyond loopback there must be one", "FILE"),
+        metadata=_help(
+            "TOML file of bearer tokens and certificates; without it or jwt, only loopback is served",
+            "FILE",
+        ),
+    )
+    jwt_issuer: str = field(
+        default="", metadata=_help("whose JSON web tokens are taken: their claim iss", "URL")
+    )
+    jwt_audience: str = field(default="", metadata=_help("what their claim aud must have", "TEXT"))
+    jwt_keys_file: Path | None = field(
+        default=None,
+        metadata=_help("JWK set of the public keys that sign them; read again when it changes", "FILE"),
+    )
+    jwt_tenant_claim: str = field(
+        default="tenant", metadata=_help("claim that names the tenant; dots go into objects", "CLAIM")
+    )
+    jwt_rights_claim: str = field(
+        default="rights", metadata=_help("claim with the rights: a list, or words in one text", "CLAIM")
+    )
+    jwt_rights_prefix: str = field(
+        default="",
+        metadata=_help("what rights begin with in that claim; other values there are left alone", "TEXT"),
+    )
+    jwt_adapters_claim: str = field(
+        default="adapters",
+        metadata=_help("claim with the patterns; without it, all of the tenant's own are seen", "CLAIM"),
     )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
     max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
@@ -175,6 +200,9 @@ class Config:
         if len(set(self.executor)) < len(self.executor):
             raise ConfigError("executor: an address is named twice")
         _split_address(self.listen, "listen")
+        jwt_settings = (self.jwt_issuer, self.jwt_audience, self.jwt_keys_file)
+        if any(jwt_settings) and not all(jwt_settings):
+            raise ConfigError("jwt_issuer, jwt_audience, jwt_keys_file: set all of them, or none")
         self._check_tls()
         for name in ("metrics_port", "health_port"):
             if not -1 <= getattr(self, name) <= 65535:
@@ -229,7 +257,7 @@ class Config:
     def open_door(self) -> str:
         """What is missing for those who can reach `listen` from outside, and what to do; or ""."""
         wanted = {
-            "--tokens-file": self.tokens_file,
+            "--tokens-file or --jwt-keys-file": self.tells_callers_apart,
             "--tls-cert-file": self.tls_cert_file,
             "--tls-key-file": self.tls_key_file,
         }
@@ -251,6 +279,11 @@ class Config:
             raise ConfigError("--executor-cert-file: needs --executor-ca-file")
         if self.open_door and not self.insecure:
             raise ConfigError(self.open_door)
+
+    @property
+    def tells_callers_apart(self) -> bool:
+        """Whether callers must say who they are."""
+        return self.tokens_file is not None or self.jwt_keys_file is not None
 
 
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:

@@ -1,4 +1,4 @@
-"""Says who makes a call: by a bearer token, or by the certificate of its connection."""
+"""Says who makes a call: by a bearer token, a JSON web token, or the certificate of its connection."""
 
 import hashlib
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ import grpc
 
 from scheduler.admission import token_file
 from scheduler.admission.identity import EVERYONE, Identity
+from scheduler.admission.json_web_tokens import JsonWebTokens, JwtSettings, WrongToken
 from scheduler.admission.watched_file import WatchedFile
 from scheduler.errors import Unauthenticated
 
@@ -23,13 +24,15 @@ class Authenticator:
     Asking is cheap and changes nothing, so it may be done several times a call.
     """
 
-    def __init__(self, tokens_file: Path | None = None) -> None:
+    def __init__(self, tokens_file: Path | None = None, jwt: JwtSettings | None = None) -> None:
         """Raises InvalidAuthFile."""
         self._file = WatchedFile(tokens_file, token_file.load) if tokens_file else None
+        self._web_tokens = JsonWebTokens(jwt) if jwt else None
+        self._asks = tokens_file is not None or jwt is not None
 
     def caller(self, context: grpc.aio.ServicerContext) -> Identity:
         """Who makes a call. A token decides, where there is one. Raises Unauthenticated."""
-        if self._file is None:
+        if not self._asks:
             return EVERYONE
         metadata = context.invocation_metadata() or ()
         if not any(key == "authorization" for key, _ in metadata):
@@ -40,14 +43,20 @@ class Authenticator:
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Identity:
         """Whose token it is. Raises Unauthenticated, with one text for every wrong token."""
-        if self._file is None:
+        if not self._asks:
             return EVERYONE
         token = _bearer_token(metadata)
-        # A look-up by hash: its time tells of the hash at most, which nobody can choose.
-        found = self._file.read().tokens.get(hashlib.sha256(token.encode()).hexdigest())
-        if found is None:
+        if self._file is not None:
+            # A look-up by hash: its time tells of the hash at most, which nobody can choose.
+            found = self._file.read().tokens.get(hashlib.sha256(token.encode()).hexdigest())
+            if found is not None:
+                return found
+        if self._web_tokens is None or token.count(".") != 2:
             raise _wrong("unknown_token")
-        return found
+        try:
+            return self._web_tokens.identify(token)
+        except WrongToken as wrong:
+            raise _wrong(wrong.cause) from None
 
     def _of_certificate(self, names: Iterable[bytes]) -> Identity:
         """Of whom a certificate names. Two identities in one are none."""
