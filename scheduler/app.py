@@ -36,6 +36,7 @@ from scheduler.admission.auth import Authenticator
 from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
+from scheduler.audit import Audit, AuditInterceptor
 from scheduler.config import Config
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.settings import DispatcherSettings
@@ -56,9 +57,12 @@ logger = logging.getLogger(__name__)
 _READY = (logging.INFO, "ready: executors take requests")
 _NOT_READY = (logging.WARNING, "not ready: no executor takes requests, or this scheduler drains")
 
-INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-ADAPTERS = adapters_pb2.DESCRIPTOR.services_by_name["Adapters"].full_name
-FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["Inference"],
+    adapters_pb2.DESCRIPTOR.services_by_name["Adapters"],
+    fleet_pb2.DESCRIPTOR.services_by_name["Fleet"],
+)
+INFERENCE, ADAPTERS, FLEET = (service.full_name for service in SERVICES)
 POOL_THREADS = 8
 READINESS_POLL_S = 0.1
 
@@ -139,7 +143,10 @@ class Scheduler:
             limits=push_limits,
         )
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=server_options(config.keepalive_time))
+        audit = Audit(self._authenticator, _methods(), self._metrics.refused)
+        self._server = grpc.aio.server(
+            interceptors=[AuditInterceptor(audit)], options=server_options(config.keepalive_time)
+        )
         self._add_services()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -299,6 +306,11 @@ def _check_free(host: str, port: int) -> None:
             probe.bind((host, port))
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _methods() -> list[str]:
+    """As calls name them."""
+    return [f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods]
 
 
 def _jwt_settings(config: Config) -> JwtSettings | None:

@@ -8,6 +8,7 @@ from typing import cast
 import grpc
 
 from lorafleet.v1 import fleet_pb2, fleet_pb2_grpc
+from scheduler import audit
 from scheduler.admission.auth import Authenticator
 from scheduler.admission.identity import OPERATE
 from scheduler.admission.lookup import require
@@ -53,7 +54,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.CordonResponse:
         self._authorize(context, "cordoning an executor")
         state = self._state(request.address)
-        self._cordon(state, request.cordoned)
+        self._cordon(state, request.cordoned, context)
         return fleet_pb2.CordonResponse(executor=status(state))
 
     @translate_errors
@@ -62,7 +63,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.DrainExecutorResponse:
         self._authorize(context, "draining an executor")
         state = self._state(request.address)
-        self._cordon(state, True)
+        self._cordon(state, True, context)
         while state.num_running:
             await asyncio.sleep(POLL_S)
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
@@ -70,11 +71,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     def _authorize(self, context: grpc.aio.ServicerContext, what: str) -> None:
         require(self._authenticator.caller(context), OPERATE, what)
 
-    def _cordon(self, state: ExecutorState, cordoned: bool) -> None:
+    def _cordon(self, state: ExecutorState, cordoned: bool, context: grpc.aio.ServicerContext) -> None:
         if state.cordoned != cordoned:
             state.cordoned = cordoned
             told = "cordoned: it gets no new requests" if cordoned else "uncordoned"
             logger.warning("executor %s: %s", state.address, told)
+            audit.changed(context, "cordoned" if cordoned else "uncordoned", executor=state.address)
             self._dispatcher.on_phase()
             self._dispatcher.on_room()
 

@@ -128,6 +128,13 @@ class Metrics:
             "Stored versions that were found damaged. Above 0: look at once.",
             registry=registry,
         )
+        self._refusals = Counter(
+            "lorafleet_scheduler_refusals",
+            "Calls refused for who made them, by status, reason (what was wrong, or the right that was "
+            "missing) and method.",
+            ["code", "reason", "method"],
+            registry=registry,
+        )
         self._copy_hits = Counter(
             "lorafleet_scheduler_copy_hits",
             "Requests sent to executors, by the closest copy of their version there.",
@@ -292,6 +299,9 @@ class Metrics:
         """By reason: "slot", "seat" or "executor"."""
         for reason, longest in seconds.items():
             self._oldest_wait.labels(reason).set(longest)
+
+    def refused(self, code: str, reason: str, method: str) -> None:
+        self._refusals.labels(code, reason, method).inc()
 
     def executors(self, conditions: Iterable[str]) -> None:
         counts = Counted(conditions)

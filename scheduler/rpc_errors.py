@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from scheduler import audit
 from scheduler.errors import SchedulerError, Violation, from_exception
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 async def abort(context: grpc.aio.ServicerContext, error: SchedulerError) -> NoReturn:
-    """Ends the call with the error's status and its google.rpc details."""
+    """Ends the call with the error's status and its google.rpc details. The audit log has it, where it is a
+    refusal or a change that failed."""
+    audit.ended(context, error)
     status = rpc_status.to_status(_status(error))
     trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
     await context.abort(status.code, status.details, trailing)

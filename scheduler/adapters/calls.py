@@ -1,7 +1,6 @@
 """What all calls of the Adapters service do: find caller and version, and ask the store in a thread."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import adapter_store
 from adapter_store import AdapterStore, ModelSpec, Ref, Summary, Version, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
+from scheduler import audit
 from scheduler.adapters.ingest import Ingest
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
@@ -24,10 +24,7 @@ from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import find_version, parse_ref, require
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
-from scheduler.errors import AdapterNotFound, QueueFull, Unauthenticated
-
-# Operators know it by this name: it tells who changed what.
-logger = logging.getLogger("scheduler.adapters_calls")
+from scheduler.errors import AdapterNotFound, QueueFull
 
 MAX_PUSH_BYTES = 8 * 1024**3
 MAX_HEAVY_CALLS = 4
@@ -94,6 +91,7 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
     ) -> Version:
         """The version, if the caller sees it; `what` says what they need the right for, None that they need
         none. DELETED ones are not found: only their bytes are left."""
+        audit.asks_for(text)
         identity = self._identify(context)
         ref = parse_ref(text, identity, field)
         version: Version = await self._run(find_version, self._store.find, ref, identity, text)
@@ -112,15 +110,6 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
             raise AdapterNotFound(text) from None
         finally:
             self._versions.forget(ref.tenant, ref.name)
-
-    def _log(self, change: str, context: Context, adapter: str, digest: str = "") -> None:
-        """What has been changed, for those who ask later by whom."""
-        try:
-            caller = self._identify(context).tenant
-        except Unauthenticated:  # The token has been withdrawn while the call ran.
-            caller = ""
-        told = {"adapter": adapter, "digest": digest, "caller": caller, "peer": context.peer()}
-        logger.info("%s", change, extra=told)
 
     async def _message(self, version: Version) -> pb.AdapterVersion:
         return version_message(version, await self._run(self._store.aliases, version.tenant, version.name))

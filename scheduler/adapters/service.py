@@ -13,6 +13,7 @@ from pathlib import Path
 
 from adapter_store import AdapterNotFound, DataLoss, Manifest, NameRecord, Summary
 from lorafleet.v1 import adapters_pb2 as pb
+from scheduler import audit
 from scheduler.adapters.calls import Context, digest_ref, full_name
 from scheduler.adapters.transfer import (
     disk_errors,
@@ -52,6 +53,7 @@ class AdaptersService(Upkeep):
     ) -> pb.PushResponse:
         identity = self._identify(context)
         header = await receive_header(request_iterator)
+        audit.asks_for(header.adapter)
         push = push_target(header, identity)
         async with self._heavy_call():
             with disk_errors():
@@ -65,7 +67,7 @@ class AdaptersService(Upkeep):
             pushed = await self._ingest.put(folder, push, self._spec)
             self._versions.forget(push.tenant, push.name)
         if not push.dry_run:
-            self._log("pushed", context, full_name(pushed.version), pushed.version.digest)
+            audit.changed(context, "pushed", adapter=full_name(pushed.version), digest=pushed.version.digest)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
         response = pb.PushResponse(version=version_message(pushed.version, aliases), created=pushed.created)
         for alias in aliases:
@@ -145,13 +147,14 @@ class AdaptersService(Upkeep):
             ref,
             lambda: self._store.withdraw(ref, force=request.force, end_requests=request.now),
         )
-        self._log("deleted", context, full_name(version), version.digest)
+        audit.changed(context, "deleted", adapter=full_name(version), digest=version.digest)
         self._retirement.withdrawn(full_name(version), version.digest)
         return pb.DeleteAdapterResponse(digest=version.digest)
 
     @translate_errors
     async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.SetAliasResponse:
         identity = self._identify(context)
+        audit.asks_for(request.adapter)
         ref, alias = alias_ref(request.adapter, identity)
         weights: dict[str, int] = {}
         for field, text, weight in alias_targets(request):
@@ -166,7 +169,7 @@ class AdaptersService(Upkeep):
                 ref.tenant, ref.name, alias, weights, expected_generation=generation
             ),
         )
-        self._log("alias set", context, f"{full_name(ref)}@{alias}", " ".join(weights))
+        audit.changed(context, "alias set", adapter=f"{full_name(ref)}@{alias}", digest=" ".join(weights))
         return pb.SetAliasResponse(alias=alias_message(moved))
 
     @translate_errors
@@ -176,7 +179,7 @@ class AdaptersService(Upkeep):
         await self._change(
             request.adapter, ref, lambda: self._store.delete_alias(ref.tenant, ref.name, alias)
         )
-        self._log("alias removed", context, f"{full_name(ref)}@{alias}")
+        audit.changed(context, "alias removed", adapter=f"{full_name(ref)}@{alias}")
         return pb.DeleteAliasResponse()
 
     @translate_errors
@@ -202,7 +205,12 @@ class AdaptersService(Upkeep):
             ref,
             lambda: self._store.set_protected(ref.tenant, ref.name, version.digest, protected),
         )
-        self._log("protected" if protected else "unprotected", context, full_name(version), version.digest)
+        audit.changed(
+            context,
+            "protected" if protected else "unprotected",
+            adapter=full_name(version),
+            digest=version.digest,
+        )
         return await self._message(changed)
 
     def _manifest(self, digest: str) -> Manifest | None:

@@ -6,6 +6,7 @@ What is about one adapter needs "manage"; Verify and Collect, which read or remo
 import adapter_store
 from adapter_store import Summary, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
+from scheduler import audit
 from scheduler.adapters.calls import AdaptersCalls, Context, digest_ref, full_name
 from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import parse_ref, require
@@ -32,6 +33,7 @@ class Upkeep(AdaptersCalls):
             for summary in checked:
                 problem = await self._run(self._quarantine.check, digest_ref(summary))
                 if problem:
+                    audit.changed(context, "found damaged", adapter=full_name(summary), digest=summary.digest)
                     names = damaged.setdefault(summary.digest, [])
                     names.append(full_name(summary))
                     response.damaged[summary.digest] = f"{', '.join(names)}: {problem}"
@@ -71,6 +73,7 @@ class Upkeep(AdaptersCalls):
         if request.tier not in (pb.RESIDENCY_TIER_HOST, pb.RESIDENCY_TIER_SLOT):
             raise InvalidRequest("tier", "is neither HOST nor SLOT")
         self._copies.check(request.executors)
+        audit.changed(context, "pinned", adapter=full_name(version), digest=version.digest)
         pinned, missing = await self._copies.pin(
             version.digest, full_name(version), Tier(request.tier), request.executors
         )
@@ -81,12 +84,14 @@ class Upkeep(AdaptersCalls):
         version = await self._find(request.adapter, context, "unpinning an adapter")
         self._copies.check(request.executors)
         self._copies.unpin(version.digest, full_name(version), request.executors)
+        audit.changed(context, "unpinned", adapter=full_name(version), digest=version.digest)
         return pb.UnpinResponse(digest=version.digest)
 
     @translate_errors
     async def Drop(self, request: pb.DropCopiesRequest, context: Context) -> pb.DropCopiesResponse:
         version = await self._find(request.adapter, context, "dropping the copies of an adapter")
         self._copies.check(request.executors)
+        audit.changed(context, "copies dropped", adapter=full_name(version), digest=version.digest)
         if await self._retirement.sharers(full_name(version), version.digest):
             self._copies.unpin(version.digest, full_name(version), request.executors)
             remaining = self._copies.holders(version.digest, request.executors)
@@ -99,7 +104,7 @@ class Upkeep(AdaptersCalls):
         version = await self._find(request.adapter, context, "draining an adapter")
         ref = digest_ref(version)
         await self._change(request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING))
-        self._log("drained", context, full_name(version), version.digest)
+        audit.changed(context, "drained", adapter=full_name(version), digest=version.digest)
         await self._retirement.drained(full_name(version), version.digest)
         return pb.DrainAdapterResponse(digest=version.digest, unreachable=self._copies.unreachable())
 
@@ -108,7 +113,7 @@ class Upkeep(AdaptersCalls):
         version = await self._find(request.adapter, context, "activating an adapter")
         ref = digest_ref(version)
         active = await self._change(request.adapter, ref, lambda: self._store.activate(ref))
-        self._log("activated", context, full_name(version), version.digest)
+        audit.changed(context, "activated", adapter=full_name(version), digest=version.digest)
         return pb.ActivateResponse(version=await self._message(active))
 
     @translate_errors
@@ -116,6 +121,7 @@ class Upkeep(AdaptersCalls):
         self, request: pb.DeleteDamagedRequest, context: Context
     ) -> pb.DeleteDamagedResponse:
         identity = self._identify(context)
+        audit.asks_for(request.adapter)
         ref = parse_ref(request.adapter, identity)
         if "@" in request.adapter:
             raise InvalidRequest("adapter", "must be [tenant/]name: all of its versions go")
@@ -134,7 +140,7 @@ class Upkeep(AdaptersCalls):
 
         gone = await self._change(request.adapter, ref, delete)
         if not request.dry_run:
-            self._log("damaged name deleted", context, adapter)
+            audit.changed(context, "damaged name deleted", adapter=adapter)
         return pb.DeleteDamagedResponse(
             adapter=adapter,
             digests=[summary.digest for summary in gone],
@@ -158,7 +164,7 @@ class Upkeep(AdaptersCalls):
         grace_s = self._limits.delete_grace_s
         gone = await self._run(lambda: self._store.collect(grace_s, keep, dry_run=request.dry_run))
         for summary in () if request.dry_run else gone:
-            self._log("collected", context, full_name(summary), summary.digest)
+            audit.changed(context, "collected", adapter=full_name(summary), digest=summary.digest)
         return pb.CollectResponse(
             digests=[summary.digest for summary in gone],
             num_bytes=sum(summary.num_bytes for summary in gone),

@@ -24,6 +24,7 @@ from scheduler.adapters.service import AdaptersService
 from scheduler.admission.auth import Authenticator
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
+from scheduler.audit import Audit, AuditInterceptor
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.metrics import Metrics
 from scheduler.text.chat import ChatTemplates
@@ -117,7 +118,11 @@ async def running_service(
                 quarantine,
             )
             limits = Limits(spool, MAX_PUSH_BYTES, 1, delete_grace_s)
-            server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
+            audit = Audit(backends.authenticator, (), metrics.refused)
+            server = grpc.aio.server(
+                interceptors=[AuditInterceptor(audit)],
+                options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
+            )
             adapters_pb2_grpc.add_AdaptersServicer_to_server(AdaptersService(backends, limits), server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
