@@ -20,5 +20,5 @@ COPY kernels kernels
 RUN /opt/lorafleet/bin/pip install --no-cache-dir --constraint constraints.txt '.[gpu,redis]'
 RUN useradd --uid 10001 --no-create-home lorafleet
 USER 10001
-EXPOSE 50061 9401
+EXPOSE 50061 50062 9401
 ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "executor"]

@@ -17,5 +17,5 @@ FROM python:3.12-slim
 RUN useradd --uid 10001 --no-create-home lorafleet
 COPY --from=build /opt/lorafleet /opt/lorafleet
 USER 10001
-EXPOSE 50061 9401
+EXPOSE 50061 50062 9401
 ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "executor"]

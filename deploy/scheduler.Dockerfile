@@ -15,5 +15,5 @@ FROM python:3.12-slim
 RUN useradd --uid 10001 --no-create-home lorafleet
 COPY --from=build /opt/lorafleet /opt/lorafleet
 USER 10001
-EXPOSE 50051 9400
+EXPOSE 50051 50052 9400
 ENTRYPOINT ["/opt/lorafleet/bin/python", "-m", "scheduler"]

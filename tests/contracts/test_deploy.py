@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,54 @@ def executor(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return one(objects, "StatefulSet", "lorafleet-executor")
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """What cert-manager writes into a Secret."""
+
+    secret: str
+    usages: tuple[str, ...]
+    names: tuple[str, ...]
+    issuer: str
+
+    def is_for(self, usage: str, name: str) -> bool:
+        """A star stands for what comes before the first dot."""
+        return usage in self.usages and bool({name, "*." + name.partition(".")[2]} & set(self.names))
+
+
+Certificates = dict[str, Certificate]
+
+
+@pytest.fixture(scope="module")
+def certificates() -> Certificates:
+    """By Secret. All issuers are there, and none signs with another's key."""
+    objects = render("certificates")
+    issuers = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Issuer"}
+    specs = [o["spec"] for o in objects if o["kind"] == "Certificate"]
+    assert {spec["issuerRef"]["name"] for spec in specs} == set(issuers)
+    signing = {spec["ca"]["secretName"] for spec in issuers.values() if "ca" in spec}
+    assert signing == {spec["secretName"] for spec in specs if spec.get("isCA")} and len(signing) == 2
+    return {
+        spec["secretName"]: Certificate(
+            spec["secretName"], tuple(spec["usages"]), tuple(spec["dnsNames"]), spec["issuerRef"]["name"]
+        )
+        for spec in specs
+        if not spec.get("isCA")
+    }
+
+
+def secret_files(spec: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Path in the container -> (Secret, key). Each Secret has what cert-manager writes."""
+    (container,) = spec["containers"]
+    mounts = container["volumeMounts"]
+    folders = {mount["name"]: mount["mountPath"] for mount in mounts if mount.get("readOnly")}
+    secrets = {volume["name"]: volume["secret"] for volume in spec["volumes"] if "secret" in volume}
+    return {
+        f"{folders[name]}/{key}": (secret["secretName"], key)
+        for name, secret in secrets.items()
+        for key in [item["key"] for item in secret.get("items", ())] or ("ca.crt", "tls.crt", "tls.key")
+    }
+
+
 def pod_specs(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for item in objects:
         if item["kind"] == "CronJob":
@@ -84,10 +133,10 @@ def test_every_object_is_valid_and_pods_may_do_little(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", ["base", "gpu"])
 def test_executors_cannot_write_what_they_only_read(overlay: str) -> None:
-    """Their port asks nobody who they are; the store is everybody's."""
+    """The store is everybody's."""
     _, container = pod(one(render(overlay), "StatefulSet", "lorafleet-executor"))
     read_only = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
-    assert read_only == {"model", "store"}
+    assert read_only == {"model", "store", "tls"}
 
 
 def test_what_needs_no_files_of_its_own_can_change_none(scheduler: dict[str, Any]) -> None:
@@ -117,7 +166,13 @@ def test_an_executor_on_a_gpu_asks_for_one_and_for_what_it_copies_from() -> None
     assert (ROOT / f"deploy/{image}.Dockerfile").exists()
 
 
-def test_only_schedulers_reach_executors(objects: list[dict[str, Any]], executor: dict[str, Any]) -> None:
+def test_only_schedulers_reach_executors_and_no_pod_a_health_port(
+    objects: list[dict[str, Any]], scheduler: dict[str, Any], executor: dict[str, Any]
+) -> None:
+    (open_to_all,) = one(objects, "NetworkPolicy", "lorafleet-scheduler")["spec"]["ingress"]
+    assert [port["port"] for port in open_to_all["ports"]] == ["grpc", "metrics"]
+    selected = one(objects, "NetworkPolicy", "lorafleet-scheduler")["spec"]["podSelector"]["matchLabels"]
+    assert selected.items() <= scheduler["spec"]["template"]["metadata"]["labels"].items()
     spec = one(objects, "NetworkPolicy", "lorafleet-executor")["spec"]
     labels = executor["spec"]["template"]["metadata"]["labels"]
     assert spec["podSelector"]["matchLabels"].items() <= labels.items()
@@ -133,6 +188,7 @@ def test_upkeep_runs_commands_that_exist(objects: list[dict[str, Any]]) -> None:
         (container,) = spec["containers"]
         args = parser().parse_args(container["args"])
         assert args.target == f"lorafleet-scheduler:{service['spec']['ports'][0]['port']}"
+        assert secret_files(spec) == {str(args.tls_ca): ("lorafleet-scheduler-tls", "ca.crt")}
 
 
 def test_prometheus_is_told_where_metrics_are(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
@@ -150,19 +206,54 @@ def test_the_services_accept_their_flags(scheduler: dict[str, Any], executor: di
     config = load(container["args"], {})
     assert spec["terminationGracePeriodSeconds"] > PRE_STOP_SECONDS + config.drain_timeout
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(PRE_STOP_SECONDS)]
-    assert_ports(container, config.listen, config.metrics_port)
+    assert_ports(container, config.listen, config.health_port, config.metrics_port)
 
     spec, container = pod(executor)
     executor_config = load_config(container["args"], {})
     assert spec["terminationGracePeriodSeconds"] > executor_config.drain_timeout
-    assert_ports(container, executor_config.listen, executor_config.metrics_port)
+    executor_ports = executor_config.health_port, executor_config.metrics_port
+    assert_ports(container, executor_config.listen, *executor_ports)
 
 
-def assert_ports(container: dict[str, Any], listen: str, metrics_port: int) -> None:
+def assert_ports(container: dict[str, Any], listen: str, health_port: int, metrics_port: int) -> None:
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"grpc": int(listen.rpartition(":")[2]), "metrics": metrics_port}
+    grpc = int(listen.rpartition(":")[2])
+    assert ports == {"grpc": grpc, "health": health_port, "metrics": metrics_port}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["grpc"]["port"] == ports["grpc"]
+        assert container[probe]["grpc"]["port"] == health_port, "the kubelet's probes know no TLS"
+
+
+@pytest.mark.parametrize("overlay", ["base", "gpu"])
+def test_every_connection_has_certificates_on_both_ends(overlay: str, certificates: Certificates) -> None:
+    """The names in them are those that are dialled, and what opens executors is no server's."""
+    objects = render(overlay)
+    spec, container = pod(one(objects, "Deployment", "lorafleet-scheduler"))
+    config, files = load(container["args"], {}), secret_files(spec)
+    served = certificates[files[str(config.tls_cert_file)][0]]
+    assert files[str(config.tls_key_file)] == (served.secret, "tls.key")
+    assert served.is_for("server auth", "lorafleet-scheduler") and not config.insecure
+    ours = certificates[files[str(config.executor_cert_file)][0]]
+    assert files[str(config.executor_key_file)] == (ours.secret, "tls.key")
+    assert files[str(config.executor_ca_file)] == (ours.secret, "ca.crt")
+
+    spec, container = pod(one(objects, "StatefulSet", "lorafleet-executor"))
+    executor_config, files = load_config(container["args"], {}), secret_files(spec)
+    theirs = certificates[files[str(executor_config.tls_cert_file)][0]]
+    assert files[str(executor_config.tls_key_file)] == (theirs.secret, "tls.key")
+    assert files[str(executor_config.tls_client_ca_file)] == (theirs.secret, "ca.crt")
+    assert not executor_config.insecure
+    for address in config.executor:
+        assert theirs.is_for("server auth", address.rpartition(":")[0])
+    assert ours.is_for("client auth", "lorafleet-scheduler") and "server auth" not in ours.usages
+    assert "client auth" not in theirs.usages
+    assert ours.issuer == theirs.issuer != served.issuer, "a client's certificate would open executors"
+
+
+@pytest.mark.parametrize("overlay", ["base", "gpu"])
+def test_keys_and_tokens_are_not_for_everybody(overlay: str) -> None:
+    for spec in pod_specs(render(overlay)):
+        secrets = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
+        assert secrets and all(secret["defaultMode"] == 0o440 for secret in secrets)
 
 
 def test_probes_name_real_health_services(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
