@@ -14,7 +14,7 @@ from lorafleet.operations import Operation, Page
 from lorafleet.requests import MAX_MESSAGE_BYTES
 from lorafleet.tls.credentials import channel_credentials
 from lorafleet.tls.files import Tls, TlsError
-from lorafleet.tls.trouble import Settings, describe, find_trouble
+from lorafleet.tls.trouble import Settings, describe, find_trouble, may_be_trouble
 
 T = TypeVar("T")
 
@@ -214,7 +214,10 @@ async def _typed_errors(tls: TlsSettings) -> AsyncIterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise await asyncio.to_thread(_with_trouble, from_call(error), tls) from error
+        typed = from_call(error)
+        if may_be_trouble(typed.message):
+            typed = await asyncio.to_thread(_with_trouble, typed, tls)
+        raise typed from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -3,11 +3,16 @@
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-# It asks short questions; who asks more is a stranger.
+# It asks short questions, each on a new connection; who asks more is a stranger, and must not keep it out for
+# long.
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4096),
     ("grpc.max_concurrent_streams", 16),
-    ("grpc.max_allowed_incoming_connections", 64),
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
+    ("grpc.max_connection_age_ms", 60_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
     ("grpc.so_reuseport", 0),
 )
 

@@ -59,13 +59,18 @@ def describe(trouble: Trouble, settings: Settings) -> str:
     return _TEXTS[trouble].format(use=use, ca=ca, cert=cert, off=off)
 
 
+def may_be_trouble(message: str) -> bool:
+    """Whether a call failed with this message because a server was reached and hung up before any call."""
+    return _NOT_CONNECTED in message and any(sign in message for sign in _CONNECTED_AND_LOST)
+
+
 def find_trouble(message: str, tls: Tls | grpc.ChannelCredentials | None) -> Trouble | None:
     """Of a call that failed with this message. Blocks for some seconds at most, while it connects once more
     to where the failed call did; it does not where gRPC's own account is enough, or no server was reached.
 
     tls: what the failed call had.
     """
-    if _NOT_CONNECTED not in message or not any(sign in message for sign in _CONNECTED_AND_LOST):
+    if not may_be_trouble(message):
         return None
     if told := _told(message):
         return told

@@ -6,7 +6,7 @@ import grpc
 
 from lorafleet.tls.credentials import channel_credentials_of
 from lorafleet.tls.files import WatchedFiles
-from lorafleet.tls.trouble import Settings, describe, find_trouble
+from lorafleet.tls.trouble import Settings, describe, find_trouble, may_be_trouble
 from scheduler.grpc_options import EXECUTOR_OPTIONS
 
 _FLAGS = Settings(
@@ -27,5 +27,7 @@ def open_channel(address: str, files: WatchedFiles | None) -> grpc.aio.Channel:
 
 async def explained(details: str, files: WatchedFiles | None) -> str:
     """What gRPC told of a failed call, after what is wrong with TLS when that is why."""
+    if not may_be_trouble(details):
+        return details
     trouble = await asyncio.to_thread(find_trouble, details, files.tls if files else None)
     return f"{describe(trouble, _FLAGS)} ({details})" if trouble else details

@@ -1,13 +1,16 @@
 """Whatever keeps TLS from coming about, no handler runs and the client's error names the cause."""
 
 import asyncio
+import socket
+import ssl
+import warnings
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from lorafleet import AsyncClient, Client, InvalidRequest, Tls, Unavailable
+from lorafleet import AsyncClient, Client, InvalidRequest, LoraFleetError, Tls, Unavailable
 from lorafleet.cli import main
 from lorafleet.tls.credentials import channel_credentials
 from lorafleet.tls.health_port import HealthPort
@@ -73,6 +76,49 @@ async def test_a_certificate_of_the_right_ca_is_let_in(made: Certificates) -> No
         with pytest.raises(Exception, match="Method not found"):
             await client.models()
     assert len(called) == 1
+
+
+async def test_another_ca_of_clients_counts_from_the_next_connection(made: Certificates) -> None:
+    clients = made.folder / "clients.crt"
+    files = Tls(ca=clients, cert=made.folder / "good.crt", key=made.folder / "good.key")
+    clients.write_bytes((made.folder / "ca.crt").read_bytes())
+    async with serving(files) as (address, _):
+        assert await get_in(address, made) == {"client"}
+        clients.write_bytes((made.folder / "other.crt").read_bytes())
+        assert await get_in(address, made) == {"foreign-client"}
+
+
+async def get_in(address: str, made: Certificates) -> set[str]:
+    found = set()
+    for name in ("client", "foreign-client"):
+        async with AsyncClient(address, tls=made.tls(name), timeout=20) as client:
+            with pytest.raises(LoraFleetError) as caught:
+                await client.models()
+        if "Method not found" in caught.value.message:
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("version", ["TLSv1_1", "TLSv1_2", "TLSv1_3"])
+async def test_old_versions_of_tls_are_not_spoken(made: Certificates, version: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(made.ca)
+    context.set_alpn_protocols(["h2"])
+    context.set_ciphers("ALL:@SECLEVEL=0")  # Python's own default does not offer the old ones.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+
+    def speak(address: str) -> str | None:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), 20) as connection:
+                return context.wrap_socket(connection, server_hostname=host).version()
+        except ssl.SSLError:
+            return None
+
+    async with serving(made.tls("good", None)) as (address, _):
+        spoken = await asyncio.to_thread(speak, address)
+    assert spoken == (None if version == "TLSv1_1" else version.replace("_", "."))
 
 
 async def test_where_nobody_listens_nothing_is_said_of_tls(made: Certificates) -> None:
