@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=55, help="seconds that a scheduler stands still")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     args = parser.parse_args()
-    results = []
+    results, said = [], about("tests.support.chaos.pauses")  # Others may commit meanwhile.
     for schedulers in (1, 2):
         load = Load(args.streams, args.tokens, args.executors, schedulers, args.step_ms, args.pause)
         with tempfile.TemporaryDirectory() as folder:
@@ -196,8 +196,7 @@ def main() -> None:
         results.append({**asdict(load), "disturbances": [asdict(each) for each in seen]})
         sys.stdout.write(json.dumps(results[-1]) + "\n")
         sys.stdout.flush()
-    said = {**about("tests.support.chaos.pauses"), "rows": results}
-    args.json.write_text(json.dumps(said, indent=1) + "\n")
+    args.json.write_text(json.dumps({**said, "rows": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

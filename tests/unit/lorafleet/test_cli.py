@@ -33,7 +33,6 @@ def test_the_commands_are_those_that_users_were_told_of() -> None:
         "chat",
         "models",
         "top",
-        "certs",
         "adapters push",
         "adapters push-all",
         "adapters list",

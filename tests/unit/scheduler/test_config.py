@@ -73,9 +73,9 @@ def test_beyond_loopback_there_are_tokens_and_tls(host: str) -> None:
     listen = [*REQUIRED, "--listen", f"{host}:1"]
     tokens, tls = ["--tokens-file", "t"], ["--tls-cert-file", "c", "--tls-key-file", "k"]
     for flags, missing in (
-        ([], "set --tokens-file, --tls-cert-file, --tls-key-file "),
+        ([], "set --tokens-file or --jwt-keys-file, --tls-cert-file, --tls-key-file "),
         (tokens, "set --tls-cert-file, --tls-key-file "),
-        (tls, "set --tokens-file "),
+        (tls, "set --tokens-file or --jwt-keys-file "),
     ):
         with pytest.raises(ConfigError, match=missing):
             load([*listen, *flags], {})

@@ -42,7 +42,7 @@ def test_many_names_make_few_series_and_valid_text() -> None:
 def test_executors_by_state_counts_every_state() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.executors([Phase.READY, Phase.READY, Phase.HUNG])
+    metrics.executors(["ready", "ready", "hung"])
     name = "lorafleet_scheduler_executors"
     counts = {phase: registry.get_sample_value(name, {"state": phase.name.lower()}) for phase in Phase}
     assert counts == {**dict.fromkeys(Phase, 0), Phase.READY: 2, Phase.HUNG: 1}
