@@ -130,7 +130,7 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        return x509.UniformResourceIdentifier(host) if "://" in host else x509.DNSName(host)
 
 
 def _write(

@@ -79,21 +79,21 @@ def test_other_tenants_see_nothing_and_guests_change_nothing(stubs: Stubs, files
         assert found[0].message.replace("quiet", "quite") == found[1].message
         push = failure(adapters.Push, push_parts("default/mine", files), token)
         ours(push, "NOT_FOUND", "ADAPTER_NOT_FOUND")
-    changes: list[tuple[Any, Any]] = [
-        (adapters.Push, push_parts("acme/mine", files)),
-        (adapters.Pull, pb.PullRequest(adapter="theirs")),
-        (adapters.Delete, pb.DeleteAdapterRequest(adapter="theirs")),
-        (adapters.SetAlias, pb.SetAliasRequest(adapter="theirs@x", target="latest")),
-        (adapters.DeleteAlias, pb.DeleteAliasRequest(adapter="theirs@latest")),
-        (adapters.Protect, pb.ProtectRequest(adapter="theirs")),
-        (adapters.Unprotect, pb.UnprotectRequest(adapter="theirs")),
-        (adapters.Verify, pb.VerifyRequest(adapter="theirs")),
-        (adapters.Residency, pb.ResidencyRequest()),
+    changes: list[tuple[str, Any, Any]] = [
+        ("push", adapters.Push, push_parts("acme/mine", files)),
+        ("push", adapters.Pull, pb.PullRequest(adapter="theirs")),
+        ("manage", adapters.Delete, pb.DeleteAdapterRequest(adapter="theirs")),
+        ("manage", adapters.SetAlias, pb.SetAliasRequest(adapter="theirs@x", target="latest")),
+        ("manage", adapters.DeleteAlias, pb.DeleteAliasRequest(adapter="theirs@latest")),
+        ("manage", adapters.Protect, pb.ProtectRequest(adapter="theirs")),
+        ("manage", adapters.Unprotect, pb.UnprotectRequest(adapter="theirs")),
+        ("operate", adapters.Verify, pb.VerifyRequest(adapter="theirs")),
+        ("manage", adapters.Residency, pb.ResidencyRequest()),
     ]
-    for call, message in changes:
+    for right, call, message in changes:
         denied = failure(call, message, "guest")
         ours(denied, "PERMISSION_DENIED", "PERMISSION_DENIED")
-        assert denied.metadata == {"right": "manage"}
+        assert denied.metadata == {"right": right}
     ours(failure(adapters.List, pb.ListAdaptersRequest()), "UNAUTHENTICATED", "UNAUTHENTICATED")
     ours(failure(adapters.Push, push_parts("a", files), "x"), "UNAUTHENTICATED", "UNAUTHENTICATED")
 

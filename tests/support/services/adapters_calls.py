@@ -54,6 +54,11 @@ sha256 = "{rival}"
 tenant = "rival"
 rights = ["infer", "push", "manage", "operate"]
 [[tokens]]
+sha256 = "{curator}"
+tenant = "curator"
+rights = ["manage"]
+adapters = ["*/*"]
+[[tokens]]
 sha256 = "{root}"
 tenant = "root"
 rights = ["infer", "push", "manage", "operate"]
@@ -91,7 +96,7 @@ async def running_service(
     """Two executors behind a dispatcher."""
     tokens, spool, registry = root / "tokens.toml", root / "spool", CollectorRegistry()
     spool.mkdir()
-    names = ("acme", "reader", "guest", "rival", "root")
+    names = ("acme", "reader", "guest", "rival", "curator", "root")
     tokens.write_text(TOKENS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in names}))
     url = store_url or str(root / "store")
     store, metrics = open_store(url), Metrics(registry)

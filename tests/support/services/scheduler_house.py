@@ -1,6 +1,6 @@
 """A whole scheduler, started in this process, with one client channel and a fake executor."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +48,9 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(model: Path, **changes: Any) -> AsyncIterator[House]:
+async def open_house(
+    model: Path, *, before_start: Callable[[Scheduler], None] = lambda scheduler: None, **changes: Any
+) -> AsyncIterator[House]:
     """Over the store beside the model; `changes` of its settings."""
     fake = FakeExecutor(ModelSpec.from_folder(model).fingerprint)
     await fake.start()
@@ -60,6 +62,7 @@ async def open_house(model: Path, **changes: Any) -> AsyncIterator[House]:
         metrics_port=-1,
     )
     scheduler = Scheduler(replace(config, **changes))
+    before_start(scheduler)
     await scheduler.start()
     try:
         async with grpc.aio.insecure_channel(scheduler.address) as channel:

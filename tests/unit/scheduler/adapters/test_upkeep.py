@@ -90,6 +90,7 @@ async def test_a_copy_is_listed_with_every_name_that_shares_it(service: Running)
         await service.stub.Pin(pb.PinRequest(adapter=name, tier=SLOT), **as_("acme"))
     listed = {(row.digest, *row.adapters) for row in await copies(service, who="root")}
     assert {(digest, "acme/twin-1", "acme/twin-2"), (alone, "acme/no-twin")} <= listed
+    assert not await copies(service, who="curator")  # sees all adapters, and operates nothing
     for name in (*names, "no-twin"):
         await service.stub.Drop(pb.DropCopiesRequest(adapter=name), **as_("acme"))
 
