@@ -21,12 +21,14 @@ from adapter_store import CachedStore, WeightsSource
 from executor.adapters.disk_tier import DiskTier
 from executor.build import build_engine
 from executor.config import ExecutorConfig
+from executor.door import LIMITS, Doorkeeper
 from executor.engine_thread import EngineThread
 from executor.errors import RankLost, StartError
 from executor.events import EngineInfo
 from executor.hub import Hub
 from executor.metrics import Metrics, StateCollector
 from executor.server import ExecutorServicer, HealthBoard, make_health_port, make_server
+from lorafleet.doors import Door
 from lorafleet.tls.files import TlsError, WatchedFiles
 from lorafleet.tls.health_port import HealthPort
 
@@ -79,6 +81,7 @@ class ExecutorApp:
         self._board = HealthBoard()
         self._tls = _watched(config)
         self._health: HealthPort | None = None
+        self._door = Door(Doorkeeper(metrics.refused_at_door), LIMITS)
         self._draining = False
         self.ready = asyncio.Event()
         self.port = 0
@@ -91,7 +94,13 @@ class ExecutorApp:
         self._metrics_server = self._start_metrics()
         try:
             self._server, self.port = make_server(
-                self._config.listen, self._servicer, self._board, self._config.keepalive_time, self._tls
+                self._config.listen,
+                self._servicer,
+                self._board,
+                self._door,
+                keepalive_time_s=self._config.keepalive_time,
+                max_connections=self._config.max_connections,
+                tls=self._tls,
             )
             await self._tell_health()
             await self._start_health()

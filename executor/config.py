@@ -12,6 +12,7 @@ from typing import Any
 
 from executor.errors import ConfigError
 from lorafleet.commands.quiet_parser import QuietParser
+from lorafleet.doors.options import MAX_CONNECTIONS
 from lorafleet.tls.files import Tls
 from lorafleet.tls.listening import unmatched_pair, unmet_beyond_loopback
 
@@ -46,6 +47,9 @@ class ExecutorConfig:
     cache_dir: str = _setting("", "Folder that keeps adapters read from the store; empty: none are kept.")
     cache_bytes: int = _setting(64 << 30, "Bytes that the cache folder may take.")
     listen: str = _setting("127.0.0.1:50061", "host:port for gRPC; port 0 takes any free one.")
+    max_connections: int = _setting(
+        MAX_CONNECTIONS, "Connections in all; more are closed as soon as they are made."
+    )
     metrics_port: int = _setting(
         9401, "HTTP port of /metrics on the same host; 0 takes any free one, -1 is off."
     )
@@ -289,7 +293,7 @@ class ExecutorConfig:
 
 
 _POSITIVE = (
-    "tensor_parallel_size", "max_lora_rank", "max_seats",
+    "tensor_parallel_size", "max_lora_rank", "max_seats", "max_connections",
     "block_size", "cache_bytes", "host_memory_bytes", "page_ins_per_step", "loader_threads", "load_timeout",
     "outbox_messages", "outbox_timeout", "keepalive_time", "step_timeout", "start_timeout", "drain_timeout",
 )  # fmt: skip

@@ -29,6 +29,13 @@ class Metrics:
             PREFIX + "step_seconds", "Time of a step.", buckets=STEP_BUCKETS, registry=registry
         )
         self._tokens = Counter(PREFIX + "tokens", "Tokens computed, by kind.", ["kind"], registry=registry)
+        self._refused_at_door = Counter(
+            PREFIX + "refused_at_door",
+            "Calls refused before any work for them: bytes that are no message, too large, too slow or too "
+            "many; by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self._preemptions = Counter(
             PREFIX + "preemptions", "Sequences sent back to wait for KV blocks.", registry=registry
         )
@@ -72,6 +79,9 @@ class Metrics:
         self._dispatches = Counter(
             PREFIX + "dispatches", "Dispatches ended, by outcome.", ["outcome"], registry=registry
         )
+
+    def refused_at_door(self, reason: str) -> None:
+        self._refused_at_door.labels(reason).inc()
 
     def step_done(self, plan: StepPlan, generated: int, seconds: float) -> None:
         self._steps.inc()

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.hub import Hub, Stream
+from lorafleet.doors import Door, Handlers
+from lorafleet.doors.options import MAX_STREAMS, connection_limits
 from lorafleet.keepalive import keepalive
 from lorafleet.tls.credentials import add_port
 from lorafleet.tls.files import WatchedFiles
@@ -103,17 +105,26 @@ def make_server(
     listen: str,
     servicer: ExecutorServicer,
     board: HealthBoard,
+    door: Door,
+    *,
     keepalive_time_s: float,
+    max_connections: int,
     tls: WatchedFiles | None,
 ) -> tuple[grpc.aio.Server, int]:
     """A server, not started, and its port. A scheduler that says nothing for `keepalive_time_s` is pinged;
     its streams end when it does not answer for as long again. It speaks in clear without `tls`. Raises
     StartError when the address cannot be had."""
     _check_free(listen)
-    server = grpc.aio.server(options=(*OPTIONS, *keepalive(keepalive_time_s, keepalive_time_s)))
-    executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    pings = keepalive(keepalive_time_s, keepalive_time_s)
+    limits = connection_limits(MAX_STREAMS, max_connections)
+    server = grpc.aio.server(options=(*OPTIONS, *pings, *limits))
+    handlers = Handlers(server, door)
+    executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, handlers)
+    health_pb2_grpc.add_HealthServicer_to_server(board.servicer, handlers)
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        reflection.aio.ReflectionServicer(names), handlers
+    )
     try:
         port = add_port(server, listen, tls)
     except RuntimeError as error:

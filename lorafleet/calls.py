@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from lorafleet.doors.options import more_connections
 from lorafleet.errors import Cancelled, LoraFleetError, Unavailable, from_call, invalid
 from lorafleet.keepalive import keepalive
 from lorafleet.operations import Operation, Page
@@ -22,7 +23,8 @@ T = TypeVar("T")
 # 10 s. A restarted server is found again within max_reconnect_backoff. gRPC's min_reconnect_backoff is left
 # alone: it is the time that a connection may take, and a server may be busy, or far away. What a caller does
 # not read stays within 64 KiB a stream, since no probe widens its window: the server sees then who is deaf.
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+# A server takes so many streams on one connection; the channel opens more when it needs them.
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     *keepalive(30.0, 10.0),
@@ -30,6 +32,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    *more_connections(32),
 )
 
 

@@ -12,9 +12,10 @@ from lorafleet.garbage import QuietCollector
 from lorafleet.tls.files import TlsError
 from scheduler.admission.watched_file import InvalidAuthFile
 from scheduler.app import CannotListen, Scheduler
-from scheduler.config import Config, ConfigError, load
+from scheduler.config import Config, ConfigError
 from scheduler.event_loop import loop_factory
 from scheduler.logs import set_up
+from scheduler.settings import load
 from scheduler.text.tokenizer import InvalidTokenizer
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ from wsgiref.simple_server import WSGIServer
 import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from adapter_store import ModelSpec, open_store
+from lorafleet.doors import Door, Handlers, PeerRates
 from lorafleet.tls.credentials import add_port
 from lorafleet.tls.files import WatchedFiles
 from lorafleet.tls.health_port import HealthPort
@@ -33,6 +34,7 @@ from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.service import AdaptersService
 from scheduler.admission.admission import Admission
 from scheduler.admission.auth import Authenticator
+from scheduler.admission.door import LIMITS, Doorkeeper
 from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
@@ -43,7 +45,6 @@ from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.event_loop import measure_lag
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
-from scheduler.generic_handlers import GenericHandlers
 from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
@@ -144,9 +145,10 @@ class Scheduler:
         )
         self._health = health.aio.HealthServicer()
         audit = Audit(self._authenticator, _methods(), self._metrics.refused)
-        self._server = grpc.aio.server(
-            interceptors=[AuditInterceptor(audit)], options=server_options(config.keepalive_time)
+        options = server_options(
+            config.keepalive_time, config.max_streams_per_connection, config.max_connections
         )
+        self._server = grpc.aio.server(interceptors=[AuditInterceptor(audit)], options=options)
         self._add_services()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -194,7 +196,8 @@ class Scheduler:
             await asyncio.to_thread(thread.join)
 
     def _add_services(self) -> None:
-        handlers = GenericHandlers(self._server)
+        doorkeeper = Doorkeeper(self._authenticator, self._metrics.refused_at_door)
+        handlers = Handlers(self._server, Door(doorkeeper, LIMITS, PeerRates(self.config.max_peer_calls)))
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
                 self._authenticator,
@@ -225,9 +228,11 @@ class Scheduler:
         fleet_pb2_grpc.add_FleetServicer_to_server(
             FleetService(self._authenticator, self.dispatcher), handlers
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
         names = [INFERENCE, ADAPTERS, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            reflection.aio.ReflectionServicer(names), handlers
+        )
 
     async def _listen(self) -> None:
         host, _, port = self.config.listen.rpartition(":")

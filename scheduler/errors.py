@@ -21,6 +21,7 @@ SchedulerError
 ├── SlowClient           CANCELLED             the client stopped reading
 ├── DataLoss             DATA_LOSS             stored bytes fail their digest
 ├── ExecutorFailed       as the executor says
+├── AtTheDoor            as lorafleet/doors/refusals.py says
 └── InternalError        INTERNAL              a bug; the log has its id
 """
 
@@ -33,6 +34,7 @@ from typing import ClassVar, NamedTuple
 import grpc
 
 import adapter_store.errors as store
+from lorafleet.doors import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -239,6 +241,15 @@ class ExecutorFailed(SchedulerError):
         self.reason = reason
 
 
+class AtTheDoor(SchedulerError):
+    """A call that nothing of the scheduler's has seen."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused), retry_after_s=refused.retry_after_s)
+        self.code = refused.code
+        self.reason = refused.reason
+
+
 class InternalError(SchedulerError):
     """A bug. `error_id` is in the log beside the traceback; the client learns nothing else."""
 
@@ -250,6 +261,8 @@ def from_exception(error: Exception) -> SchedulerError:
     """The error as a client may see it. Unknown exceptions are logged here, with the id the client gets."""
     if isinstance(error, SchedulerError):
         return error
+    if isinstance(error, Refused):
+        return AtTheDoor(error)
     if isinstance(error, store.WarningsRefused):
         return WarningsRefused(error)
     for kind, make in _STORE_ERRORS:

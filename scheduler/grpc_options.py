@@ -1,5 +1,6 @@
 """gRPC channel arguments of the scheduler, as a server and as a client of executors."""
 
+from lorafleet.doors.options import connection_limits
 from lorafleet.keepalive import keepalive
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -30,10 +31,12 @@ _SERVER: list[tuple[str, int]] = [
 ]
 
 
-def server_options(keepalive_time_s: float) -> list[tuple[str, int]]:
-    """A client that says nothing for so long is pinged, in and out of calls, however silent they are; its
-    connection and calls end when it does not answer for half as long."""
-    return [*_SERVER, *keepalive(keepalive_time_s, keepalive_time_s / 2)]
+def server_options(keepalive_time_s: float, max_streams: int, max_connections: int) -> list[tuple[str, int]]:
+    """A client that says nothing for `keepalive_time_s` is pinged, in and out of calls, however silent they
+    are; its connection and calls end when it does not answer for half as long. `max_streams` at once on one
+    connection, `max_connections` in all."""
+    pings = keepalive(keepalive_time_s, keepalive_time_s / 2)
+    return [*_SERVER, *pings, *connection_limits(max_streams, max_connections)]
 
 
 EXECUTOR_OPTIONS: list[tuple[str, int]] = [

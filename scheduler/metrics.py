@@ -72,6 +72,13 @@ class Metrics:
         )
         self._counters: dict[tuple[str, str], _Counters] = {}  # of the two above, by tenant and adapter
         self._served: dict[str, set[str]] = {}  # by adapters with a label of their own: digests, not gone
+        self._refused_at_door = Counter(
+            "lorafleet_scheduler_refused_at_door",
+            "Calls refused before any work for them: no identity, bytes that are no message, too large, too "
+            "slow or too many; by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self.dispatches = Counter(
             "lorafleet_scheduler_dispatches", "Attempts sent to executors.", registry=registry
         )
@@ -222,6 +229,9 @@ class Metrics:
             buckets=TOKEN_BUCKETS,
             registry=registry,
         )
+
+    def refused_at_door(self, reason: str) -> None:
+        self._refused_at_door.labels(reason).inc()
 
     def resolved(self, source: str) -> None:
         self._resolutions.labels(source).inc()

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from adapter_store import ModelSpec
+from lorafleet.doors.options import more_connections
 from lorafleet.ports import free_port
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from scheduler.bench.streaming.servers import HOST, Load, executors, scheduler
@@ -68,7 +69,7 @@ def _run(model: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
 @contextlib.asynccontextmanager
 async def _calls(address: str) -> AsyncIterator[list[Any]]:
     """Some that are accepted, of one channel."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=more_connections(32)) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         request = inference_pb2.GenerateRequest(
             token_ids=inference_pb2.TokenIds(ids=[35] * 50),

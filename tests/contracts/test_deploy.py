@@ -16,7 +16,7 @@ import yaml
 from executor.config import load_config
 from lorafleet.cli import parser
 from scheduler.admission.auth import Authenticator
-from scheduler.config import load
+from scheduler.settings import load
 
 ROOT = Path(__file__).parents[2]
 PRE_STOP_SECONDS = 5

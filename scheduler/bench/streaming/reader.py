@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from lorafleet.doors.options import more_connections
 from lorafleet.tls.credentials import channel_credentials
 from lorafleet.tls.files import Tls
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -65,7 +66,7 @@ async def read(
 
 
 def _channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
-    options = [("grpc.http2.bdp_probe", 0)]
+    options = [("grpc.http2.bdp_probe", 0), *more_connections(32)]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)

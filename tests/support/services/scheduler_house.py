@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from adapter_store import ModelSpec
+from lorafleet.doors.options import more_connections
 from lorafleet.v1 import (
     common_pb2,
     executor_pb2,
@@ -65,7 +66,7 @@ async def open_house(
     before_start(scheduler)
     await scheduler.start()
     try:
-        async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        async with grpc.aio.insecure_channel(scheduler.address, options=more_connections(32)) as channel:
             await until(lambda: scheduler.dispatcher.fleet.any_ready)
             yield House(scheduler, fake, channel)
             scheduler.dispatcher.check()

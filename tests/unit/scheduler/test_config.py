@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from lorafleet.tls.files import Tls
-from scheduler.config import Config, ConfigError, load
+from scheduler.config import Config, ConfigError
+from scheduler.settings import load
 
 REQUIRED = ["--model", "m", "--store", "s", "--executor", "e:1"]
 

@@ -11,6 +11,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 import adapter_store
+from lorafleet.doors.refusals import InvalidMessage
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from scheduler import errors
 from scheduler.rpc_errors import translate_errors
@@ -83,6 +84,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
         "WARNINGS_REFUSED",
     ),
     (lambda: errors.Unauthenticated("who?"), grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    (lambda: errors.AtTheDoor(InvalidMessage("x")), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE"),
     (lambda: errors.PermissionDenied("no"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     (lambda: errors.AdapterNotFound("a/b"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
     (lambda: errors.IncompatibleAdapter("x"), grpc.StatusCode.FAILED_PRECONDITION, "INCOMPATIBLE_ADAPTER"),

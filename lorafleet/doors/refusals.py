@@ -1,0 +1,50 @@
+"""What a service refuses at its door, before any of its own code has seen the call.
+
+Refused
+├── InvalidMessage    INVALID_ARGUMENT    bytes that are no message of the method's type
+├── MessageTooLarge   INVALID_ARGUMENT    a message above the limit of its method
+├── NotOneMessage     UNIMPLEMENTED       a method of one message got none, or several
+├── SlowMessage       DEADLINE_EXCEEDED   a message that does not come to its end
+├── TooManyMessages   RESOURCE_EXHAUSTED  more large or slow messages at once than are read
+└── TooManyCalls      RESOURCE_EXHAUSTED  more calls a second than one address may make
+"""
+
+import grpc
+
+
+class Refused(Exception):
+    """`reason` is stable and machine-readable; `retry_after_s` is None when a retry cannot help."""
+
+    code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "REFUSED"
+    retry_after_s: float | None = None
+
+
+class InvalidMessage(Refused):
+    reason = "INVALID_MESSAGE"
+
+
+class MessageTooLarge(Refused):
+    reason = "MESSAGE_TOO_LARGE"
+
+
+class NotOneMessage(Refused):
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "NOT_ONE_MESSAGE"
+
+
+class SlowMessage(Refused):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "SLOW_MESSAGE"
+
+
+class TooManyMessages(Refused):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_MESSAGES"
+    retry_after_s = 1.0
+
+
+class TooManyCalls(Refused):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_CALLS"
+    retry_after_s = 1.0

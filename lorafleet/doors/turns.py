@@ -1,0 +1,117 @@
+"""How many messages are read at once: nobody fills the memory with those on their way."""
+
+import asyncio
+from collections import Counter, deque
+
+from lorafleet.doors.refusals import TooManyMessages
+
+GRACE_S = 0.02
+
+
+class Turns:
+    """At most `at_once` in all and half of them of one caller; others wait for a turn, the longest first.
+
+    A small message has come whole when its call is accepted, so only large and slow ones keep a turn. How
+    large one is shows when it has been read, so each counts as the largest. Of one caller, so that somebody
+    who sends slowly leaves turns for all others.
+    """
+
+    def __init__(self, at_once: int, max_waiting: int = 1024, wait_s: float = 2.0) -> None:
+        self._free = at_once
+        self._share = max(1, at_once // 2)
+        self._max_waiting = max_waiting
+        self._wait_s = wait_s
+        self._taken = Counter[str]()
+        self._line: dict[str, deque[asyncio.Future[None]]] = {}  # By caller; no one of them is empty.
+        self.num_waiting = 0
+
+    async def take(self, caller: str) -> None:
+        """To be given back. Raises TooManyMessages when none comes free in time, or too many wait."""
+        if self._has_room(caller) and caller not in self._line:
+            self._take(caller)
+        else:
+            await self._wait(caller)
+
+    def give_back(self, caller: str) -> None:
+        self._free += 1
+        self._taken[caller] -= 1
+        if not self._taken[caller]:
+            del self._taken[caller]
+        for waiting in list(self._line):
+            if not self._has_room(waiting):
+                continue
+            line = self._line.pop(waiting)
+            turn = line.popleft()
+            if line:
+                self._line[waiting] = line  # Behind all others now.
+            self._take(waiting)
+            turn.set_result(None)
+            return
+
+    def _has_room(self, caller: str) -> bool:
+        return self._free > 0 and self._taken[caller] < self._share
+
+    def _take(self, caller: str) -> None:
+        self._free -= 1
+        self._taken[caller] += 1
+
+    async def _wait(self, caller: str) -> None:
+        if self.num_waiting >= self._max_waiting:
+            raise TooManyMessages("too many calls wait until their messages can be read")
+        turn = asyncio.get_running_loop().create_future()
+        self._line.setdefault(caller, deque()).append(turn)
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.give_back(caller)  # It came at that very moment.
+            if isinstance(error, TimeoutError):
+                raise TooManyMessages(
+                    f"no message came to its end for {self._wait_s:g} s: too many large or slow ones are sent"
+                ) from None
+            raise
+        finally:
+            self.num_waiting -= 1
+            self._leave(caller, turn)
+
+    def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
+        """Out of the line, where it still stands in one."""
+        line = self._line.get(caller)
+        if line is not None and turn in line:
+            line.remove(turn)
+            if not line:
+                del self._line[caller]
+
+
+class ShortTurns:
+    """At most `at_once`: when others wait, the one that began first gives way once it has taken GRACE_S.
+
+    For messages that are small, and come whole with their calls, from anyone: who sends large or slow ones
+    keeps nobody else out.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._reading: dict[asyncio.Timeout, float] = {}  # Since when.
+        self._line = asyncio.Lock()
+        self._ended = asyncio.Event()
+
+    async def begin(self, reading: asyncio.Timeout) -> None:
+        """`reading` times out when it has to give way."""
+        async with self._line:
+            while len(self._reading) >= self._at_once:
+                first, since = next(iter(self._reading.items()))
+                self._ended.clear()
+                try:
+                    async with asyncio.timeout_at(since + GRACE_S):
+                        await self._ended.wait()
+                except TimeoutError:
+                    if self._reading.pop(first, None) is not None:
+                        first.reschedule(0)
+            self._reading[reading] = asyncio.get_running_loop().time()
+
+    def end(self, reading: asyncio.Timeout) -> None:
+        self._reading.pop(reading, None)
+        self._ended.set()

@@ -1,0 +1,216 @@
+"""A real server behind a door: nothing of a body is read before it is known who calls."""
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import NoReturn
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2_grpc
+
+from lorafleet.doors import Door, Handlers, Limits, PeerRates, Refused
+from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2
+from lorafleet.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+
+Code = grpc.StatusCode
+TOKENIZE = "/lorafleet.v1.Inference/Tokenize"
+STREAM = "/lorafleet.v1.Inference/GenerateStream"
+PUSH = "/lorafleet.v1.Adapters/Push"
+CHECK = "/grpc.health.v1.Health/Check"
+ME = (("who", "me"),)
+LIMITS = Limits({"lorafleet.v1.Inference": 1000, "lorafleet.v1.Inference/GenerateStream": 10})
+
+
+class House:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def who(self, context: grpc.aio.ServicerContext) -> str:
+        for key, value in context.invocation_metadata():
+            if key == "who":
+                return str(value)
+        raise Nobody("say who you are")
+
+    def refused(self, context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
+        self.told.append(f"{method.rpartition('/')[2]} {type(error).__name__}")
+
+    async def abort(self, context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+        assert isinstance(error, Refused)
+        await context.abort(error.code, str(error))
+        raise AssertionError
+
+
+class Nobody(Refused):
+    code = Code.UNAUTHENTICATED
+
+
+class Frame:
+    """In a handler: gone when nobody has the handler's variables any more."""
+
+
+class Inference(InferenceServicer):
+    def __init__(self) -> None:
+        self.frames: list[weakref.ref[Frame]] = []
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        frame = Frame()
+        self.frames.append(weakref.ref(frame))
+        if request.text == "fail":
+            await context.abort(Code.FAILED_PRECONDITION, "as asked")
+        return inference_pb2.TokenizeResponse(max_model_len=7)
+
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        for number in range(3):
+            yield inference_pb2.GenerateChunk(output_index=number)
+
+
+class Adapters(adapters_pb2_grpc.AdaptersServicer):
+    async def Push(
+        self, request_iterator: AsyncIterator[adapters_pb2.PushRequest], context: grpc.aio.ServicerContext
+    ) -> adapters_pb2.PushResponse:
+        number = len([each async for each in request_iterator])
+        return adapters_pb2.PushResponse(created=number == 2)
+
+
+class Served:
+    """A server behind a door, and one channel to it."""
+
+    def __init__(self, channel: grpc.aio.Channel, house: House, inference: Inference) -> None:
+        self.channel, self.house, self.inference = channel, house, inference
+
+    def call(
+        self, method: str, *messages: bytes, metadata: tuple[tuple[str, str], ...] = ME
+    ) -> grpc.aio.Call:
+        return self.channel.stream_stream(method)(iter(messages), metadata=metadata, timeout=20)
+
+    async def answers(self, method: str, *messages: bytes) -> list[bytes]:
+        return [each async for each in self.call(method, *messages)]
+
+    async def code(
+        self, method: str, *messages: bytes, metadata: tuple[tuple[str, str], ...] = ME
+    ) -> grpc.StatusCode:
+        return await status(self.call(method, *messages, metadata=metadata))
+
+
+async def status(call: grpc.aio.Call) -> grpc.StatusCode:
+    """Its answers come first."""
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    return await call.code()  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def served(limits: Limits = LIMITS, rates: PeerRates | None = None) -> AsyncIterator[Served]:
+    server, house, inference = grpc.aio.server(), House(), Inference()
+    handlers = Handlers(server, Door(house, limits, rates))
+    add_InferenceServicer_to_server(inference, handlers)
+    adapters_pb2_grpc.add_AdaptersServicer_to_server(Adapters(), handlers)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), handlers)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Served(channel, house, inference)
+    finally:
+        await server.stop(None)
+
+
+async def test_methods_are_served_as_ever_and_unknown_ones_told() -> None:
+    text = inference_pb2.TokenizeRequest(text="a").SerializeToString()
+    async with served() as at:
+        [answer] = await at.answers(TOKENIZE, text)
+        assert inference_pb2.TokenizeResponse.FromString(answer).max_model_len == 7
+        assert len(await at.answers(STREAM, b"")) == 3
+        [pushed] = await at.answers(PUSH, b"", b"")
+        assert adapters_pb2.PushResponse.FromString(pushed).created
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await fleet_pb2_grpc.FleetStub(at.channel).Cordon(fleet_pb2.CordonRequest())
+        assert error.value.code() is Code.UNIMPLEMENTED
+        assert await at.code("/lorafleet.v1.Inference/ListModels", b"") is Code.UNIMPLEMENTED
+    assert not at.house.told
+
+
+async def test_nobody_is_refused_before_a_message_has_come() -> None:
+    """Their messages are still being sent, or are none: no method waits for them."""
+    async with served() as at:
+        for method in (TOKENIZE, STREAM, PUSH):
+            never = at.channel.stream_stream(method)(metadata=())
+            assert await asyncio.wait_for(status(never), 20) is Code.UNAUTHENTICATED
+            assert await at.code(method, b"\xff" * 9, metadata=()) is Code.UNAUTHENTICATED
+        assert await at.code(CHECK, b"", metadata=()) is Code.OK
+    assert set(at.house.told) == {"Tokenize Nobody", "GenerateStream Nobody", "Push Nobody"}
+
+
+@pytest.mark.parametrize(
+    ("method", "messages", "code", "name"),
+    [
+        (TOKENIZE, [b"garbage"], Code.INVALID_ARGUMENT, "InvalidMessage"),
+        (TOKENIZE, [b"\x12\x02\xff\xfe"], Code.INVALID_ARGUMENT, "InvalidMessage"),  # No UTF-8.
+        (PUSH, [b"", b"garbage"], Code.INVALID_ARGUMENT, "InvalidMessage"),
+        (CHECK, [b"garbage"], Code.INVALID_ARGUMENT, "InvalidMessage"),
+        (TOKENIZE, [bytes(1001)], Code.INVALID_ARGUMENT, "MessageTooLarge"),
+        (STREAM, [bytes(11)], Code.INVALID_ARGUMENT, "MessageTooLarge"),
+        (PUSH, [b"", bytes(300_000)], Code.INVALID_ARGUMENT, "MessageTooLarge"),
+        (TOKENIZE, [], Code.UNIMPLEMENTED, "NotOneMessage"),
+    ],
+)
+async def test_what_is_no_message_of_a_method_is_told_once_and_leaves_no_traceback(
+    method: str, messages: list[bytes], code: grpc.StatusCode, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with served() as at:
+        assert await at.code(method, *messages) is code
+        assert await at.code(CHECK, b"") is Code.OK
+    assert at.house.told == [f"{method.rpartition('/')[2]} {name}"]
+    assert not caplog.records
+
+
+async def test_a_message_that_does_not_end_gives_its_turn_back() -> None:
+    limits = Limits(at_once=2, message_s=0.05)
+    async with served(limits) as at:
+        silent = [at.channel.stream_stream(TOKENIZE)(metadata=ME) for _ in range(5)]
+        assert {await status(each) for each in silent} <= {Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
+        assert await at.code(TOKENIZE, b"") is Code.OK
+
+
+async def test_who_sends_slowly_to_an_open_service_keeps_nobody_out() -> None:
+    async with served(Limits(open_at_once=2, message_s=600)) as at:
+        silent = [at.channel.stream_stream(CHECK)() for _ in range(5)]
+        assert [await at.code(CHECK, b"", metadata=()) for _ in range(5)] == [Code.OK] * 5
+        for call in silent:
+            call.cancel()
+
+
+async def test_an_address_may_make_so_many_calls_whoever_it_says_it_is() -> None:
+    async with served(rates=PeerRates(1.0, clock=lambda: 0.0)) as at:
+        codes = [await at.code(TOKENIZE, b"", metadata=metadata) for metadata in (ME, (), ME)]
+        assert codes == [Code.OK, Code.UNAUTHENTICATED, Code.RESOURCE_EXHAUSTED]
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_a_call_that_was_refused_leaves_its_request_to_nobody() -> None:
+    """gRPC keeps the error of an aborted call, and that all that was in its frames."""
+    async with served() as at:
+        request = inference_pb2.TokenizeRequest(text="fail").SerializeToString()
+        assert await at.code(TOKENIZE, request) is Code.FAILED_PRECONDITION
+        for _ in range(100):
+            if at.inference.frames[0]() is None:
+                break
+            await asyncio.sleep(0.01)
+        assert at.inference.frames[0]() is None

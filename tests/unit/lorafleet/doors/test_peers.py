@@ -1,0 +1,45 @@
+"""Calls a second by address, on a clock that the test moves."""
+
+import pytest
+
+from lorafleet.doors.peers import MAX_PEERS, PeerRates, host
+from lorafleet.doors.refusals import TooManyCalls
+
+
+def takes(rates: PeerRates, address: str, calls: int) -> int:
+    """How many of so many calls are let through."""
+    through = 0
+    for _ in range(calls):
+        try:
+            rates.take(address)
+            through += 1
+        except TooManyCalls:
+            pass
+    return through
+
+
+def test_an_address_has_a_bucket_of_its_own_that_fills_again() -> None:
+    now = 0.0
+    rates = PeerRates(10, clock=lambda: now)
+    assert takes(rates, "a", 50) == 20
+    assert takes(rates, "b", 50) == 20
+    now = 0.55
+    assert takes(rates, "a", 50) == 5
+    now = 1000.0
+    assert takes(rates, "a", 50) == 20
+
+
+def test_no_number_of_addresses_takes_more_memory() -> None:
+    rates = PeerRates(1, clock=lambda: 0.0)
+    for number in range(3 * MAX_PEERS):
+        rates.take(str(number))
+    assert len(rates) == MAX_PEERS
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [("ipv4:10.0.0.7:51234", "10.0.0.7"), ("ipv6:%5B::1%5D:51234", "::1"), ("ipv6:[fe80::2]:5", "fe80::2"),
+     ("unix:/run/socket", "unix:/run/socket")],
+)  # fmt: skip
+def test_the_address_of_a_peer_is_told_without_its_port(peer: str, address: str) -> None:
+    assert host(peer) == address

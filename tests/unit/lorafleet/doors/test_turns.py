@@ -1,0 +1,60 @@
+"""How many messages are read at once, and of one caller."""
+
+import asyncio
+
+import pytest
+
+from lorafleet.doors.refusals import TooManyMessages
+from lorafleet.doors.turns import Turns
+
+
+def waiting(turns: Turns, *callers: str) -> list[asyncio.Task[None]]:
+    return [asyncio.create_task(turns.take(caller)) for caller in callers]
+
+
+async def test_one_caller_has_half_of_the_turns_and_all_together_all() -> None:
+    turns = Turns(4)
+    mine = waiting(turns, "a", "a", "a")
+    await asyncio.sleep(0)
+    assert [each.done() for each in mine] == [True, True, False]
+    theirs = waiting(turns, "b", "b", "c")
+    await asyncio.sleep(0)
+    assert [each.done() for each in theirs] == [True, True, False]
+    turns.give_back("b")
+    turns.give_back("a")
+    turns.give_back("a")
+    await asyncio.gather(*mine, *theirs)
+    assert turns.num_waiting == 0
+
+
+async def test_callers_who_wait_come_in_turn_and_the_first_of_each_first() -> None:
+    turns, order = Turns(2), list[str]()
+    await asyncio.gather(turns.take("x"), turns.take("y"))
+
+    async def come(name: str) -> None:
+        await turns.take(name[0])
+        order.append(name)
+        turns.give_back(name[0])
+
+    tasks = [asyncio.create_task(come(name)) for name in ("a1", "a2", "a3", "b1")]
+    await asyncio.sleep(0)
+    turns.give_back("x")
+    await asyncio.gather(*tasks)
+    assert order == ["a1", "b1", "a2", "a3"]
+
+
+async def test_who_waits_in_vain_or_leaves_takes_nothing() -> None:
+    turns = Turns(2, max_waiting=2, wait_s=0.01)
+    await turns.take("a")
+    tasks = waiting(turns, "a", "a", "a")
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in results] == [TooManyMessages] * 3
+    patient = Turns(2, wait_s=600)
+    await patient.take("a")
+    [task] = waiting(patient, "a")
+    await asyncio.sleep(0)
+    patient.give_back("a")  # Both at once: the turn comes, and its taker goes.
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.gather(*waiting(patient, "a", "b"))
