@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    disable_created_metrics,
 )
-from prometheus_client.exposition import start_http_server
 
 from adapter_store import CachedStore, WeightsSource
 from executor.adapters.disk_tier import DiskTier
@@ -29,6 +26,7 @@ from executor.hub import Hub
 from executor.metrics import Metrics, StateCollector
 from executor.server import ExecutorServicer, HealthBoard, make_health_port, make_server
 from lorafleet.doors import Door
+from lorafleet.doors.metrics_server import MetricsServer
 from lorafleet.tls.files import TlsError, WatchedFiles
 from lorafleet.tls.health_port import HealthPort
 
@@ -229,26 +227,23 @@ class ExecutorApp:
             await self._health.start()
             logger.info("health on %s:%d", self._config.host, self.health_port)
 
-    def _start_metrics(self) -> WSGIServer | None:
+    def _start_metrics(self) -> MetricsServer | None:
         if self._config.metrics_port < 0:
             return None
-        host = self._config.host.strip("[]")
-        # As many series again, for which nobody asks.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        host = self._config.metrics_host or self._config.host.strip("[]")
         try:
-            server, _ = start_http_server(self._config.metrics_port, host, self._registry)
+            server = MetricsServer(host, self._config.metrics_port, self._registry)
         except OSError as error:
             raise StartError(
                 f"cannot serve metrics on {host}:{self._config.metrics_port}: {error.strerror or error}"
             ) from error
-        self.metrics_port = server.server_port
+        self.metrics_port = server.port
         logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
         return server
 
     def _stop_metrics(self) -> None:
         if self._metrics_server is not None:
-            self._metrics_server.shutdown()
-            self._metrics_server.server_close()
+            self._metrics_server.close()
 
 
 def _watched(config: ExecutorConfig) -> WatchedFiles | None:

@@ -47,12 +47,11 @@ class ExecutorConfig:
     cache_dir: str = _setting("", "Folder that keeps adapters read from the store; empty: none are kept.")
     cache_bytes: int = _setting(64 << 30, "Bytes that the cache folder may take.")
     listen: str = _setting("127.0.0.1:50061", "host:port for gRPC; port 0 takes any free one.")
+    metrics_host: str = _setting("", "Address for /metrics; empty: the one that gRPC is served on.")
     max_connections: int = _setting(
         MAX_CONNECTIONS, "Connections in all; more are closed as soon as they are made."
     )
-    metrics_port: int = _setting(
-        9401, "HTTP port of /metrics on the same host; 0 takes any free one, -1 is off."
-    )
+    metrics_port: int = _setting(9401, "HTTP port of /metrics; 0 takes any free one, -1 is off.")
     health_port: int = _setting(
         -1,
         "Port on the same host that serves grpc.health.v1 in clear and nothing else, for probes that speak "

@@ -3,11 +3,9 @@
 import asyncio
 import logging
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from wsgiref.simple_server import WSGIServer
 
 import grpc
 import prometheus_client
@@ -16,6 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from adapter_store import ModelSpec, open_store
 from lorafleet.doors import Door, Handlers, PeerRates
+from lorafleet.doors.metrics_server import MetricsServer
 from lorafleet.tls.credentials import add_port
 from lorafleet.tls.files import WatchedFiles
 from lorafleet.tls.health_port import HealthPort
@@ -86,7 +85,7 @@ class Scheduler:
         self._registry = prometheus_client.CollectorRegistry()
         self._metrics = Metrics(self._registry, config.metric_names)
         prometheus_client.ProcessCollector(registry=self._registry)
-        self._metrics_server: tuple[WSGIServer, threading.Thread] | None = None
+        self._metrics_server: MetricsServer | None = None
         self.health_port = -1
         self._health_server: HealthPort | None = None
         self._spec = ModelSpec.from_folder(config.model)
@@ -190,10 +189,7 @@ class Scheduler:
         await asyncio.to_thread(self._ingest.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._metrics_server:
-            server, thread = self._metrics_server
-            await asyncio.to_thread(server.shutdown)
-            server.server_close()
-            await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(self._metrics_server.close)
 
     def _add_services(self) -> None:
         doorkeeper = Doorkeeper(self._authenticator, self._metrics.refused_at_door)
@@ -242,7 +238,7 @@ class Scheduler:
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self.config.listen}: {error}") from error
         if self.config.metrics_port >= 0:
-            self._start_metrics(host.strip("[]"), self.config.metrics_port)
+            self._start_metrics(self.config.metrics_host or host.strip("[]"), self.config.metrics_port)
         if self.config.health_port >= 0:
             await self._start_health(host, self.config.health_port)
         await self._server.start()
@@ -267,13 +263,11 @@ class Scheduler:
         logger.info("health on %s:%d", host, self.health_port)
 
     def _start_metrics(self, host: str, port: int) -> None:
-        # As many series again, for which nobody asks.
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         try:
-            self._metrics_server = prometheus_client.start_http_server(port, host, self._registry)
+            self._metrics_server = MetricsServer(host, port, self._registry)
         except OSError as error:
             raise CannotListen(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
-        self.metrics_port = self._metrics_server[0].server_port
+        self.metrics_port = self._metrics_server.port
         logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
 
     def _max_model_len(self) -> int:

@@ -40,7 +40,11 @@ class Config:
     )
     metrics_port: int = field(
         default=9400,
-        metadata=_help("port of Prometheus metrics on the same host; 0 is any free one, -1 none"),
+        metadata=_help("port of Prometheus metrics; 0 is any free one, -1 none"),
+    )
+    metrics_host: str = field(
+        default="",
+        metadata=_help("address for the metrics; by default the one that gRPC is served on", "HOST"),
     )
     health_port: int = field(
         default=-1,
