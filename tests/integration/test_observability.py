@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lorafleet import AdapterNotFound, Client, LoraFleetError
 from lorafleet.v1 import inference_pb2
 from tests.support.services.cluster import READINESS, Cluster, Node, Pair, wait_until
-from tests.support.services.failures import raw_stubs
+from tests.support.services.failures import bearer, raw_stubs
 from tests.support.services.proxy import Proxy
 from tests.support.services.streams import watch
 from tests.support.stores.redis_server import RedisServer
@@ -28,14 +28,16 @@ def client(main: Pair) -> Iterator[Client]:
         yield client
 
 
-def services(node: Node) -> dict[str, list[str]]:
+def services(node: Node, token: str | None = None) -> dict[str, list[str]]:
     """Methods by service, as reflection tells them."""
+    metadata = bearer(token)
     ask = reflection_pb2.ServerReflectionRequest
     with grpc.insecure_channel(node.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        (listed,) = stub.ServerReflectionInfo(iter([ask(list_services="")]))
+        (listed,) = stub.ServerReflectionInfo(iter([ask(list_services="")]), metadata=metadata)
         names = [service.name for service in listed.list_services_response.service]
-        answers = list(stub.ServerReflectionInfo(ask(file_containing_symbol=name) for name in names))
+        asked = (ask(file_containing_symbol=name) for name in names)
+        answers = list(stub.ServerReflectionInfo(asked, metadata=metadata))
     found: dict[str, list[str]] = {}
     for answer in answers:
         for data in answer.file_descriptor_response.file_descriptor_proto:
@@ -50,7 +52,7 @@ def test_health_and_reflection(main: Pair) -> None:
     for node, name in ((main.scheduler, "lorafleet.v1.Inference"), (main.executor, "lorafleet.v1.Executor")):
         assert node.health() == node.health(name) == "SERVING"
         assert node.health("lorafleet.v1.Nothing") == "NOT_FOUND"
-    scheduler, executor = services(main.scheduler), services(main.executor)
+    scheduler, executor = services(main.scheduler, "ops"), services(main.executor)
     assert scheduler["lorafleet.v1.Inference"] == ["Generate", "GenerateStream", "Tokenize", "ListModels"]
     assert {"Push", "Pull", "List", "SetAlias"} <= set(scheduler["lorafleet.v1.Adapters"])
     assert scheduler["lorafleet.v1.Fleet"] == ["Watch", "Cordon", "Drain"]

@@ -10,9 +10,14 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from lorafleet.doors.options import more_connections
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2_grpc, inference_pb2_grpc
 
-LIMITS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+LIMITS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    *more_connections(32),
+]
 
 
 @dataclass(frozen=True)
