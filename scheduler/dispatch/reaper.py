@@ -105,8 +105,9 @@ class Reaper:
             self._look_at[needs] = served_at + self._timeout_s
 
     def _unready(self, live: LiveRequest) -> SchedulerError:
-        cordoned = ", ".join(state.address for state in self._fleet.states if state.condition == "cordoned")
-        told = f": operators keep new requests from {cordoned}" if cordoned else ""
+        """Without addresses, which are no tenant's business."""
+        cordoned = sum(state.condition == "cordoned" for state in self._fleet.states)
+        told = f": {cordoned} of {len(self._fleet.states)} are cordoned" if cordoned else ""
         return live.refusal or NoExecutor(f"no executor is ready that can run it{told}")
 
     def _waiting(self, needs: Needs) -> Iterator[LiveRequest]:
