@@ -58,7 +58,7 @@ class Limits:
 
     message_bytes: Mapping[str, int] = field(default_factory=dict)
     other_bytes: int = 256 * 1024
-    at_once: int = 16
+    at_once: int = 8
     open_at_once: int = 2
     streams: int = 32
     message_s: float = 20.0
@@ -160,6 +160,17 @@ def _whole(message: object) -> bytes:
     return cast(bytes, message)
 
 
+def _let_go(error: BaseException) -> None:
+    """Of all that the frames hold which it went through, and those that led to it: the request first of all.
+    gRPC's books of a call hold its error, and the frames those, so they stayed until a full collection."""
+    led: BaseException | None = error
+    while led is not None:
+        led.__traceback__ = None
+        before = led.__cause__ or led.__context__
+        led.__cause__ = led.__context__ = None
+        led = before
+
+
 class _Guarded:
     """One method: what gRPC calls in place of its handler."""
 
@@ -195,9 +206,7 @@ class _Guarded:
         try:
             return await self._through(context, behavior)
         except grpc.aio.AbortError as error:
-            # gRPC's books of the call hold it, and its frames those and the request, which would stay until
-            # the next full collection.
-            error.__context__ = error.__cause__ = None
+            _let_go(error)
             raise error.with_traceback(None) from None
 
     async def _through(

@@ -62,8 +62,15 @@ class Inference(InferenceServicer):
         frame = Frame()
         self.frames.append(weakref.ref(frame))
         if request.text == "fail":
-            await context.abort(Code.FAILED_PRECONDITION, "as asked")
+            try:
+                self._fail(frame)
+            except ValueError:
+                await context.abort(Code.FAILED_PRECONDITION, "as asked")
         return inference_pb2.TokenizeResponse(max_model_len=7)
+
+    def _fail(self, frame: Frame) -> NoReturn:
+        error = ValueError("as asked")
+        raise error from error
 
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
