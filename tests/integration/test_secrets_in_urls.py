@@ -58,6 +58,8 @@ def shown(text: str) -> list[str]:
 @example(form="redis://{}@h", login="zq7:xk8/jv4")
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_random_logins_in_broken_urls(form: str, login: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "@" not in form:
+        login = login.replace("@", "")  # what follows it would be the host, and nobody could tell
     url = form.format(login)
     try:
         parsed = RedisUrl.parse(url)
