@@ -6,6 +6,7 @@ from collections import Counter, deque
 from lorafleet.doors.refusals import TooManyMessages
 
 GRACE_S = 0.02
+LOOKS = 4  # At a line that does not move, before those in it are refused.
 
 
 class Turns:
@@ -16,17 +17,19 @@ class Turns:
     who sends slowly leaves turns for all others.
     """
 
-    def __init__(self, at_once: int, max_waiting: int = 1024, wait_s: float = 2.0) -> None:
+    def __init__(self, at_once: int, max_waiting: int = 4096, wait_s: float = 2.0) -> None:
+        """Who waits is refused when no one of the same caller has had a turn for `wait_s`."""
         self._free = at_once
         self._share = max(1, at_once // 2)
         self._max_waiting = max_waiting
         self._wait_s = wait_s
         self._taken = Counter[str]()
         self._line: dict[str, deque[asyncio.Future[None]]] = {}  # By caller; no one of them is empty.
+        self._moved = Counter[str]()  # Turns that came to those in each line.
         self.num_waiting = 0
 
     async def take(self, caller: str) -> None:
-        """To be given back. Raises TooManyMessages when none comes free in time, or too many wait."""
+        """To be given back. Raises TooManyMessages when nobody gets one any more, or too many wait."""
         if self._has_room(caller) and caller not in self._line:
             self._take(caller)
         else:
@@ -45,6 +48,7 @@ class Turns:
             if line:
                 self._line[waiting] = line  # Behind all others now.
             self._take(waiting)
+            self._moved[waiting] += 1
             turn.set_result(None)
             return
 
@@ -62,19 +66,25 @@ class Turns:
         self._line.setdefault(caller, deque()).append(turn)
         self.num_waiting += 1
         try:
-            async with asyncio.timeout(self._wait_s):
-                await turn
-        except BaseException as error:
-            if turn.done() and not turn.cancelled():
+            await self._come(caller, turn)
+        except BaseException:
+            if turn.done():
                 self.give_back(caller)  # It came at that very moment.
-            if isinstance(error, TimeoutError):
-                raise TooManyMessages(
-                    f"no message came to its end for {self._wait_s:g} s: too many large or slow ones are sent"
-                ) from None
             raise
         finally:
             self.num_waiting -= 1
             self._leave(caller, turn)
+
+    async def _come(self, caller: str, turn: asyncio.Future[None]) -> None:
+        """Looks are counted, not time: while this process itself does not run, no line can move."""
+        looks, seen = 0, self._moved[caller]
+        while not turn.done():
+            await asyncio.wait([turn], timeout=self._wait_s / LOOKS)
+            looks, seen = looks + 1 if self._moved[caller] == seen else 0, self._moved[caller]
+            if looks > LOOKS and not turn.done():
+                raise TooManyMessages(
+                    f"no message came to its end for {self._wait_s:g} s: too many large or slow ones are sent"
+                )
 
     def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
         """Out of the line, where it still stands in one."""
@@ -83,6 +93,8 @@ class Turns:
             line.remove(turn)
             if not line:
                 del self._line[caller]
+        if caller not in self._line:
+            self._moved.pop(caller, None)
 
 
 class ShortTurns:

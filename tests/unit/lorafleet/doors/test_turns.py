@@ -43,6 +43,16 @@ async def test_callers_who_wait_come_in_turn_and_the_first_of_each_first() -> No
     assert order == ["a1", "b1", "a2", "a3"]
 
 
+async def test_a_long_line_that_moves_is_waited_in() -> None:
+    turns = Turns(2, wait_s=0.1)
+    await turns.take("a")
+    line = waiting(turns, *["a"] * 8)
+    for _ in line:
+        await asyncio.sleep(0.06)
+        turns.give_back("a")
+    await asyncio.gather(*line)
+
+
 async def test_who_waits_in_vain_or_leaves_takes_nothing() -> None:
     turns = Turns(2, max_waiting=2, wait_s=0.01)
     await turns.take("a")
