@@ -11,7 +11,7 @@ FLOODS = (
 
 
 async def test_floods_take_little_memory_leave_no_traceback_and_end_no_call(cluster: Cluster) -> None:
-    for seen in await run(cluster, FLOODS, seconds=2.0):
+    for seen in await run(cluster, FLOODS, seconds=1.0):
         assert seen.kept > 0, seen
         assert seen.tracebacks == 0, seen
         assert seen.peak_mb <= seen.quiet_mb + MAX_MORE_MB, seen
