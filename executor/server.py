@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.hub import Hub, Stream
-from lorafleet.doors import Door, Handlers
+from lorafleet.doors import Door, Handlers, paths
 from lorafleet.doors.options import MAX_STREAMS, connection_limits
 from lorafleet.keepalive import keepalive
 from lorafleet.tls.credentials import add_port
@@ -117,7 +117,7 @@ def make_server(
     _check_free(listen)
     pings = keepalive(keepalive_time_s, keepalive_time_s)
     limits = connection_limits(MAX_STREAMS, max_connections)
-    server = grpc.aio.server(options=(*OPTIONS, *pings, *limits))
+    server = paths.make_server((*OPTIONS, *pings, *limits))
     handlers = Handlers(server, door)
     executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, handlers)
     health_pb2_grpc.add_HealthServicer_to_server(board.servicer, handlers)

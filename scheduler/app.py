@@ -7,13 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from adapter_store import ModelSpec, open_store
-from lorafleet.doors import Door, Handlers, PeerRates
+from lorafleet.doors import Door, Handlers, PeerRates, paths
 from lorafleet.doors.metrics_server import MetricsServer
 from lorafleet.tls.credentials import add_port
 from lorafleet.tls.files import WatchedFiles
@@ -147,7 +146,7 @@ class Scheduler:
         options = server_options(
             config.keepalive_time, config.max_streams_per_connection, config.max_connections
         )
-        self._server = grpc.aio.server(interceptors=[AuditInterceptor(audit)], options=options)
+        self._server = paths.make_server(options, [AuditInterceptor(audit)])
         self._add_services()
         self._tasks: list[asyncio.Task[None]] = []
 

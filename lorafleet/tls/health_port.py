@@ -1,7 +1,8 @@
 """A port in clear that serves health and nothing else, for who cannot speak TLS: the kubelet."""
 
-import grpc
 from grpc_health.v1 import health, health_pb2_grpc
+
+from lorafleet.doors import paths
 
 # It asks short questions, each on a new connection; who asks more is a stranger, and must not keep it out for
 # long.
@@ -22,7 +23,7 @@ class HealthPort:
 
     def __init__(self, servicer: health.aio.HealthServicer, host: str, port: int) -> None:
         """host: in brackets for IPv6. port: 0 is any free one. Raises RuntimeError when it cannot be had."""
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = paths.make_server(_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         self.port = int(self._server.add_insecure_port(f"{host}:{port}"))
 

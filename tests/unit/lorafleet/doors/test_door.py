@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import socket
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
-from lorafleet.doors import Door, Handlers, Limits, PeerRates, Refused
+from lorafleet.doors import Door, Handlers, Limits, PeerRates, Refused, paths
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2
 from lorafleet.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
@@ -90,8 +91,8 @@ class Adapters(adapters_pb2_grpc.AdaptersServicer):
 class Served:
     """A server behind a door, and one channel to it."""
 
-    def __init__(self, channel: grpc.aio.Channel, house: House, inference: Inference) -> None:
-        self.channel, self.house, self.inference = channel, house, inference
+    def __init__(self, channel: grpc.aio.Channel, address: str, house: House, inference: Inference) -> None:
+        self.channel, self.address, self.house, self.inference = channel, address, house, inference
 
     def call(
         self, method: str, *messages: bytes, metadata: tuple[tuple[str, str], ...] = ME
@@ -117,7 +118,7 @@ async def status(call: grpc.aio.Call) -> grpc.StatusCode:
 
 @asynccontextmanager
 async def served(limits: Limits = LIMITS, rates: PeerRates | None = None) -> AsyncIterator[Served]:
-    server, house, inference = grpc.aio.server(), House(), Inference()
+    server, house, inference = paths.make_server(()), House(), Inference()
     handlers = Handlers(server, Door(house, limits, rates))
     add_InferenceServicer_to_server(inference, handlers)
     adapters_pb2_grpc.add_AdaptersServicer_to_server(Adapters(), handlers)
@@ -125,8 +126,9 @@ async def served(limits: Limits = LIMITS, rates: PeerRates | None = None) -> Asy
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Served(channel, house, inference)
+        address = f"127.0.0.1:{port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Served(channel, address, house, inference)
     finally:
         await server.stop(None)
 
@@ -144,6 +146,54 @@ async def test_methods_are_served_as_ever_and_unknown_ones_told() -> None:
         assert error.value.code() is Code.UNIMPLEMENTED
         assert await at.code("/lorafleet.v1.Inference/ListModels", b"") is Code.UNIMPLEMENTED
     assert not at.house.told
+
+
+@pytest.mark.parametrize("path", [b"/lorafleet.v1.Inference/\xff\xfe", b"\xff", b"", b"/", b"//", b"/x\0y"])
+async def test_a_path_that_is_no_text_ends_no_server(path: bytes) -> None:
+    """Nor the streams that it has: gRPC's own server ends with all of them."""
+    async with served() as at:
+        before = at.call(PUSH)
+        for _ in range(3):
+            assert await asyncio.to_thread(code_of_path, at.address, path) in (
+                Code.UNIMPLEMENTED,
+                Code.UNKNOWN,
+            )
+        assert await at.code(CHECK, b"") is Code.OK
+        assert await status(before) is Code.OK
+
+
+async def test_metadata_that_is_no_text_is_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as at:
+        await asyncio.to_thread(call_by_hand, at.address, TOKENIZE.encode(), b"s\xe9cret\xff")
+        assert await at.code(TOKENIZE, b"") is Code.OK
+    assert len(at.inference.frames) == 2 and not caplog.records
+
+
+def call_by_hand(address: str, path: bytes, who: bytes) -> None:
+    """As no gRPC client would: they do not send such values. Returns when there is an answer."""
+    headers = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x"}
+    headers |= {b"content-type": b"application/grpc", b"te": b"trailers", b"who": who}
+    block = b"".join(b"\0" + bytes([len(k)]) + k + bytes([len(v)]) + v for k, v in headers.items())
+    frames = [(4, 0, 0, b""), (1, 4, 1, block), (0, 1, 1, bytes(5))]
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        for kind, flags, stream, payload in frames:
+            head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+            connection.sendall(head + payload)
+        seen = b""
+        while b"grpc-status" not in seen:
+            seen += (got := connection.recv(65536))
+            assert got, "the connection was closed"
+
+
+def code_of_path(address: str, path: bytes, metadata: tuple[tuple[str, bytes], ...] = ()) -> grpc.StatusCode:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(path)(b"", timeout=20)
+        except grpc.RpcError as error:
+            return error.code()  # type: ignore[no-any-return]
+    return Code.OK
 
 
 async def test_nobody_is_refused_before_a_message_has_come() -> None:
