@@ -32,7 +32,6 @@ from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.service import AdaptersService
 from scheduler.admission.admission import Admission
 from scheduler.admission.auth import Authenticator
-from scheduler.admission.door import LIMITS, Doorkeeper
 from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
@@ -40,6 +39,7 @@ from scheduler.audit import Audit, AuditInterceptor
 from scheduler.config import Config
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.settings import DispatcherSettings
+from scheduler.door import LIMITS, Doorkeeper
 from scheduler.event_loop import measure_lag
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
