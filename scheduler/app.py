@@ -142,7 +142,7 @@ class Scheduler:
             limits=push_limits,
         )
         self._health = health.aio.HealthServicer()
-        audit = Audit(self._authenticator, _methods(), self._metrics.refused)
+        audit = Audit(_methods(), self._metrics.refused)
         options = server_options(
             config.keepalive_time, config.max_streams_per_connection, config.max_connections
         )

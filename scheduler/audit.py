@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from scheduler.admission.auth import Authenticator
+from scheduler.admission.identity import Identity
 from scheduler.errors import PermissionDenied, SchedulerError, Unauthenticated
 
 logger = logging.getLogger("lorafleet.audit")
@@ -59,23 +59,20 @@ class Audit:
 
     def __init__(
         self,
-        authenticator: Authenticator,
         methods: Collection[str],
         count: Callable[[str, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`count` gets code, reason and method of every refusal; a method that is not one of `methods`
         ("/package.Service/Method") counts as "other"."""
-        self._authenticator = authenticator
         self._methods = frozenset(methods)
         self._count = count
         self._clock = clock
         self._windows: dict[str, _Window] = {}  # By kind of line.
 
-    def ended(
-        self, method: str, asked_for: str, context: grpc.aio.ServicerContext, error: SchedulerError
-    ) -> None:
+    def ended(self, call: "Call", context: grpc.aio.ServicerContext, error: SchedulerError) -> None:
         """A call ended with an error. On the event loop."""
+        method = call.method
         if isinstance(error, Unauthenticated | PermissionDenied):
             reason = error.cause if isinstance(error, Unauthenticated) else error.metadata.get("right", "")
             self._count(error.code.name, reason, method if method in self._methods else OTHER)
@@ -86,24 +83,21 @@ class Audit:
         else:
             return
         if self._may_write(kind):
-            fields = self._fields(method, context)
-            fields |= {"adapter": asked_for, "code": error.code.name, "reason": reason}
+            fields = self._fields(call, context)
+            fields |= {"adapter": call.asked_for, "code": error.code.name, "reason": reason}
             logger.warning(told, extra=_cut(fields))
 
     def changed(
-        self, method: str, context: grpc.aio.ServicerContext, what: str, about: dict[str, str]
+        self, call: "Call", context: grpc.aio.ServicerContext, what: str, about: dict[str, str]
     ) -> None:
         """A change was made."""
-        logger.info("%s", what, extra=_cut(self._fields(method, context) | about | {"code": "OK"}))
+        logger.info("%s", what, extra=_cut(self._fields(call, context) | about | {"code": "OK"}))
 
-    def _fields(self, method: str, context: grpc.aio.ServicerContext) -> dict[str, str]:
+    def _fields(self, call: "Call", context: grpc.aio.ServicerContext) -> dict[str, str]:
         fields = {"caller": "", "identity": "", "subject": ""}
-        try:
-            caller = self._authenticator.caller(context)
+        if caller := call.caller:
             fields = {"caller": caller.tenant, "identity": caller.kind, "subject": caller.subject}
-        except Unauthenticated:  # The token may have been withdrawn while the call ran.
-            pass
-        return fields | {"peer": context.peer(), "method": method}
+        return fields | {"peer": context.peer(), "method": call.method}
 
     def _may_write(self, kind: str) -> bool:
         now = self._clock()
@@ -133,14 +127,15 @@ class Audit:
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
     audit: Audit
     method: str
     asked_for: str = ""
+    caller: Identity | None = None  # When it began: its token may end before it does.
 
 
 # Of the call that the running task serves: a context of gRPC tells neither its method nor its server.
-_CALL: ContextVar[_Call | None] = ContextVar("audited_call", default=None)
+_CALL: ContextVar[Call | None] = ContextVar("audited_call", default=None)
 
 
 class AuditInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -154,8 +149,14 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        _CALL.set(_Call(self._audit, handler_call_details.method))
+        _CALL.set(Call(self._audit, handler_call_details.method))
         return await continuation(handler_call_details)
+
+
+def is_made_by(caller: Identity) -> None:
+    """Who makes the running call."""
+    if call := _CALL.get():
+        call.caller = caller
 
 
 def asks_for(adapter: str) -> None:
@@ -167,13 +168,13 @@ def asks_for(adapter: str) -> None:
 def ended(context: grpc.aio.ServicerContext, error: SchedulerError) -> None:
     """To be called where a call ends with an error: once."""
     if call := _CALL.get():
-        call.audit.ended(call.method, call.asked_for, context, error)
+        call.audit.ended(call, context, error)
 
 
 def changed(context: grpc.aio.ServicerContext, what: str, **about: str) -> None:
     """To be called when the running call has changed something."""
     if call := _CALL.get():
-        call.audit.changed(call.method, context, what, about)
+        call.audit.changed(call, context, what, about)
 
 
 def _cut(fields: dict[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import grpc
 
 from lorafleet.doors import REFLECTION, Limits, Refused
 from lorafleet.doors.peers import host
+from scheduler import audit
 from scheduler.admission.auth import Authenticator
 from scheduler.errors import SchedulerError, from_exception
 from scheduler.grpc_options import MAX_MESSAGE_BYTES
@@ -38,7 +39,9 @@ class Doorkeeper:
 
     def who(self, context: grpc.aio.ServicerContext) -> str:
         """Raises Unauthenticated."""
-        return self._authenticator.caller(context).tenant
+        caller = self._authenticator.caller(context)
+        audit.is_made_by(caller)
+        return caller.tenant
 
     def refused(self, context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
         if isinstance(error, SchedulerError | Refused):

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from adapter_store import AdapterStore, ModelSpec, open_store
+from lorafleet.doors import Door, Handlers, paths
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters.calls import Backends, Limits
@@ -26,6 +27,7 @@ from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.audit import Audit, AuditInterceptor
 from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.door import LIMITS, Doorkeeper
 from scheduler.metrics import Metrics
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
@@ -123,12 +125,13 @@ async def running_service(
                 quarantine,
             )
             limits = Limits(spool, MAX_PUSH_BYTES, 1, delete_grace_s)
-            audit = Audit(backends.authenticator, (), metrics.refused)
-            server = grpc.aio.server(
-                interceptors=[AuditInterceptor(audit)],
-                options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
+            server = paths.make_server(
+                [("grpc.max_receive_message_length", 16 * 1024 * 1024)],
+                [AuditInterceptor(Audit((), metrics.refused))],
             )
-            adapters_pb2_grpc.add_AdaptersServicer_to_server(AdaptersService(backends, limits), server)
+            doorkeeper = Doorkeeper(backends.authenticator, metrics.refused_at_door)
+            handlers = Handlers(server, Door(doorkeeper, LIMITS))
+            adapters_pb2_grpc.add_AdaptersServicer_to_server(AdaptersService(backends, limits), handlers)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             await retirement.start()

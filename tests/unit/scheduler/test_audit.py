@@ -10,27 +10,21 @@ from typing import Any
 import pytest
 
 from scheduler.admission.auth import Authenticator
-from scheduler.audit import MAX_LINES, Audit
+from scheduler.audit import MAX_LINES, Audit, Call
 from scheduler.errors import AdapterNotFound, InvalidRequest, PermissionDenied, Unauthenticated
 
 DELETE, GET = "/lorafleet.v1.Adapters/Delete", "/lorafleet.v1.Adapters/Get"
 TOKEN = "very-secret"
 
 
-class Call:
-    """What the audit asks of a call."""
-
-    def __init__(self, token: str = "") -> None:
-        self._token = token
+class Context:
+    """What the audit asks of a call's context."""
 
     def peer(self) -> str:
         return "ipv4:10.0.0.7:1234"
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self._token}"),) if self._token else ()
 
-    def auth_context(self) -> dict[str, Any]:
-        return {}
+CONTEXT: Any = Context()
 
 
 class House:
@@ -40,14 +34,22 @@ class House:
         file.write_text(f'[[tokens]]\nsha256 = "{self.hashed}"\ntenant = "acme"\nrights = []\n')
         self.now = 0.0
         self.counted: Counter[tuple[str, str, str]] = Counter()
-        self.audit = Audit(Authenticator(file), [DELETE, GET], self._count, lambda: self.now)
+        self.authenticator = Authenticator(file)
+        self.audit = Audit([DELETE, GET], self._count, lambda: self.now)
 
     def _count(self, *labels: str) -> None:
         self.counted[labels] += 1  # type: ignore[index]
 
     def ends(self, method: str, error: Any, token: str = "", adapter: str = "") -> None:
-        context: Any = Call(token)
-        self.audit.ended(method, adapter, context, error)
+        self.audit.ended(self._call(method, token, adapter), CONTEXT, error)
+
+    def changes(self, method: str, what: str, about: dict[str, str]) -> None:
+        self.audit.changed(self._call(method, TOKEN), CONTEXT, what, about)
+
+    def _call(self, method: str, token: str, adapter: str = "") -> Call:
+        bearer = [("authorization", f"Bearer {token}")]
+        caller = self.authenticator.identify(bearer) if token else None
+        return Call(self.audit, method, adapter, caller)
 
 
 @pytest.fixture
@@ -64,8 +66,7 @@ async def test_a_line_says_who_from_where_what_and_how_it_ended(
     house.ends(DELETE, AdapterNotFound("acme/a"), TOKEN, "acme/a")
     house.ends(GET, AdapterNotFound("acme/a"), TOKEN)  # changes nothing
     house.ends("/a.b/" + "x" * 9999, Unauthenticated("x", cause="no_token"), adapter="y" * 9999)
-    context: Any = Call(TOKEN)
-    house.audit.changed(DELETE, context, "deleted", {"adapter": "acme/a", "digest": "sha256:1"})
+    house.changes(DELETE, "deleted", {"adapter": "acme/a", "digest": "sha256:1"})
     who = ("acme", "token", house.hashed[:12], "ipv4:10.0.0.7:1234", DELETE)
     names = ("caller", "identity", "subject", "peer", "method")
     told = [
