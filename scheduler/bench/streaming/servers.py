@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from lorafleet.doors.options import MAX_CONNECTIONS, MAX_STREAMS
 from lorafleet.ports import free_port
 from lorafleet.tls.credentials import add_port
 from lorafleet.tls.files import Tls, WatchedFiles
@@ -23,8 +24,10 @@ from lorafleet.v1 import executor_pb2_grpc, inference_pb2_grpc
 from scheduler.bench.streaming.bare import BareServer
 from scheduler.bench.streaming.pace import PacedExecutor, Record
 from scheduler.event_loop import loop_factory
+from scheduler.grpc_options import server_options
 
 HOST = "127.0.0.1"
+KEEPALIVE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,8 @@ async def _serve_executors(
 
 async def _serve_bare(connection: Connection, port: int, load: Load) -> None:
     record = Record([[] for _ in range(load.executors)])
-    service, server = BareServer(load.step_s, record), grpc.aio.server()
+    options = server_options(KEEPALIVE_S, MAX_STREAMS, MAX_CONNECTIONS)  # The scheduler's.
+    service, server = BareServer(load.step_s, record), grpc.aio.server(options=options)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     server.add_insecure_port(f"{HOST}:{port}")
     await server.start()
