@@ -73,7 +73,10 @@ def test_scheduler(cluster: Cluster, taken: str, free: list[str], tmp_path: Path
         ([*good, "--store", str(file)], "store"),
         ([*good, "--executor", "nowhere"], "nowhere"),
         ([*good, "--tokens-file", str(tokens)], "tokens[0]"),
-        ([*good, "--listen", "0.0.0.0:1234"], "--tokens-file or --jwt-keys-file, --tls-cert-file, --tls-key-file"),
+        (
+            [*good, "--listen", "0.0.0.0:1234"],
+            "--tokens-file or --jwt-keys-file, --tls-cert-file, --tls-key-file",
+        ),
         ([*good, "--tls-cert-file", str(file), "--tls-key-file", str(file)], "no certificate"),
         ([*good, "--listen", f"127.0.0.1:{taken}"], taken),
         ([*good, "--metrics-port", taken], taken),
