@@ -27,6 +27,7 @@ from executor.metrics import Metrics, StateCollector
 from executor.server import ExecutorServicer, HealthBoard, make_health_port, make_server
 from lorafleet.doors import Door
 from lorafleet.doors.metrics_server import MetricsServer
+from lorafleet.tls.credentials import spoken
 from lorafleet.tls.files import TlsError, WatchedFiles
 from lorafleet.tls.health_port import HealthPort
 
@@ -112,8 +113,9 @@ class ExecutorApp:
             self._disk.start()
         if self._config.insecure:
             logger.warning("--insecure: %s", self._config.open_door or "nothing needs it here")
-        speaks = "in clear" if self._tls is None else "TLS" if self._tls.tls.ca is None else "mutual TLS"
-        logger.info("listening on %s:%d, %s, loading the model", self._config.host, self.port, speaks)
+        logger.info(
+            "listening on %s:%d, %s, loading the model", self._config.host, self.port, spoken(self._tls)
+        )
         return self
 
     async def __aexit__(

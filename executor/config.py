@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.errors import ConfigError
-from lorafleet.commands.quiet_parser import QuietParser
+from lorafleet.commands.parsing import QuietParser
 from lorafleet.doors.options import MAX_CONNECTIONS
 from lorafleet.tls.files import Tls
 from lorafleet.tls.listening import unmatched_pair, unmet_beyond_loopback

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator
 
 import grpc
@@ -15,6 +14,7 @@ from executor.hub import Hub, Stream
 from lorafleet.doors import Door, Handlers, paths
 from lorafleet.doors.options import MAX_STREAMS, connection_limits
 from lorafleet.keepalive import keepalive
+from lorafleet.ports import check_free
 from lorafleet.tls.credentials import add_port
 from lorafleet.tls.files import WatchedFiles
 from lorafleet.tls.health_port import HealthPort
@@ -143,12 +143,9 @@ def make_health_port(board: HealthBoard, host: str, port: int) -> HealthPort:
 
 
 def _check_free(listen: str) -> None:
-    """Raises StartError. gRPC itself would log beside the error, and does not tell the cause."""
+    """Raises StartError."""
     host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As gRPC does.
-            probe.bind((host, int(port)))
+        check_free(host.strip("[]"), int(port))
     except OSError as error:
         raise StartError(f"cannot listen on {listen}: {error.strerror}") from error

@@ -31,6 +31,13 @@ def free_port(reserved: ExitStack, host: str) -> int:
     raise OSError(errno.EADDRINUSE, f"none of {tried} is free")
 
 
+def check_free(host: str, port: int) -> None:
+    """Raises OSError when nothing can listen there now. To be asked before gRPC, which would log beside its
+    error and does not tell the cause."""
+    with ExitStack() as sockets:
+        hold_port(sockets, host, port)
+
+
 def hold_port(sockets: ExitStack, host: str, port: int) -> None:
     """Nobody else's until `sockets` closes. Raises OSError, and OverflowError above 65535."""
     probe = sockets.enter_context(socket.socket(_family(host)))

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +13,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from adapter_store import ModelSpec, open_store
 from lorafleet.doors import Door, Handlers, PeerRates, paths
 from lorafleet.doors.metrics_server import MetricsServer
-from lorafleet.tls.credentials import add_port
+from lorafleet.ports import check_free
+from lorafleet.tls.credentials import add_port, spoken
 from lorafleet.tls.files import WatchedFiles
 from lorafleet.tls.health_port import HealthPort
 from lorafleet.v1 import (
@@ -248,8 +248,7 @@ class Scheduler:
                 "executors are reached in clear, set --executor-ca-file: %s",
                 ", ".join(self.config.far_executors),
             )
-        speaks = "in clear" if self._tls is None else "TLS" if self._tls.tls.ca is None else "mutual TLS"
-        logger.info("listening on %s, %s", self.address, speaks, extra={"address": self.address})
+        logger.info("listening on %s, %s", self.address, spoken(self._tls), extra={"address": self.address})
 
     async def _start_health(self, host: str, port: int) -> None:
         _check_free(host.strip("[]"), port)
@@ -297,11 +296,9 @@ class Scheduler:
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raises CannotListen. gRPC itself would log beside the error, and does not tell the cause."""
+    """Raises CannotListen."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As gRPC does.
-            probe.bind((host, port))
+        check_free(host, port)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
 

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lorafleet.commands.quiet_parser import QuietParser
+from lorafleet.commands.parsing import QuietParser
 from scheduler.config import Config, ConfigError
 
 _METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS"}

@@ -40,5 +40,12 @@ def add_port(server: grpc.aio.Server, address: str, files: WatchedFiles | None) 
     return int(server.add_secure_port(address, server_credentials(files)))
 
 
+def spoken(files: WatchedFiles | None) -> str:
+    """What a port with these files speaks, for the log."""
+    if files is None:
+        return "in clear"
+    return "TLS" if files.tls.ca is None else "mutual TLS"
+
+
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)

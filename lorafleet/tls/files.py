@@ -119,10 +119,10 @@ def _no_password() -> str:
 
 
 def _stamps(tls: Tls) -> tuple[tuple[int, int, int] | None, ...]:
-    return tuple(_stamp(file) for file in (tls.ca, tls.cert, tls.key))
+    return tuple(stamp(file) for file in (tls.ca, tls.cert, tls.key))
 
 
-def _stamp(file: File | None) -> tuple[int, int, int] | None:
+def stamp(file: File | None) -> tuple[int, int, int] | None:
     """Changes when the file does, also when another one is renamed over it or over what it links to."""
     if file is None:
         return None

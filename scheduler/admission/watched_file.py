@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from lorafleet.tls.files import stamp
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -20,26 +22,17 @@ class WatchedFile(Generic[T]):
     def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
         self._path = path
         self._load = load
-        self._stamp = _stamp(path)
+        self._stamp = stamp(path)
         self._content = load(path)
 
     def read(self) -> T:
         """The same object until the file changes. A file that became unreadable is logged once."""
-        stamp = _stamp(self._path)
-        if stamp != self._stamp:
-            self._stamp = stamp
+        newest = stamp(self._path)
+        if newest != self._stamp:
+            self._stamp = newest
             try:
                 self._content = self._load(self._path)
                 logger.info("read %s again", self._path)
             except InvalidAuthFile as error:
                 logger.error("keeping what was read before: %s", error)
         return self._content
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file does, also when another one is renamed over it."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

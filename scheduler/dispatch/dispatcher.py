@@ -220,9 +220,8 @@ class Dispatcher:
                 continue  # Of an attempt that is over.
             if not live.progress.accept(tokens.first_index, tokens.token_ids):
                 self.fleet.cancel(address, tokens.dispatch_id)
-                self._attempt_failed(
-                    live, "TOKEN_GAP", f"token {tokens.first_index} does not follow the last one"
-                )
+                why = f"token {tokens.first_index} does not follow the last one"
+                self._attempt_failed(live, "TOKEN_GAP", why)
                 continue
             made[live.account] += len(tokens.token_ids)
             try:
