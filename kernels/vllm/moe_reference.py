@@ -1,7 +1,11 @@
 """Plain torch forms of vLLM's expert operations: the truth of the kernels, and for CPU tensors."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from kernels.vllm.moe_choices import UNSCALED, Choices, Scaling
 
 
 def moe_lora_align_block_size(
@@ -54,3 +58,69 @@ def _experts_here(topk_ids: Tensor, num_experts: int, expert_map: Tensor | None)
         experts = expert_map[experts.clamp(0, num_experts - 1)].long()
         possible &= (experts >= 0) & (experts < num_experts)
     return experts.where(possible, -1)
+
+
+def shrink(
+    h: Tensor,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    choices: Choices,
+    divide: int,
+    by_place: bool,
+    of: Scaling = UNSCALED,
+) -> None:
+    """Semantics: h[s, row(p)] = x[p // divide] @ A_s[slot, e].T for every pair p of a slot.
+
+    h is [slices, rows, rank]: row(p) is p, or by_place slot * places + place. Rows of no pair stay.
+    """
+    for slot, expert, places, pairs in choices.blocks():
+        rows = slot * choices.places + places if by_place else pairs
+        taken = of.row(x, pairs // divide)
+        for s in range(len(lora_a)):
+            h[s, rows] = (taken @ of.weight(lora_a, s, slot, expert).T).to(h.dtype)
+
+
+def expand(
+    y: Tensor,
+    h: Tensor,
+    lora_b: Sequence[Tensor],
+    choices: Choices,
+    start: int,
+    routed: Tensor | None,
+    add_inputs: bool,
+    by_place: bool,
+    of: Scaling = UNSCALED,
+) -> None:
+    """Semantics: y[p, start + s * out :][:out] += w[p] * h[s, row(p)] @ B_s[slot, e].T.
+
+    y is [pairs, columns]. Without add_inputs = in place of +=. Sums are float32, and y is rounded once.
+    """
+    out = lora_b[0].shape[2]
+    for slot, expert, places, pairs in choices.blocks():
+        rows = slot * choices.places + places if by_place else pairs
+        for s in range(len(lora_b)):
+            columns = slice(start + s * out, start + (s + 1) * out)
+            delta = of.row(h[s], rows) @ of.weight(lora_b, s, slot, expert).T
+            if routed is not None:
+                delta = delta * routed.view(-1)[pairs, None].float()
+            y[pairs, columns] = (delta + y[pairs, columns].float() if add_inputs else delta).to(y.dtype)
+
+
+def fused(
+    y: Tensor,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    lora_b: Sequence[Tensor],
+    choices: Choices,
+    divide: int,
+    start: int,
+    routed: Tensor | None,
+    add_inputs: bool,
+    of_a: Scaling = UNSCALED,
+    of_b: Scaling = UNSCALED,
+) -> None:
+    """Shrink, then expand, with float32 between them."""
+    shape = (len(lora_a), choices.num_pairs, lora_a[0].shape[2])
+    h = torch.zeros(shape, dtype=torch.float32)
+    shrink(h, x, lora_a, choices, divide, False, of_a)
+    expand(y, h, lora_b, choices, start, routed, add_inputs, False, of_b)

@@ -3,11 +3,29 @@
 from collections.abc import Iterator
 
 from kernels.vllm.moe_align_kernel import align_kernel, count_kernel
+from kernels.vllm.moe_kernels import moe_expand_kernel, moe_once_kernel, moe_shrink_kernel
 
 TABLES = ("expert_ids", "post_pad", "adapter_enabled")
-NUMBERS = ("group", "num_blocks", "chunks")
-TYPES = dict.fromkeys(TABLES, "*i32") | dict.fromkeys(NUMBERS, "i32")
+NUMBERS = (
+    "group", "num_blocks", "chunks", "lists", "h_slice", "start", "x_scale_k", "h_scale_k", "a_scale_k",
+    "b_scale_k", "b_scale_slot", "b_scale_expert", "b_scale_n",
+)  # fmt: skip
+TYPES = {
+    **dict.fromkeys(TABLES, "*i32"), **dict.fromkeys(NUMBERS, "i32"),
+    **dict.fromkeys(("a_scales0", "a_scales1", "a_scales2"), "*fp32"),
+}  # fmt: skip
 ALIGN = {"TOPK": 8, "NUM_EXPERTS": 128, "EXPERTS": 128, "STEP": 512, "HAS_MAP": True}
+LAYER = {
+    "RANK": 16, "SLICES": 2, "MAX_LORAS": 8, "NUM_EXPERTS": 128, "TOPK": 8, "LISTS": 16, "BLOCK_RANK": 16,
+    "SORTED": False, "SCALED": False, "K_SCALED": False, "X_SCALED": False, "GROUP_N": 128, "GROUP_K": 128,
+}  # fmt: skip
+SHRINK = {**LAYER, "K": 2048, "DIVIDE": 8, "SPLIT": 2}
+EXPAND = {**LAYER, "WIDTH": 768, "SPLIT": 2, "ADD_INPUTS": True, "ROUTED": True, "EARLY": True}
+ONCE = {
+    **{name: LAYER[name] for name in list(LAYER)[:7]}, "K": 2048, "WIDTH": 768, "DIVIDE": 8, "BLOCK_K": 128,
+    "BLOCK_N": 128, "CHUNKS": 1, "COLUMN_STAGES": 2, "ADD_INPUTS": True, "ROUTED": True,
+}  # fmt: skip
+ROWS = {"unsorted": {"BLOCK": 1, "ROWS": 1}, "sorted": {"BLOCK": 64, "ROWS": 16}}
 
 
 def vllm_moe_cases() -> Iterator[tuple[str, object, dict[str, object], int, dict[str, str]]]:
@@ -16,3 +34,15 @@ def vllm_moe_cases() -> Iterator[tuple[str, object, dict[str, object], int, dict
     for counted in (False, True):
         shape = {"GROUPS": 32, "COUNTED": counted, "CHUNK": 64, "BLOCK": 16, "BLOCK_PLACES": 16, "BLOCKS": 32}
         yield "vllm align", align_kernel, {**ALIGN, **shape}, 8, TYPES
+    for name, rows in ROWS.items():
+        single = name == "unsorted"
+        inputs, columns = (1024, 512) if single else (128, 256)
+        yield f"vllm expert shrink {name}", moe_shrink_kernel, {**SHRINK, **rows, "BLOCK_K": inputs}, 4, TYPES
+        yield (
+            f"vllm expert expand {name}",
+            moe_expand_kernel,
+            {**EXPAND, **rows, "BLOCK_N": columns},
+            4,
+            TYPES,
+        )
+        yield f"vllm experts at once {name}", moe_once_kernel, {**ONCE, **rows}, 4, TYPES
