@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check, check_same_device
+from kernels.launching.fp8 import spread
 from kernels.metadata.launch_plan import MAX_SLICES
 
 
@@ -118,17 +119,17 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """Scales of one product x @ w.T: x's row m is x[m] * rows[m, k // group_k], w's [slot, expert] likewise.
+    """Scales of one product x @ w.T: each value counts as itself times its scale.
 
     weights  of each slice float32 [max_loras, experts, groups of outputs, groups of inputs], or none
-    rows     float32 [rows, groups of inputs], or [1, 1] for all alike
-    group_n, group_k  outputs and inputs that share a scale
+    rows     float32 [rows, groups of inputs], or [1, 1] for all of x
+    group_n, group_k  outputs and inputs that share a scale, 0: all
     """
 
     weights: tuple[Tensor, ...] = ()
     rows: Tensor | None = None
-    group_n: int = 1
-    group_k: int = 1
+    group_n: int = 0
+    group_k: int = 0
 
     @property
     def by_inputs(self) -> bool:
@@ -141,10 +142,7 @@ class Scaling:
         weight = stack[s][slot, expert].float()
         if not self.weights:
             return weight
-        scales = self.weights[s][slot, expert]
-        for dim, group in ((0, self.group_n), (1, self.group_k)):
-            scales = scales.repeat_interleave(group, dim).narrow(dim, 0, weight.shape[dim])
-        return weight * scales
+        return weight * spread(self.weights[s][slot, expert], weight.shape, (self.group_n, self.group_k))
 
     def row(self, x: Tensor, numbers: Tensor) -> Tensor:
         """float32 [numbers, inputs]: those rows of x, with their scales."""
@@ -152,9 +150,8 @@ class Scaling:
         if self.rows is None:
             return rows
         scales = self.rows if len(self.rows) == 1 else self.rows[numbers]
-        if scales.shape[1] > 1:
-            scales = scales.repeat_interleave(self.group_k, 1)[:, : x.shape[1]]
-        return rows * scales
+        group = 1, self.group_k if scales.shape[1] > 1 else 0
+        return rows * spread(scales, (len(scales), rows.shape[1]), group)
 
 
 UNSCALED = Scaling()

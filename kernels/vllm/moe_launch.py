@@ -82,7 +82,8 @@ def choose_config(
     work = _Work(choices)
     block_rank = min(_MOST_RANKS, triton.next_power_of_2(max(8 if work.rows == 1 else 16, rank)))
     blocks = max(1, work.likely_entries)
-    chosen = choose(work.rows, blocks, slices, width, rank, block_rank, element_size)
+    # A tile of FP8 values is as large as one of 16 bits once it is in registers.
+    chosen = choose(work.rows, blocks, slices, width, rank, block_rank, max(2, element_size))
     if scaled and isinstance(chosen, OnceConfig):
         return PairConfig(block_rank, 128, 1, False, 4, 3, 128, 4)
     return chosen

@@ -46,3 +46,17 @@ def vllm_moe_cases() -> Iterator[tuple[str, object, dict[str, object], int, dict
             TYPES,
         )
         yield f"vllm experts at once {name}", moe_once_kernel, {**ONCE, **rows}, 4, TYPES
+
+
+def vllm_moe_fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, dict[str, str]]]:
+    """The same with FP8 weights and rows, whose scales change along the inputs. e4m3 came with sm_89."""
+    fp8 = "fp8e4nv" if arch >= 89 else "fp8e5"
+    stacks = {f"{name}{s}": f"*{fp8}" for name in ("a", "b") for s in range(3)}
+    scaled = {"SCALED": True, "K_SCALED": True, "GROUP_N": 128, "GROUP_K": 128}
+    for name, rows in ROWS.items():
+        for x in (fp8, "bf16"):
+            types = {**TYPES, **stacks, "x": f"*{x}"}
+            shape = {**rows, **scaled, "X_SCALED": x == fp8, "BLOCK_K": 128}
+            yield f"vllm expert shrink {name} {x} x {fp8}", moe_shrink_kernel, {**SHRINK, **shape}, 4, types
+        shape = {**rows, **scaled, "K_SCALED": False, "BLOCK_N": 256, "X_SCALED": True}
+        yield f"vllm expert expand {name} {fp8}", moe_expand_kernel, {**EXPAND, **shape}, 4, types

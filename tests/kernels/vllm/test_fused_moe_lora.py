@@ -23,9 +23,9 @@ STEPS = {
     "columns from an offset on": Step(slices=1, offset=13, spare_columns=5),
     "blocks of 64 in parts": Step(tokens=40, topk=1, experts=2, block_size=64, slots=(1,), slices=1),
     "one token": Step(tokens=1, slots=(0,)),
+    "rank above a tile": Step(tokens=3, topk=1, rank=70, slices=3, out=9),
     "no slot": Step(slots=(-1,)),
     "no tokens": Step(tokens=0),
-    "rank above a tile": Step(tokens=3, topk=1, rank=70, slices=3, out=9),
 }
 CONFIGS = {
     "pair": PairConfig(16, 32, 2, False, 4, 2, 32, 4),
@@ -59,12 +59,12 @@ def forms_of(steps: dict[str, Step]) -> list[object]:
     ]
 
 
-RANDOM = {f"random {seed}": random_step(seed) for seed in range(6)}
+RANDOM = {f"random {seed}": random_step(seed) for seed in range(4)}
 
 
-@pytest.mark.parametrize("add_inputs", [True, False], ids=["", "overwrite"])
 @pytest.mark.parametrize(("step", "is_sorted"), forms_of(STEPS | RANDOM))
-def test_the_operator_on_the_cpu_is_plain_arithmetic(step: Step, is_sorted: bool, add_inputs: bool) -> None:
+def test_the_operator_on_the_cpu_is_plain_arithmetic(step: Step, is_sorted: bool) -> None:
+    add_inputs = step.seed % 2 == 0
     given, (a, b, x, y) = step.choices(is_sorted), step.layer()
     wanted = step.answer(a, b, x, y, given, add_inputs)
     ours.fused_moe_lora(**step.arguments(a, b, x, y, given, add_inputs=add_inputs))
@@ -102,7 +102,15 @@ def test_forms(step: Step, is_sorted: bool, config: PairConfig | OnceConfig | No
     torch.testing.assert_close(*kernels_answer(step, is_sorted, config), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("step", "is_sorted"), forms_of(STEPS | RANDOM))
+def one_form_of_each() -> list[object]:
+    """Sorted and unsorted in turn, which is what the interpreter has time for."""
+    both = forms_of({name: step for name, step in (STEPS | RANDOM).items() if step.expert_map is None})
+    return [both[2 * i + i % 2] for i in range(len(both) // 2)] + forms_of(
+        {"experts elsewhere": STEPS["experts elsewhere"]}
+    )
+
+
+@pytest.mark.parametrize(("step", "is_sorted"), one_form_of_each())
 def test_kernels_of_any_shape(step: Step, is_sorted: bool) -> None:
     config = CONFIGS["once"] if step.out % 2 and step.rank <= 64 else CONFIGS["pair"]
     add_inputs = step.seed % 2 == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.vllm import fused_moe_lora, moe_lora_align
+from kernels.vllm import fused_moe_lora, fused_moe_lora_fp8, moe_lora_align
 
 SOURCE = os.environ.get("LORAFLEET_VLLM_SOURCE")
 OPS = "lora/ops/triton_ops"
@@ -17,6 +17,15 @@ OURS: dict[str, tuple[str, Callable[..., None]]] = {
     "_fused_moe_lora": (f"{OPS}/fused_moe_lora_op.py", fused_moe_lora._fused_moe_lora),
     "_fused_moe_lora_shrink": (f"{OPS}/fused_moe_lora_op.py", fused_moe_lora._fused_moe_lora_shrink),
     "_fused_moe_lora_expand": (f"{OPS}/fused_moe_lora_op.py", fused_moe_lora._fused_moe_lora_expand),
+    "_fused_moe_lora_fp8": (f"{OPS}/fused_moe_lora_fp8_op.py", fused_moe_lora_fp8._fused_moe_lora_fp8),
+    "_fused_moe_lora_shrink_fp8": (
+        f"{OPS}/fused_moe_lora_fp8_op.py",
+        fused_moe_lora_fp8._fused_moe_lora_shrink_fp8,
+    ),
+    "_fused_moe_lora_expand_fp8": (
+        f"{OPS}/fused_moe_lora_fp8_op.py",
+        fused_moe_lora_fp8._fused_moe_lora_expand_fp8,
+    ),
 }
 
 
