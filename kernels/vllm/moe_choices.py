@@ -12,6 +12,10 @@ from kernels.launching.fp8 import spread
 from kernels.metadata.launch_plan import MAX_SLICES
 
 
+class BlockSizeError(KernelArgumentError, AssertionError):
+    """The reference asserts this one: whoever catches its error catches ours."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
     """Pair p = token * topk + k is a token's k-th choice of an expert. Each is of one slot, or of none.
@@ -21,7 +25,7 @@ class Choices:
     sorted_token_ids  None: pair p's expert is expert_ids[p], and its slot that of token_lora_mapping
     lora_ids      int32 [any]: the slots of the first `lists` entries are served; others are no slot or idle
     adapter_enabled   integers [max_loras or more]; 0: the slot is not served
-    block_size    places of a block
+    block_size    places of a block, a power of 2 from 16 up
     """
 
     topk: int
@@ -93,7 +97,10 @@ class Choices:
         if post_pad is None:
             raise KernelArgumentError("num_tokens_post_padded", "is missing beside sorted_token_ids")
         check_indices("num_tokens_post_padded", post_pad, self.max_loras, device)
-        check(self.block_size > 0, "shrink_block_size_m", "must be at least 1")
+        if self.block_size < 16 or self.block_size & (self.block_size - 1):
+            raise BlockSizeError(
+                "shrink_block_size_m", f"must be a power of 2 from 16 up, is {self.block_size}"
+            )
 
     def blocks(self) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         """(slot, expert, places, pairs) of each block; reads the tensors, so not for those of a GPU."""

@@ -1,6 +1,7 @@
 """A step of vLLM's experts with random choices and weights, and its answer pair by pair in float64."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,20 +30,14 @@ class Step:
     spare_columns: int = 0
     seed: int = 0
     dtype: torch.dtype = torch.float32
-    generator: torch.Generator = field(default_factory=torch.Generator, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.generator.manual_seed(self.seed)
-
-    def rand(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator)
 
     def choices(self, is_sorted: bool) -> dict[str, object]:
         """What vLLM hands over: tables of its alignment or, unsorted, the choices themselves."""
+        generator = torch.Generator().manual_seed(self.seed)
         everywhere = len(self.expert_map or ()) or self.experts
-        order = torch.rand(self.tokens, max(everywhere, self.topk), generator=self.generator)
+        order = torch.rand(self.tokens, max(everywhere, self.topk), generator=generator)
         topk_ids = order.topk(self.topk, dim=1).indices.to(torch.int32)
-        picked = torch.randint(len(self.slots), (self.tokens,), generator=self.generator)
+        picked = torch.randint(len(self.slots), (self.tokens,), generator=generator)
         mapping = torch.tensor(self.slots, dtype=torch.int32)[picked]
         enabled = torch.ones(self.max_loras + 1, dtype=torch.int32)
         enabled[list(self.disabled)] = 0
@@ -53,7 +48,7 @@ class Step:
         if is_sorted:
             tables = self._aligned(topk_ids, mapping, enabled, lora_ids, everywhere)
         return {
-            "topk_weights": torch.rand(self.tokens, self.topk, generator=self.generator),
+            "topk_weights": torch.rand(self.tokens, self.topk, generator=generator),
             **dict(zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), tables, strict=True)),
             "token_lora_mapping": mapping, "top_k_num": self.topk, "lora_ids": lora_ids,
             "num_active_loras": torch.tensor([self.max_loras + 1], dtype=torch.int32),
@@ -76,15 +71,16 @@ class Step:
 
     def layer(self) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
         """(A, B, x, output); slots that nothing may read are NaN."""
+        rand = partial(torch.randn, generator=torch.Generator().manual_seed(self.seed + 1))
         stack = self.max_loras, self.experts
-        a = [self.rand(*stack, self.rank, self.width) / self.width**0.5 for _ in range(self.slices)]
-        b = [self.rand(*stack, self.out, self.rank) / self.rank**0.5 for _ in range(self.slices)]
+        a = [rand(*stack, self.rank, self.width) / self.width**0.5 for _ in range(self.slices)]
+        b = [rand(*stack, self.out, self.rank) / self.rank**0.5 for _ in range(self.slices)]
         for weight in (*a, *b):
             for slot in set(range(self.max_loras)) - (set(self.slots) - set(self.disabled)):
                 weight[slot] = torch.nan
         rows = self.tokens * self.topk if self.by_pair else self.tokens
         columns = self.offset + self.slices * self.out + self.spare_columns
-        x, y = self.rand(rows, self.width), self.rand(self.tokens, self.topk, columns)
+        x, y = rand(rows, self.width), rand(self.tokens, self.topk, columns)
         return (
             [w.to(self.dtype) for w in a],
             [w.to(self.dtype) for w in b],

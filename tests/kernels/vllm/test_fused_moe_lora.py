@@ -245,7 +245,7 @@ def refused() -> dict[str, tuple[str, object]]:
         "tables of one kind": ("num_tokens_post_padded", lambda g: None),
         "flags of fewer slots": ("adapter_enabled", lambda g: g["adapter_enabled"][:1]),
         "lists of int64": ("lora_ids", lambda g: g["lora_ids"].long()),
-        "no block size": ("shrink_block_size_m", lambda g: 0),
+        "blocks of 24": ("shrink_block_size_m", lambda g: 24),
         "a share that is not added": ("add_inputs", lambda g: False),
     }
 
@@ -263,3 +263,10 @@ def test_what_does_not_fit_is_named(what: str) -> None:
         ours.fused_moe_lora(**{**arguments, argument: wrong(arguments), **sharded})
     assert caught.value.argument == named
     assert torch.equal(y, before)
+
+
+def test_a_block_size_is_refused_as_the_reference_does() -> None:
+    step = STEPS["gate and up"]
+    given, (a, b, x, y) = step.choices(True), step.layer()
+    with pytest.raises(AssertionError, match="shrink_block_size_m"):
+        ours.fused_moe_lora(**{**step.arguments(a, b, x, y, given), "shrink_block_size_m": 24})
