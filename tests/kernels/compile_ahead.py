@@ -19,6 +19,7 @@ from kernels.scale_outputs import scale_outputs_kernel
 from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
 from tests.kernels.compile_moe import ARGUMENTS, COUNTS, fp8_cases, moe_cases
+from tests.kernels.compile_vllm_dense import vllm_dense_cases
 from tests.kernels.compile_vllm_moe import vllm_moe_cases, vllm_moe_fp8_cases
 
 POINTERS = {
@@ -121,7 +122,7 @@ def compile_case(
         )
         integer = "i32" if strides or counts else f"*{element}"
         signature[name] = {**POINTERS, **(types or {})}.get(name, integer)
-        if not counts and name not in ("eps", "scale_log2"):
+        if not counts and name not in ("eps", "scale", "scale_log2"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "launch_pdl": pdl and arch >= 90}
@@ -138,7 +139,7 @@ if __name__ == "__main__":
         for element in ("bf16", "fp32") if name.endswith("shared") else ("bf16",):
             compiled = compile_case(kernel, constants, warps, arch, element)
             sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")
-    typed = [] if arch == 89 else [*nucleus_cases(), *vllm_moe_cases()]
+    typed = [] if arch == 89 else [*nucleus_cases(), *vllm_dense_cases(), *vllm_moe_cases()]
     for name, kernel, constants, warps, types in [*typed, *fp8_cases(arch), *vllm_moe_fp8_cases(arch)]:
         compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
         sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

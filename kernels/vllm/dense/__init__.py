@@ -1,0 +1,1 @@
+"""How the dense operations of the reference API run: kernels, block sizes, launches."""

@@ -1,0 +1,180 @@
+"""h @ B.T for rows of many adapters, from the reference API's description of a step. Needs triton."""
+
+import triton
+import triton.language as tl
+
+from kernels.tiles.device import let_next_kernel_start, of_slice, wait_for_former_kernel
+from kernels.vllm.dense.groups import groups_of, load_group, load_member, load_places
+
+
+@triton.jit
+def _load_b(b, b_stride, r, n, width, MAX_RANK: tl.constexpr):
+    """[columns, ranks]: the rank is innermost."""
+    valid = (n < width)[:, None] & (r < MAX_RANK)[None, :]
+    return tl.load(b + n[:, None] * b_stride + r[None, :], mask=valid, other=0.0)
+
+
+@triton.jit
+def _sum_of_splits(places, valid, split_stride, SPLIT: tl.constexpr):
+    total = tl.load(places, mask=valid, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, SPLIT):
+        total += tl.load(places + i * split_stride, mask=valid, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def _one_row(
+    y, h, b, row, n, width, b_stride, split_stride,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_RANK: tl.constexpr, ADD_INPUTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    r = tl.arange(0, BLOCK_RANK)
+    b_tile = _load_b(b, b_stride, r, n, width, MAX_RANK)
+    wait_for_former_kernel(PDL)
+    h_row = h + row * MAX_RANK
+    if ADD_INPUTS:
+        before = tl.load(y + n, mask=n < width, other=0.0)
+    h_tile = _sum_of_splits(h_row + r, r < MAX_RANK, split_stride, SPLIT)
+    acc = tl.sum(b_tile.to(tl.float32) * h_tile[None, :], 1)
+    for block in tl.static_range(BLOCK_RANK, MAX_RANK, BLOCK_RANK):
+        h_tile = _sum_of_splits(h_row + block + r, block + r < MAX_RANK, split_stride, SPLIT)
+        b_tile = _load_b(b, b_stride, block + r, n, width, MAX_RANK)
+        acc += tl.sum(b_tile.to(tl.float32) * h_tile[None, :], 1)
+    if ADD_INPUTS:
+        acc += before.to(tl.float32)
+    tl.store(y + n, acc.to(y.dtype.element_ty), mask=n < width)
+
+
+@triton.jit
+def _group(
+    y, h, b, rows, mine, n, width, y_stride, b_stride, split_stride,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    r = tl.arange(0, BLOCK_RANK)
+    b_tile = _load_b(b, b_stride, r, n, width, MAX_RANK)
+    places = y + (rows * y_stride)[:, None] + n[None, :]
+    valid = mine[:, None] & (n < width)[None, :]
+    h_rows = h + (rows * MAX_RANK)[:, None]
+    wait_for_former_kernel(PDL)
+    if ADD_INPUTS:
+        before = tl.load(places, mask=valid, other=0.0)
+    h_tile = _sum_of_splits(h_rows + r[None, :], mine[:, None] & (r < MAX_RANK)[None, :], split_stride, SPLIT)
+    acc = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
+    acc = tl.dot(h_tile.to(b_tile.dtype), tl.trans(b_tile), acc, input_precision="ieee")
+    for block in tl.static_range(BLOCK_RANK, MAX_RANK, BLOCK_RANK):
+        more = mine[:, None] & (block + r < MAX_RANK)[None, :]
+        h_tile = _sum_of_splits(h_rows + block + r[None, :], more, split_stride, SPLIT)
+        b_tile = _load_b(b, b_stride, block + r, n, width, MAX_RANK)
+        acc = tl.dot(h_tile.to(b_tile.dtype), tl.trans(b_tile), acc, input_precision="ieee")
+    if ADD_INPUTS:
+        acc += before.to(tl.float32)
+    tl.store(places, acc.to(y.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _slice_of(
+    tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2,
+    WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
+    START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
+    SLICES: tl.constexpr, MAX_RANK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """(y, h, b, its stride of slots, first column, width) of the slice that a tile of COLUMNS is in.
+
+    The tiles of all slices follow each other.
+    """
+    TILES0: tl.constexpr = (WIDTH0 + COLUMNS - 1) // COLUMNS
+    TILES1: tl.constexpr = TILES0 + (WIDTH1 + COLUMNS - 1) // COLUMNS
+    s = (tile >= TILES0).to(tl.int32) + (tile >= TILES1).to(tl.int32)
+    first = (tile - of_slice(s, 0, TILES0, TILES1, 3)) * COLUMNS
+    y += of_slice(s, START0, START1, START2, SLICES)
+    h += tl.cast(s, tl.int64) * num_rows * MAX_RANK
+    b = of_slice(s, b0, b1, b2, SLICES)
+    slot_stride = of_slice(s, slot_stride0, slot_stride1, slot_stride2, SLICES)
+    return y, h, b, slot_stride, first, of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
+
+
+@triton.jit
+def _of_slot(b, slot, slot_stride, ALIGNED: tl.constexpr):
+    b += slot.to(tl.int64) * slot_stride
+    if ALIGNED:  # a choice of pointers hides it from the compiler
+        b = tl.multiple_of(b, 16)
+    return b
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def expand_members_kernel(
+    y, h, b0, b1, b2, order, counts, starts, lora_ids,
+    num_rows, y_stride, slot_stride0, slot_stride1, slot_stride2, b_stride,
+    WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
+    START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
+    SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ALONE_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
+    ROWS_A_SLOT: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (COLUMNS columns of a slice, place): for its row, or its share of them for its team's rows."""
+    let_next_kernel_start(PDL)
+    tile, place = tl.program_id(0), tl.program_id(1)
+    slot, first, members, number = load_member(
+        counts, starts, lora_ids, place, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
+    )
+    if (members == 0) | (slot < 0):
+        wait_for_former_kernel(PDL)
+        return
+    y, h, b, slot_stride, column, width = _slice_of(
+        tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1, WIDTH2,
+        START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
+    )  # fmt: skip
+    b = _of_slot(b, slot, slot_stride, ALIGNED)
+    split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
+    if members == 1:
+        row = tl.load(order + place).to(tl.int64)
+        for start in range(0, COLUMNS, ALONE_N):
+            n = column + start + tl.arange(0, ALONE_N)
+            _one_row(
+                y + row * y_stride, h, b, row, n, width, b_stride, split_stride, MAX_RANK, SPLIT, BLOCK_RANK,
+                ADD_INPUTS, PDL,
+            )  # fmt: skip
+    else:
+        rows, mine = load_places(order, first, first, first + members, ROWS)
+        for start in range(number * BLOCK_N, COLUMNS, members * BLOCK_N):
+            n = column + start + tl.arange(0, BLOCK_N)
+            _group(
+                y, h, b, rows, mine, n, width, y_stride, b_stride, split_stride, MAX_RANK, SPLIT, ROWS,
+                BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+            )  # fmt: skip
+    wait_for_former_kernel(PDL)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def expand_tiles_kernel(
+    y, h, b0, b1, b2, order, counts, starts, lora_ids,
+    num_rows, y_stride, slot_stride0, slot_stride1, slot_stride2, b_stride,
+    WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
+    START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
+    SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (BLOCK_N columns of a slice, tile): all groups of the tile's rows."""
+    let_next_kernel_start(PDL)
+    column_tile, tile = tl.program_id(0), tl.program_id(1)
+    first_group, num_groups = groups_of(counts, starts, tile * ROWS, ROWS, NUM_IDS, LANES)
+    y, h, b, slot_stride, column, width = _slice_of(
+        column_tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1,
+        WIDTH2, START0, START1, START2, SLICES, MAX_RANK, BLOCK_N,
+    )  # fmt: skip
+    n = column + tl.arange(0, BLOCK_N)
+    split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
+    for i in range(num_groups):
+        slot, start, count = load_group(
+            counts, starts, lora_ids, first_group + i, num_rows, MAX_LORAS, NUM_IDS
+        )
+        rows, mine = load_places(order, tile * ROWS, start, start + count, ROWS)
+        if slot >= 0:
+            _group(
+                y, h, _of_slot(b, slot, slot_stride, ALIGNED), rows, mine, n, width, y_stride, b_stride,
+                split_stride, MAX_RANK, SPLIT, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+            )  # fmt: skip
+    wait_for_former_kernel(PDL)

@@ -1,0 +1,166 @@
+"""Starts the reference API's dense kernels on tensors that fit: nothing is checked here. Needs triton."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.launching.launch import Launch
+from kernels.metadata.launch_plan import MAX_SLICES
+from kernels.tiles.device import has_dependent_launch
+from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
+from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
+from kernels.vllm.dense.step import Step
+from kernels.vllm.dense.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config
+
+# More than a model's forms of layers times the sizes of its steps.
+_MOST_LAUNCHES = 4096
+
+
+def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float) -> None:
+    """output [slices, rows, rank]: all of it is written, with zeros for rows without an adapter."""
+    for first in range(0, len(lora_a), MAX_SLICES):
+        some = lora_a[first : first + MAX_SLICES]
+        config = shrink_config(x.shape[0], x.shape[1], len(some), some[0].shape[-2])
+        into = output[first : first + MAX_SLICES]
+        if config.split == 1:
+            launch_shrink(into.zero_()[None], x, some, step, scale, config)
+        else:
+            h = torch.zeros((config.split, *into.shape), dtype=torch.float32, device=x.device)
+            launch_shrink(h, x, some, step, scale, config)
+            torch.sum(h, 0, dtype=output.dtype, out=into)
+
+
+def expand(
+    output: Tensor, h: Tensor, lora_b: Sequence[Tensor], step: Step, offset: int, *, add_inputs: bool
+) -> None:
+    """h [slices, rows, rank]; the slices' columns follow each other from `offset` on."""
+    for first in range(0, len(lora_b), MAX_SLICES):
+        some = lora_b[first : first + MAX_SLICES]
+        config = expand_config(output.shape[0], sum(weight.shape[-2] for weight in some), some[0].shape[-1])
+        part = h[None, first : first + MAX_SLICES]
+        launch_expand(output, part, some, offset, step, config, add_inputs=add_inputs)
+        offset += sum(weight.shape[-2] for weight in some)
+
+
+def add_pair(
+    y: Tensor,
+    x: Tensor,
+    lora_a: Sequence[Tensor],
+    lora_b: Sequence[Tensor],
+    step: Step,
+    scale: float,
+    *,
+    add_inputs: bool,
+) -> None:
+    """Both, without zeros for base rows between them, and with the splits' sum left to expand."""
+    offset, rows = 0, x.shape[0]
+    for first in range(0, len(lora_a), MAX_SLICES):
+        some_a, some_b = lora_a[first : first + MAX_SLICES], lora_b[first : first + MAX_SLICES]
+        columns, rank = sum(weight.shape[-2] for weight in some_b), some_a[0].shape[-2]
+        config = shrink_config(rows, x.shape[1], len(some_a), rank)
+        h = torch.empty((config.split, len(some_a), rows, rank), dtype=torch.float32, device=x.device)
+        launch_shrink(h, x, some_a, step, scale, config)
+        then = expand_config(rows, columns, rank)
+        launch_expand(y, h, some_b, offset, step, then, add_inputs=add_inputs)
+        offset += columns
+
+
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _shrink_launch(
+    config: ShrinkConfig, width: int, slices: int, max_loras: int,
+    num_ids: int, max_rank: int, device: torch.device, specialised: tuple[object, ...],
+) -> Launch:  # fmt: skip
+    """`specialised`: what else Triton compiles for."""
+    pdl = has_dependent_launch(device)
+    constants: dict[str, object] = {
+        "K": width, "SLICES": slices, "MAX_LORAS": max_loras, "NUM_IDS": num_ids,
+        "LANES": triton.next_power_of_2(num_ids), "MAX_RANK": max_rank, "ROWS": config.rows,
+        "BLOCK_RANK": config.block_rank, "BLOCK_K": config.block_k, "SPLIT": config.split,
+        "PDL": pdl,
+    }  # fmt: skip
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
+    if config.rows_a_slot:
+        constants |= {"ALONE_K": config.alone_k, "ROWS_A_SLOT": config.rows_a_slot}
+        return Launch(shrink_members_kernel, constants, options)
+    constants["FUSED"] = triton.next_power_of_2(slices) if config.fused else 1
+    return Launch(shrink_tiles_kernel, constants, options)
+
+
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _expand_launch(
+    config: ExpandConfig, splits: int, add_inputs: bool, starts: tuple[int, ...],
+    widths: tuple[int, ...], max_loras: int, num_ids: int, max_rank: int, aligned: bool,
+    device: torch.device, specialised: tuple[object, ...],
+) -> Launch:  # fmt: skip
+    pdl = has_dependent_launch(device)
+    missing = (0,) * (MAX_SLICES - len(widths))
+    constants: dict[str, object] = {
+        **{f"WIDTH{s}": width for s, width in enumerate((*widths, *missing))},
+        **{f"START{s}": start for s, start in enumerate((*starts, *missing))},
+        "SLICES": len(widths), "MAX_LORAS": max_loras, "NUM_IDS": num_ids,
+        "LANES": triton.next_power_of_2(num_ids), "MAX_RANK": max_rank, "SPLIT": splits,
+        "ROWS": config.rows, "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n,
+        "ADD_INPUTS": add_inputs, "ALIGNED": aligned, "PDL": pdl,
+    }  # fmt: skip
+    options = {"num_warps": config.num_warps, "num_stages": 1, "launch_pdl": pdl}
+    if config.rows_a_slot:
+        constants |= {
+            "ALONE_N": config.alone_n, "COLUMNS": config.columns, "ROWS_A_SLOT": config.rows_a_slot
+        }  # fmt: skip
+        return Launch(expand_members_kernel, constants, options)
+    return Launch(expand_tiles_kernel, constants, options)
+
+
+def _form_of(*tensors: Tensor) -> tuple[object, ...]:
+    return tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors)
+
+
+def _int_form(*values: int) -> tuple[object, ...]:
+    return tuple((value == 1, value % 16 == 0, -(2**31) <= value < 2**31) for value in values)
+
+
+def launch_shrink(
+    h: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float, config: ShrinkConfig
+) -> None:  # fmt: skip
+    """h: float32 [splits, slices, rows, rank], or any floating type where there is one split. Up to three
+    slices."""
+    first = lora_a[0]
+    size = first.element_size()
+    offsets = [
+        (lora_a[s].data_ptr() - first.data_ptr()) // size if s < len(lora_a) else 0
+        for s in range(1, MAX_SLICES)
+    ]
+    strides = (x.stride(0), first.stride(0), first.stride(-2), *offsets)
+    rows, rank = x.shape[0], first.shape[-2]
+    launch = _shrink_launch(
+        config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, x.device,
+        (*_form_of(h, x, first), *_int_form(*strides)),
+    )  # fmt: skip
+    columns = -(-rank // config.block_rank) * (1 if config.fused else len(lora_a))
+    members = rows if config.rows_a_slot else -(-rows // config.rows)
+    grid = (config.split, columns, members)
+    launch(grid, h, x, first, *step.groups, scale, rows, *strides)
+
+
+def launch_expand(
+    y: Tensor, h: Tensor, lora_b: Sequence[Tensor], offset: int, step: Step, config: ExpandConfig, *,
+    add_inputs: bool,
+) -> None:  # fmt: skip
+    """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`."""
+    slices = [lora_b[min(s, len(lora_b) - 1)] for s in range(MAX_SLICES)]
+    widths = tuple(weight.shape[-2] for weight in lora_b)
+    starts = tuple(accumulate(widths[:-1], initial=offset))
+    size = lora_b[0].element_size()
+    strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
+    aligned = all(w.data_ptr() % 16 == 0 and w.stride(0) * size % 16 == 0 for w in lora_b)
+    launch = _expand_launch(
+        config, h.shape[0], add_inputs, starts, widths, lora_b[0].shape[0], step.num_ids,
+        lora_b[0].shape[-1], aligned, y.device, (*_form_of(y, h, *slices), *_int_form(*strides)),
+    )  # fmt: skip
+    column_tiles, rows = sum(-(-width // config.columns) for width in widths), y.shape[0]
+    members = rows if config.rows_a_slot else -(-rows // config.rows)
+    launch((column_tiles, members), y, h, *slices, *step.groups, rows, *strides)

@@ -1,0 +1,208 @@
+"""vLLM's dense operations against float64, row by row: as operators, and as kernels where Triton runs.
+
+Without a GPU the kernels run in Triton's interpreter; `-m gpu` has real sizes and captured graphs.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.errors import KernelArgumentError
+from kernels.vllm.dense import launches, reference
+from kernels.vllm.dense.step import Step
+from kernels.vllm.dense.tuning import expand_config, shrink_config
+from kernels.vllm.lora_expand import lora_expand
+from kernels.vllm.lora_linear import add_lora_linear
+from kernels.vllm.lora_shrink import lora_shrink
+from tests.kernels.vllm.dense_step import Layer, describe, expanded, shrunk
+
+LAYERS = {
+    "one row": Layer(1, slots=(2,)),
+    "no adapter but one": Layer(7, slots=(-1, -1, -1, 1)),
+    "few rows": Layer(8, beyond=5),
+    "alone": Layer(20, slots=(-1, *range(20)), max_loras=20, rank=8),
+    "teams": Layer(40, beyond=8, rank=16, outs=(24, 8, 8), offset=5),
+    "a long team": Layer(70, slots=(1,), rank=5, outs=(9, 9)),
+    "high rank": Layer(19, slots=(-1, 0, 3), rank=70, outs=(12,)),
+    "five slices": Layer(12, outs=(4, 9, 4, 4, 7)),
+    "rank 2": Layer(30, rank=2),
+    "tiles of 16": Layer(300, slots=(-1, *range(9)), max_loras=12, outs=(20, 10), beyond=11),
+    "tiles of 64": Layer(1030, slots=(-1, 0, 3), width=24, outs=(10, 5, 5)),
+}
+IDLE = Layer(6, slots=(-1,))
+FORMS = {"torch": reference, "triton": launches}
+
+
+def random_layer(seed: int) -> Layer:
+    draw = random.Random(seed)
+    max_loras = draw.randint(1, 9)
+    slots = draw.sample(range(-1, max_loras), draw.randint(1, min(5, max_loras + 1)))
+    outs = tuple(draw.randint(1, 40) for _ in range(draw.randint(1, 4)))
+    return Layer(
+        draw.choice((1, 3, 9, 17, 33, 50)), [*slots, 0], max_loras, draw.randint(1, 40), draw.randint(1, 80),
+        outs, draw.randint(0, 3), draw.randint(0, 20), seed,
+    )  # fmt: skip
+
+
+ALL = {**LAYERS, **{f"random {seed}": random_layer(seed) for seed in range(12)}}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("layer", ALL.values(), ids=ALL)
+def test_each_row_has_its_own_adapters_answer(layer: Layer, form) -> None:
+    step, (a, b), (x, y) = layer.step(), layer.weights(), layer.inputs()
+    wanted = shrunk(layer, x, a, 0.5)
+    h = torch.full(wanted.shape, torch.nan)
+    form.shrink(h, x, a, step, 0.5)
+    torch.testing.assert_close(h.double(), wanted, atol=1e-5, rtol=1e-5)
+    for add_inputs in (True, False):
+        out = y.clone()
+        form.expand(out, h, b, step, layer.offset, add_inputs=add_inputs)
+        torch.testing.assert_close(out.double(), expanded(layer, y, h, b, add_inputs), atol=1e-5, rtol=1e-5)
+    out = y[:, layer.offset :].clone()
+    form.add_pair(out, x, a, b, step, 0.5, add_inputs=True)
+    wanted = expanded(replace(layer, offset=0), y[:, layer.offset :], wanted, b, True)
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_operators_run_as_functions_and_in_a_traced_graph() -> None:
+    layer = replace(LAYERS["teams"], offset=0)
+    step, (a, b), (x, y) = layer.step(), layer.weights(), layer.inputs()
+    seven = tuple(getattr(step, name) for name in Step.__slots__)
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.empty(len(a), len(x), layer.rank)
+        lora_shrink(x, a, h, *seven, 0.5)
+        apart, together = y.clone(), y.clone()
+        lora_expand(h, b, apart, *seven, offset_start=0, add_inputs=True)
+        add_lora_linear(together, x, a, b, *seven, 0.5, True)
+        return apart, together
+
+    apart, together = run(x, y)
+    assert torch.equal(apart, together)
+    torch._dynamo.reset()
+    traced = torch.compile(run, backend="aot_eager", fullgraph=True)(x, y)
+    assert torch.equal(traced[0], apart) and torch.equal(traced[1], together)
+    wanted = expanded(layer, y, shrunk(layer, x, a, 0.5), b, True)
+    torch.testing.assert_close(together.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_is_written_where_no_row_has_an_adapter() -> None:
+    step, (a, b), (x, y) = IDLE.step(), IDLE.weights(), IDLE.inputs()
+    seven, before = tuple(getattr(step, name) for name in Step.__slots__), y.clone()
+    h = torch.full((1, len(x), IDLE.rank), 7.0)
+    lora_shrink(x, a, h, *seven, 1.0)
+    lora_expand(h, b, y, *seven)
+    add_lora_linear(y, x, a, b, *seven, 1.0)
+    assert torch.equal(y, before) and (h == 7.0).all()
+
+
+REFUSED = {
+    "inputs": lambda x, a, h: (x.to(torch.float64), a, h),
+    "inputs ": lambda x, a, h: (x.T.contiguous().T, a, h),
+    "inputs  ": lambda x, a, h: (x[:, :-1].contiguous(), a, h),
+    "lora_a_weights": lambda x, a, h: (x, [], h),
+    "lora_a_weights[0]": lambda x, a, h: (x, [a[0][0, 0]], h),
+    "lora_a_weights[1]": lambda x, a, h: (x, [a[0], a[0][:, :, :-1]], h),
+    "lora_a_weights[0] ": lambda x, a, h: (x, [a[0].to(torch.int16)], h),
+    "output_tensor": lambda x, a, h: (x, a, h[:, :-1]),
+    "output_tensor ": lambda x, a, h: (x, a, h.to(torch.int32)),
+    "token_lora_mapping": lambda x, a, h: (x[:-1], a, h[:, :-1].contiguous()),
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_arguments_that_do_not_fit_are_refused_by_name(argument: str) -> None:
+    layer = LAYERS["few rows"]
+    step, (a, _), (x, _) = layer.step(), layer.weights(), layer.inputs()
+    seven = tuple(getattr(step, name) for name in Step.__slots__)
+    x, a, h = REFUSED[argument](x, a, torch.zeros(1, len(x), layer.rank))
+    with pytest.raises(KernelArgumentError) as refused:
+        lora_shrink(x, a, h, *seven, 1.0)
+    assert refused.value.argument == argument.strip()
+
+
+def test_expands_arguments_that_do_not_fit_are_refused_by_name() -> None:
+    layer = LAYERS["few rows"]
+    step, (a, b), (x, y) = layer.step(), layer.weights(), layer.inputs()
+    seven = tuple(getattr(step, name) for name in Step.__slots__)
+    h = torch.zeros(1, len(x), layer.rank)
+    for argument, inputs, weights, output, offset in (
+        ("output_tensor", h, b, y, 4),
+        ("output_tensor", h, b, y.T.contiguous().T, 0),
+        ("inputs", h[0], b, y, 0),
+        ("lora_b_weights[1]", h.expand(2, -1, -1).contiguous(), [b[0], b[0][..., :-1].contiguous()], y, 0),
+    ):
+        with pytest.raises(KernelArgumentError) as refused:
+            lora_expand(inputs, weights, output, *seven, offset_start=offset)
+        assert refused.value.argument == argument
+    with pytest.raises(KernelArgumentError) as refused:
+        add_lora_linear(y, x, a, [weight[:-1] for weight in b], *seven, 1.0)
+    assert refused.value.argument == "lora_b_stacked"
+
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+REAL = {"max_loras": 64, "width": 4096, "rank": 16, "device": "cuda"}
+TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
+
+
+@pytest.mark.parametrize("rank", [8, 16, 64])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 33, 64, 128, 256, 512, 2048, 5000])
+@pytest.mark.parametrize("adapters", [1, 8, 64])
+@pytest.mark.gpu
+@GPU[1]
+def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.dtype, rank: int) -> None:
+    """One graph is replayed over steps of other adapters and fewer rows: the buffers say what there is."""
+    shape = {**REAL, "rank": rank, "dtype": dtype, "outs": (1024, 512, 512)}
+    fewer = max(rows - 3, 1)
+    layers = [
+        Layer(count, (-1, *range(first, first + n)), beyond=rows - count, seed=n, **shape)
+        for count, first, n in ((rows, 0, adapters), (fewer, 9, max(1, adapters // 2)), (rows, 20, 1))
+    ]
+    first = layers[0]
+    step, (a, b), (x, y) = first.step(), first.weights(), first.inputs()
+    out, h = y.clone(), torch.empty(3, rows, rank, device="cuda")
+
+    def run() -> None:
+        out.copy_(y)
+        launches.shrink(h, x, a, step, 0.5)
+        launches.add_pair(out, x, a, b, step, 0.5, add_inputs=True)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for layer in layers:
+        described = describe(layer.mapping(), 64, rows).to("cuda")
+        for name in Step.__slots__[:5]:
+            getattr(step, name).copy_(getattr(described, name))
+        graph.replay()
+        h_wanted, y_wanted = torch.zeros_like(h, dtype=torch.float64), y.double()
+        mapping = layer.mapping().cuda()
+        for slot in set(mapping.tolist()) - {-1}:
+            mine = (mapping == slot).nonzero().view(-1)
+            start = 0
+            for s in range(3):
+                h_wanted[s, mine] = x[mine].double() @ a[s][slot, 0].double().T * 0.5
+                columns = slice(start, start := start + b[s].shape[-2])
+                y_wanted[mine, columns] += h_wanted[s, mine] @ b[s][slot, 0].double().T
+        for got, wanted in ((h[:, : layer.rows], h_wanted[:, : layer.rows]), (out, y_wanted)):
+            error = (got.double() - wanted).norm() / wanted.norm()
+            assert error <= TOLERANCE[dtype], (layer.rows, error)
+        again = out.clone()
+        graph.replay()
+        assert torch.equal(out, again)
+
+
+def test_the_choice_of_block_sizes_depends_on_sizes_alone() -> None:
+    """So that what is captured for a size is right for each of its steps."""
+    for rows in (1, 8, 9, 64, 256, 257, 1024, 8192):
+        for rank in (1, 8, 16, 17, 64, 320):
+            shrink, expand = shrink_config(rows, 4096, 3, rank), expand_config(rows, 6144, rank)
+            assert shrink.block_rank >= 16 and expand.block_rank >= 16
+            assert shrink.rows_a_slot == expand.rows_a_slot
+            assert (shrink.rows_a_slot == 0) == (rows > 256)
