@@ -71,11 +71,15 @@ def block_size(meta: LoRAKernelMeta, topk: int, num_experts: int) -> int:
     if meta.plan.rows_per_item == 1:
         # A graph is captured with one slot; a plan of single rows is for steps of mostly distinct adapters.
         active = max(active, meta.plan.items // 2)
-    groups = active * num_experts
+    return ALIGNED if sharing_pays(pairs, active * num_experts) else 1
+
+
+def sharing_pays(pairs: int, groups: int) -> bool:
+    """Whether pairs are better sorted into blocks: a group is an adapter's expert, and likely to get some."""
     # Groups that so many random choices reach.
     reached = -groups * expm1(-pairs / groups)
     sharing = _SHARING_OF_FEW if pairs <= _FEW_PAIRS else _SHARING
-    return 1 if pairs < sharing * reached else ALIGNED
+    return pairs >= sharing * reached
 
 
 @lru_cache(maxsize=1024)

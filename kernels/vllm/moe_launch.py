@@ -130,7 +130,7 @@ def shrink(
     """moe_reference.shrink; h may have splits before its slices, which expand adds up."""
     a, work, slices = lora_a[0], _Work(choices), len(lora_a)
     rank, width = a.shape[2], a.shape[3]
-    config = config or replace(_pair_config(choices, slices, width, rank, x.element_size()), split=1)
+    config = config or _whole(choices, slices, width, rank, x.element_size())
     block_k = _within_group(config.block_k, of.group_k) if of.by_inputs else config.block_k
     block_rank = min(config.block_rank, triton.next_power_of_2(max(16, rank)))
     tiles = -(-rank // block_rank)
@@ -166,7 +166,7 @@ def expand(
     """moe_reference.expand; h as shrink has left it. Early: only shrink ran since the tables were written."""
     b, work, slices = lora_b[0], _Work(choices), len(lora_b)
     width, rank = b.shape[2], b.shape[3]
-    config = config or replace(_pair_config(choices, slices, width, rank, y.element_size()), split=1)
+    config = config or _whole(choices, slices, width, rank, y.element_size())
     block_rank = min(config.block_rank, triton.next_power_of_2(max(16, rank)))
     block_rank = _within_group(block_rank, of.group_k) if of.by_inputs else block_rank
     block_n = min(config.block_n, triton.next_power_of_2(max(16, width)))
@@ -226,10 +226,11 @@ def _once(
     )  # fmt: skip
 
 
-def _pair_config(choices: Choices, slices: int, width: int, rank: int, element_size: int) -> PairConfig:
+def _whole(choices: Choices, slices: int, width: int, rank: int, element_size: int) -> PairConfig:
+    """A cache that the caller has between the two holds no splits: a program takes all inputs, in steps."""
     chosen = choose_config(choices, slices, width, rank, element_size, scaled=True)
     assert isinstance(chosen, PairConfig)
-    return chosen
+    return replace(chosen, split=1, block_k=min(512, chosen.block_k))
 
 
 def _within_group(block: int, group: int) -> int:
