@@ -48,7 +48,7 @@ def _fused_moe_lora(
     """Semantics: output[t, k, offset + s * out :][:out] += w[t, k] * x[row] @ A_s[l, e].T @ B_s[l, e].T.
 
     output               floating [tokens, topk, columns], in place. Pairs without an enabled slot stay
-    qcurr_hidden_states  [tokens, in]; with mul_routed_weight [tokens * topk, in]: a row a pair
+    qcurr_hidden_states  [tokens, in or more]; with mul_routed_weight a row a pair
     lora_a_stacked       of each slice [max_loras, experts, rank, in]
     lora_b_stacked       of each slice [max_loras, experts, out, rank], scale included
     topk_weights         [tokens, topk]: w with mul_routed_weight; else w is 1

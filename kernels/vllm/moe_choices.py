@@ -190,8 +190,8 @@ def check_shrink(
     choices.check(device)
     check_stack(lora_a, "lora_a_stacked", device)
     rows, width = -(-choices.num_pairs // divide), lora_a[0].shape[3]
-    fits = x.dim() == 2 and x.shape[0] >= rows and x.shape[1] == width
-    check(fits, "qcurr_hidden_states", f"must be [{rows} rows or more, {width}], is {list(x.shape)}")
+    fits = x.dim() == 2 and x.shape[0] >= rows and x.shape[1] >= width
+    check(fits, "qcurr_hidden_states", f"must be [{rows}, {width}] or larger, is {list(x.shape)}")
     check(x.stride(1) == 1, "qcurr_hidden_states", f"must have contiguous rows, has strides {x.stride()}")
     check_same_device(device, qcurr_hidden_states=x)
 

@@ -71,11 +71,12 @@ def shrink(
 ) -> None:
     """Semantics: h[s, row(p)] = x[p // divide] @ A_s[slot, e].T for every pair p of a slot.
 
-    h is [slices, rows, rank]: row(p) is p, or by_place slot * places + place. Rows of no pair stay.
+    h is [slices, rows, rank]: row(p) is p, or by_place slot * places + place. Rows of no pair stay. Columns
+    of x that A has not are padding.
     """
     for slot, expert, places, pairs in choices.blocks():
         rows = slot * choices.places + places if by_place else pairs
-        taken = of.row(x, pairs // divide)
+        taken = of.row(x[:, : lora_a[0].shape[3]], pairs // divide)
         for s in range(len(lora_a)):
             h[s, rows] = (taken @ of.weight(lora_a, s, slot, expert).T).to(h.dtype)
 

@@ -124,6 +124,25 @@ def test_kernels_in_half_precision(is_sorted: bool, config: PairConfig | OnceCon
     torch.testing.assert_close(*kernels_answer(step, is_sorted, config), rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.parametrize("is_sorted", FORMS.values(), ids=FORMS)
+def test_experts_that_share_a_weight(is_sorted: bool) -> None:
+    """Gate's and up's A, or down's B, once for all experts: a view whose experts are no stride apart."""
+    step = STEPS["gate and up"]
+    given, (a, b, x, y) = step.choices(is_sorted), step.layer()
+    # As are rows that are padded for the base model.
+    x = torch.cat([x, torch.full((len(x), 8), torch.nan)], 1)
+    shared = [weight[:, :1].to(DEVICE).expand(-1, step.experts, -1, -1) for weight in a]
+    wanted = step.answer([weight.cpu() for weight in shared], b, x[:, : step.width], y, given)
+    assert shared[0].stride(1) == 0
+    choices, out = choices_of(step, a, given, DEVICE), to_device(y, DEVICE)
+    b, x = to_device(b, DEVICE), to_device(x, DEVICE)
+    flat = out.view(choices.num_pairs, -1)
+    moe_launch.fused(flat, x, shared, b, choices, step.topk, 0, None, True, config=CONFIGS["pair"])
+    torch.testing.assert_close(out.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
+    ours.fused_moe_lora(**step.arguments([w.cpu() for w in shared], to_device(b, "cpu"), x.cpu(), y, given))
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def unused(step: Step) -> dict[str, object]:
     """Arguments of the two halves that shapes say again."""
     names = (
