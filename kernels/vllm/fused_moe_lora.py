@@ -176,10 +176,12 @@ def _fused_moe_lora_expand(
     offset: int = 0,
     use_gdc: bool = False,
     use_tma: bool = False,
+    add_inputs: bool = True,
 ) -> None:
     """Semantics: output[t, k, offset + s * out :][:out] += w[t, k] * a_intermediate_cache1[s, t, k] @ B_s.T.
 
-    The arguments are those of fused_moe_lora and of fused_moe_lora_shrink, whose result it takes.
+    The arguments are those of fused_moe_lora and of fused_moe_lora_shrink, whose result it takes; add_inputs
+    came with 0.33.
     """
     choices = Choices.of(
         lora_b_stacked, topk_weights, sorted_token_ids, expert_ids, num_tokens_post_padded,
@@ -191,7 +193,7 @@ def _fused_moe_lora_expand(
     h = hidden(a_intermediate_cache1, choices, by_place, len(lora_b_stacked), lora_b_stacked[0].shape[3])
     check_same_device(output.device, a_intermediate_cache1=h)
     y, routed = output.view(choices.num_pairs, output.shape[2]), topk_weights if mul_routed_weight else None
-    form_of(h).expand(y, h, lora_b_stacked, choices, offset, routed, True, by_place)
+    form_of(h).expand(y, h, lora_b_stacked, choices, offset, routed, add_inputs, by_place)
 
 
 def form_of(tensor: Tensor) -> ModuleType:

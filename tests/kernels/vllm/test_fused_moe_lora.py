@@ -176,6 +176,10 @@ def test_shrink_and_expand_by_themselves(step: Step, by_place: bool) -> None:
     sizes = {"max_lora_rank": step.rank, "w1_output_dim_size": step.out, "offset": step.offset}
     ours.fused_moe_lora_expand(y, cache, b, **halves(step, given, by_place), **sizes)
     torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    again = {**halves(step, given, by_place), **sizes, "add_inputs": False}
+    ours.fused_moe_lora_expand(y.fill_(torch.nan), cache, b, **again)
+    alone = step.answer(a, b, x, torch.full_like(y, torch.nan), given, add=False)
+    torch.testing.assert_close(y.double(), alone, rtol=1e-5, atol=1e-5, equal_nan=True)
     routed = on[4] if step.by_pair else None
     moe_launch.expand(
         on[3].view(there.num_pairs, -1),
