@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.launching.checks import check, check_same_device
-from kernels.vllm import moe_reference
-from kernels.vllm.moe_choices import Choices, check_expand, check_shrink, hidden
+from kernels.vllm.experts import reference
+from kernels.vllm.experts.choices import Choices, check_expand, check_shrink, hidden
 from kernels.vllm.operators import register
 
 
@@ -199,10 +199,10 @@ def _fused_moe_lora_expand(
 def form_of(tensor: Tensor) -> ModuleType:
     """The module whose shrink, expand and fused serve the tensor's device."""
     if tensor.is_cpu:
-        return moe_reference
-    from kernels.vllm import moe_launch
+        return reference
+    from kernels.vllm.experts import launch
 
-    return moe_launch
+    return launch
 
 
 def num_listed(num_active_loras: Tensor) -> int:

@@ -8,8 +8,8 @@ from torch import Tensor
 from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check, check_same_device
 from kernels.launching.fp8 import check_card, check_group_k, is_fp8
+from kernels.vllm.experts.choices import UNSCALED, Choices, Scaling, check_expand, check_shrink, hidden
 from kernels.vllm.fused_moe_lora import exchanged, form_of
-from kernels.vllm.moe_choices import UNSCALED, Choices, Scaling, check_expand, check_shrink, hidden
 from kernels.vllm.operators import register
 
 

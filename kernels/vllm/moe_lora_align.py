@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.launching.checks import check, check_same_device
-from kernels.vllm import moe_reference
+from kernels.vllm.experts import reference
 from kernels.vllm.operators import register
 
 _INTEGERS = (torch.int32, torch.int64, torch.uint32)
@@ -49,9 +49,9 @@ def _moe_lora_align_block_size(
         expert_map,
     )  # fmt: skip
     if topk_ids.is_cpu:
-        form = moe_reference.moe_lora_align_block_size
+        form = reference.moe_lora_align_block_size
     else:
-        from kernels.vllm.moe_align_kernel import moe_lora_align_block_size as form
+        from kernels.vllm.experts.align_kernel import moe_lora_align_block_size as form
     form(
         topk_ids, token_lora_mapping, num_experts, block_size, max_loras, max_num_tokens_padded,
         max_num_m_blocks, sorted_token_ids, experts_ids, num_tokens_post_pad, adapter_enabled, lora_ids,

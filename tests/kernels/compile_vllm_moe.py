@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from kernels.vllm.moe_align_kernel import align_kernel, count_kernel
-from kernels.vllm.moe_kernels import moe_expand_kernel, moe_once_kernel, moe_shrink_kernel
+from kernels.vllm.experts.align_kernel import align_kernel, count_kernel
+from kernels.vllm.experts.kernels import moe_expand_kernel, moe_once_kernel, moe_shrink_kernel
 
 TABLES = ("expert_ids", "post_pad", "adapter_enabled")
 NUMBERS = (

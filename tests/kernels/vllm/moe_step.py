@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.vllm import moe_reference
+from kernels.vllm.experts import reference
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Step:
             for shape in ((self.max_loras, places), (self.max_loras, blocks), (self.max_loras,))
         ]
         to = None if self.expert_map is None else torch.tensor(self.expert_map, dtype=torch.int32)
-        moe_reference.moe_lora_align_block_size(
+        reference.moe_lora_align_block_size(
             topk_ids, mapping, experts, size, self.max_loras, places, blocks, *out, enabled, lora_ids, to
         )
         return out

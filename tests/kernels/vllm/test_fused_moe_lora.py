@@ -9,8 +9,8 @@ import torch
 from kernels.errors import KernelArgumentError
 from kernels.launching.moe_tuning import OnceConfig, PairConfig
 from kernels.vllm import fused_moe_lora as ours
-from kernels.vllm import moe_launch, moe_reference
-from kernels.vllm.moe_choices import Choices
+from kernels.vllm.experts import launch, reference
+from kernels.vllm.experts.choices import Choices
 from tests.kernels.stack import DEVICE
 from tests.kernels.vllm.moe_step import Step, to_device
 
@@ -84,7 +84,7 @@ def kernels_answer(step: Step, is_sorted: bool, config, add_inputs: bool = True)
     """(of the kernels, of the truth)."""
     given, layer = step.choices(is_sorted), step.layer()
     outputs = []
-    for form, device, options in ((moe_launch, DEVICE, {"config": config}), (moe_reference, "cpu", {})):
+    for form, device, options in ((launch, DEVICE, {"config": config}), (reference, "cpu", {})):
         a, b, x, y = (to_device(each, device) for each in layer)
         choices = choices_of(step, a, given, device)
         routed = to_device(given["topk_weights"], device) if step.by_pair else None
@@ -137,7 +137,7 @@ def test_experts_that_share_a_weight(is_sorted: bool) -> None:
     choices, out = choices_of(step, a, given, DEVICE), to_device(y, DEVICE)
     b, x = to_device(b, DEVICE), to_device(x, DEVICE)
     flat = out.view(choices.num_pairs, -1)
-    moe_launch.fused(flat, x, shared, b, choices, step.topk, 0, None, True, config=CONFIGS["pair"])
+    launch.fused(flat, x, shared, b, choices, step.topk, 0, None, True, config=CONFIGS["pair"])
     torch.testing.assert_close(out.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
     ours.fused_moe_lora(**step.arguments([w.cpu() for w in shared], to_device(b, "cpu"), x.cpu(), y, given))
     torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -171,7 +171,7 @@ def test_shrink_and_expand_by_themselves(step: Step, by_place: bool) -> None:
     theirs = torch.zeros_like(cache, device=DEVICE)
     there, divide = choices_of(step, a, given, DEVICE), 1 if step.by_pair else step.topk
     on = [to_device(each, DEVICE) for each in (x, a, b, y, given["topk_weights"])]
-    moe_launch.shrink(theirs.flatten(1, 2), on[0], on[1], there, divide, by_place)
+    launch.shrink(theirs.flatten(1, 2), on[0], on[1], there, divide, by_place)
     torch.testing.assert_close(theirs.cpu(), cache, rtol=1e-5, atol=1e-5)
     sizes = {"max_lora_rank": step.rank, "w1_output_dim_size": step.out, "offset": step.offset}
     ours.fused_moe_lora_expand(y, cache, b, **halves(step, given, by_place), **sizes)
@@ -181,7 +181,7 @@ def test_shrink_and_expand_by_themselves(step: Step, by_place: bool) -> None:
     alone = step.answer(a, b, x, torch.full_like(y, torch.nan), given, add=False)
     torch.testing.assert_close(y.double(), alone, rtol=1e-5, atol=1e-5, equal_nan=True)
     routed = on[4] if step.by_pair else None
-    moe_launch.expand(
+    launch.expand(
         on[3].view(there.num_pairs, -1),
         theirs.flatten(1, 2),
         on[2],

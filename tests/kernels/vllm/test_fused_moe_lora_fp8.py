@@ -8,8 +8,8 @@ from kernels.errors import KernelArgumentError
 from kernels.launching.fp8 import quantized, spread
 from kernels.launching.moe_tuning import PairConfig
 from kernels.vllm import fused_moe_lora_fp8 as ours
-from kernels.vllm import moe_launch, moe_reference
-from kernels.vllm.moe_choices import Scaling
+from kernels.vllm.experts import launch, reference
+from kernels.vllm.experts.choices import Scaling
 from tests.kernels.stack import DEVICE
 from tests.kernels.vllm.moe_step import Step, to_device
 from tests.kernels.vllm.test_fused_moe_lora import choices_of, halves
@@ -77,8 +77,8 @@ def test_kernels(is_sorted: bool, way: str, rows_fp8: bool) -> None:
     group, _ = WAYS[way]
     outputs = []
     for form, device, options in (
-        (moe_launch, DEVICE, {"config": CONFIG}),
-        (moe_reference, "cpu", {}),
+        (launch, DEVICE, {"config": CONFIG}),
+        (reference, "cpu", {}),
     ):
         there = {name: to_device(value, device) for name, value in quant.items()}
         scalings = [

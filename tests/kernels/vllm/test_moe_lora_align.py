@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.vllm import moe_align_kernel, moe_reference
+from kernels.vllm.experts import align_kernel, reference
 from kernels.vllm.moe_lora_align import moe_lora_align_block_size
 from tests.kernels.stack import DEVICE
 
@@ -95,7 +95,7 @@ def by_hand(case: Case, inputs: tuple[Tensor, ...]) -> list[list[tuple[int, list
 def test_the_truth_lists_each_pair_in_its_block(case: Case) -> None:
     torch.manual_seed(0)
     inputs = case.inputs()
-    sorted_ids, expert_ids, post_pad = case.run(moe_reference.moe_lora_align_block_size, inputs, "cpu")
+    sorted_ids, expert_ids, post_pad = case.run(reference.moe_lora_align_block_size, inputs, "cpu")
     places, blocks = case.sizes()
     for slot, wanted in enumerate(by_hand(case, inputs)):
         if wanted is None:
@@ -115,8 +115,8 @@ def test_the_truth_lists_each_pair_in_its_block(case: Case) -> None:
 def test_the_kernel_does_the_same(case: Case) -> None:
     torch.manual_seed(0)
     inputs = case.inputs()
-    wanted = case.run(moe_reference.moe_lora_align_block_size, inputs, "cpu")
-    got = case.run(moe_align_kernel.moe_lora_align_block_size, inputs, DEVICE)
+    wanted = case.run(reference.moe_lora_align_block_size, inputs, "cpu")
+    got = case.run(align_kernel.moe_lora_align_block_size, inputs, DEVICE)
     for name, a, b in zip(
         ("sorted_token_ids", "experts_ids", "num_tokens_post_pad"), got, wanted, strict=True
     ):
@@ -125,7 +125,7 @@ def test_the_kernel_does_the_same(case: Case) -> None:
 
 def test_groups_of_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As 32768 pairs and more need them."""
-    monkeypatch.setattr(moe_align_kernel, "_MOST_GROUPS", 2)
+    monkeypatch.setattr(align_kernel, "_MOST_GROUPS", 2)
     test_the_kernel_does_the_same(Case(1300, experts=40, block_size=64, slots=(0, 1), lora_ids=(0,)))
 
 
@@ -133,7 +133,7 @@ def test_the_operator_takes_the_form_of_its_device_and_lives_in_a_graph() -> Non
     torch.manual_seed(0)
     case = CASES["decode"]
     inputs = case.inputs()
-    wanted = case.run(moe_reference.moe_lora_align_block_size, inputs, "cpu")
+    wanted = case.run(reference.moe_lora_align_block_size, inputs, "cpu")
     assert all(map(torch.equal, case.run(moe_lora_align_block_size, inputs, DEVICE), wanted))
     arguments = {argument.name: argument for argument in moe_lora_align_block_size.default._schema.arguments}
     written = {name for name, argument in arguments.items() if argument.is_write}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.vllm import moe_align_kernel, moe_launch, moe_reference
+from kernels.vllm.experts import align_kernel, launch, reference
 from kernels.vllm.fused_moe_lora import fused_moe_lora
 from kernels.vllm.fused_moe_lora_fp8 import fused_moe_lora_fp8
 from kernels.vllm.moe_lora_align import moe_lora_align_block_size
@@ -79,7 +79,7 @@ def test_every_form(config: str) -> None:
         choices = choices_of(step, a, given, "cuda")
         a, b, x, y = (to_device(each, "cuda") for each in (a, b, x, y))
         flat = y.view(choices.num_pairs, -1)
-        moe_launch.fused(flat, x, a, b, choices, step.topk, 0, None, True, config=CONFIGS[config])
+        launch.fused(flat, x, a, b, choices, step.topk, 0, None, True, config=CONFIGS[config])
         assert error(y, wanted) < TOLERANCE[torch.bfloat16]
 
 
@@ -106,8 +106,8 @@ def test_fp8_against_float64(is_sorted: bool, way: str, rows_fp8: bool) -> None:
 def test_alignment(tokens: int) -> None:
     case = Case(tokens, topk=8, experts=128, max_loras=8, slots=(-1, 0, 3, 7), lora_ids=(-1, 0, 3, 7))
     inputs = case.inputs()
-    wanted = case.run(moe_reference.moe_lora_align_block_size, inputs, "cpu")
-    got = case.run(moe_align_kernel.moe_lora_align_block_size, inputs, "cuda")
+    wanted = case.run(reference.moe_lora_align_block_size, inputs, "cpu")
+    got = case.run(align_kernel.moe_lora_align_block_size, inputs, "cuda")
     assert all(map(torch.equal, got, wanted))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.vllm.moe_choices import UNSCALED, Choices, Scaling
+from kernels.vllm.experts.choices import UNSCALED, Choices, Scaling
 
 
 def moe_lora_align_block_size(

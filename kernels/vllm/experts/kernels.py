@@ -5,7 +5,7 @@ import triton.language as tl
 
 from kernels.tiles.block_tile import begin, rows_by, times_columns, times_rows, wait_if_early
 from kernels.tiles.device import of_slice
-from kernels.vllm.moe_tile import (
+from kernels.vllm.experts.tile import (
     add_columns,
     expanded,
     load_b,

@@ -13,8 +13,8 @@ from kernels.launching.block_launch import slices_of
 from kernels.launching.launch import Launch, row_signature, signature
 from kernels.launching.moe_tuning import MOST_ONCE_RANKS, OnceConfig, PairConfig, choose
 from kernels.tiles.device import has_dependent_launch
-from kernels.vllm.moe_choices import UNSCALED, Choices, Scaling
-from kernels.vllm.moe_kernels import moe_expand_kernel, moe_once_kernel, moe_shrink_kernel
+from kernels.vllm.experts.choices import UNSCALED, Choices, Scaling
+from kernels.vllm.experts.kernels import moe_expand_kernel, moe_once_kernel, moe_shrink_kernel
 
 # Places of a part of a block, as of our own blocks (kernels/launching/moe_tuning.py): those of vLLM's
 # default, 64, are cut into four, and parts without pairs end at once.
@@ -103,7 +103,7 @@ def fused(
     of_b: Scaling = UNSCALED,
     config: Config | None = None,
 ) -> None:
-    """Shrink, then expand, as in kernels/vllm/moe_reference.py, with float32 between them."""
+    """Shrink, then expand, as in kernels/vllm/experts/reference.py, with float32 between them."""
     rank, slices = lora_a[0].shape[2], len(lora_a)
     scaled = bool(of_a.weights or of_b.weights) or of_a.rows is not None or of_b.rows is not None
     if config is None:
@@ -127,7 +127,7 @@ def shrink(
     of: Scaling = UNSCALED,
     config: PairConfig | None = None,
 ) -> None:
-    """moe_reference.shrink; h may have splits before its slices, which expand adds up."""
+    """reference.shrink; h may have splits before its slices, which expand adds up."""
     a, work, slices = lora_a[0], _Work(choices), len(lora_a)
     rank, width = a.shape[2], a.shape[3]
     config = config or _whole(choices, slices, width, rank, x.element_size())
@@ -163,7 +163,7 @@ def expand(
     config: PairConfig | None = None,
     early: bool = False,
 ) -> None:
-    """moe_reference.expand; h as shrink has left it. Early: only shrink ran since the tables were written."""
+    """reference.expand; h as shrink has left it. Early: only shrink ran since the tables were written."""
     b, work, slices = lora_b[0], _Work(choices), len(lora_b)
     width, rank = b.shape[2], b.shape[3]
     config = config or _whole(choices, slices, width, rank, y.element_size())

@@ -1,0 +1,1 @@
+"""What vLLM's expert operations run: a step's choices, plain torch forms and Triton kernels."""
