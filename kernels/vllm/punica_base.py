@@ -13,6 +13,9 @@ from kernels.vllm.step_slots import LoRAMapping, StepSlots, index_fields, write_
 Shared = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """What w13 hands to w2: sorted token ids, expert ids, padded counts, and the rows' slots."""
 
+# What vLLM's layers pass, always as True, and mean as `add_inputs`.
+SWALLOWED = ("add_input",)
+
 
 class PunicaWrapperBase(ABC):
     """A step's indices, refilled by `update_metadata` at addresses that stay; int64 on the device.
@@ -183,10 +186,7 @@ class PunicaWrapperBase(ABC):
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Refuse keyword arguments that nobody reads, but for the one that vLLM's layers pass.
-
-    They say `add_input=True` for `add_inputs`, which the reference swallows. Raises KernelArgumentError.
-    """
+    """Refuse keyword arguments that nobody reads. Raises KernelArgumentError."""
     for name, value in options.items():
-        if name != "add_input" or value is not True:
+        if name not in SWALLOWED or value is not True:
             raise KernelArgumentError(name, f"is {value!r}, which this method does not know")
