@@ -1,6 +1,7 @@
 """PunicaWrapperBase as vLLM has it: a step's indices, and what a wrapper does for the layers."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -190,3 +191,10 @@ def check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in SWALLOWED or value is not True:
             raise KernelArgumentError(name, f"is {value!r}, which this method does not know")
+
+
+def check_slices(lora_a: Sequence[Tensor], lora_b: Sequence[Tensor], output_slices: Sequence[int]) -> None:
+    """One size, one A and one B a slice. Raises KernelArgumentError."""
+    if not len(lora_a) == len(lora_b) == len(output_slices):
+        numbers = f"{len(lora_a)} of A, {len(lora_b)} of B"
+        raise KernelArgumentError("output_slices", f"names {len(output_slices)} slices for {numbers}")

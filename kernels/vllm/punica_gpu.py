@@ -10,7 +10,7 @@ from kernels.vllm.expert_lora import ExpertLoRA
 from kernels.vllm.kernel_meta import LoRAKernelMeta, group_tokens, meta_fields
 from kernels.vllm.lora_expand import lora_expand
 from kernels.vllm.lora_shrink import lora_shrink
-from kernels.vllm.punica_base import PunicaWrapperBase, check_options
+from kernels.vllm.punica_base import PunicaWrapperBase, check_options, check_slices
 from kernels.vllm.step_buffers import Field
 from kernels.vllm.step_slots import LoRAMapping, write_indices
 
@@ -136,9 +136,7 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
     ) -> None:
         """`add_shrink` and `add_expand` of one layer. A `buffer` is refused: it is made here."""
         check_options(kwargs)
-        if not len(lora_a_stacked) == len(lora_b_stacked) == len(output_slices):
-            numbers = f"{len(lora_a_stacked)} of A, {len(lora_b_stacked)} of B"
-            raise KernelArgumentError("output_slices", f"names {len(output_slices)} slices for {numbers}")
+        check_slices(lora_a_stacked, lora_b_stacked, output_slices)
         _refuse_buffer(buffer)
         x = x.view(-1, x.shape[-1])
         shape = (len(output_slices), x.size(0), lora_b_stacked[0].size(-1))
