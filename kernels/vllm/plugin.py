@@ -40,6 +40,7 @@ def register() -> None:
 def _problem(platform: Any) -> str:
     """Why ours cannot stand in for what is installed, or nothing."""
     import vllm
+    from vllm import envs
     from vllm.config.lora import LoRAConfig
 
     # Imported here: a plugin that cannot be imported is to be told of like any other.
@@ -50,6 +51,8 @@ def _problem(platform: Any) -> str:
         return f"the platform names a wrapper of its own, {named}"
     if not callable(getattr(LoRAConfig, "compute_hash", None)):
         return "LoRAConfig has no compute_hash, so its compile cache would not tell the two apart"
+    if getattr(envs, "VLLM_BATCH_INVARIANT", False):
+        return "VLLM_BATCH_INVARIANT is set, but lorafleet's order of summing follows a step's size"
     missing = lacks(Path(vllm.__file__).parent)
     installed = getattr(vllm, "__version__", "of unknown version")
     return f"vLLM {installed} needs what lorafleet lacks: {', '.join(missing)}" if missing else ""

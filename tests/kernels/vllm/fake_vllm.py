@@ -29,6 +29,7 @@ _FILES = {
             _current = _current or Platform()
             return _current
         """,
+    "envs.py": "VLLM_BATCH_INVARIANT = False",
     "config/__init__.py": "",
     "config/lora.py": """
         from vllm.platforms import current_platform

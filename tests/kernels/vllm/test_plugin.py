@@ -121,6 +121,13 @@ def test_a_configuration_without_a_key_keeps_stock(tmp_path: Path, caplog: pytes
     assert platform().get_punica_wrapper() == STOCK
 
 
+def test_who_wants_the_same_bits_in_every_batch_keeps_stock(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_vllm(tmp_path, {"envs.py": ("False", "True")})
+    assert "VLLM_BATCH_INVARIANT" in stays_out(tmp_path, caplog)
+
+
 def test_a_platform_with_a_wrapper_of_its_own_keeps_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
