@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-WRAPPER = "kernels.vllm.punica_gpu.PunicaWrapperGPU"
 STOCK = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
 
 # A child of vLLM's own logger, which has its handlers and level.
@@ -27,45 +26,54 @@ def register() -> None:
         _log.info("lorafleet is not used: this platform is not CUDA")
         return
     try:
-        problem = _problem(current_platform)
+        wrapper = _fitting(current_platform)
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        _log.warning("lorafleet is not used, vLLM's own LoRA kernels are: %s", problem)
+        reason = str(error) if isinstance(error, _DoesNotFit) else f"{type(error).__name__}: {error}"
+        _log.warning("lorafleet is not used, vLLM's own LoRA kernels are: %s", reason)
         return
-    _enter(current_platform)
-    _log.info("LoRA runs on lorafleet's kernels (%s)", WRAPPER)
+    _enter(current_platform, wrapper)
+    _log.info("LoRA runs on lorafleet's kernels (%s)", wrapper)
 
 
-def _problem(platform: Any) -> str:
-    """Why ours cannot stand in for what is installed, or nothing."""
+class _DoesNotFit(Exception):
+    """Says why ours cannot stand in for what is installed."""
+
+
+def _fitting(platform: Any) -> str:
+    """The name of our wrapper that fits what is installed. Raises _DoesNotFit, or what reading it raises."""
     import vllm
     from vllm import envs
     from vllm.config.lora import LoRAConfig
 
     # Imported here: a plugin that cannot be imported is to be told of like any other.
-    from kernels.vllm.reference_check import lacks
+    from kernels.vllm.reference_check import WRAPPERS, lacks
 
+    ours = {f"{wrapper.__module__}.{wrapper.__qualname__}": wrapper for wrapper in WRAPPERS}
     named = platform.get_punica_wrapper()
-    if named not in (STOCK, WRAPPER):
-        return f"the platform names a wrapper of its own, {named}"
+    if named not in (STOCK, *ours):
+        raise _DoesNotFit(f"the platform names a wrapper of its own, {named}")
     if not callable(getattr(LoRAConfig, "compute_hash", None)):
-        return "LoRAConfig has no compute_hash, so its compile cache would not tell the two apart"
+        raise _DoesNotFit("LoRAConfig has no compute_hash, so its compile cache would not tell the two apart")
     if getattr(envs, "VLLM_BATCH_INVARIANT", False):
-        return "VLLM_BATCH_INVARIANT is set, but lorafleet's order of summing follows a step's size"
-    missing = lacks(Path(vllm.__file__).parent)
-    installed = getattr(vllm, "__version__", "of unknown version")
-    return f"vLLM {installed} needs what lorafleet lacks: {', '.join(missing)}" if missing else ""
+        raise _DoesNotFit(
+            "VLLM_BATCH_INVARIANT is set, but a step's size decides in what order lorafleet sums"
+        )
+    missing = {name: lacks(Path(vllm.__file__).parent, wrapper) for name, wrapper in ours.items()}
+    nearest = min(missing, key=lambda name: len(missing[name]))
+    if missing[nearest]:
+        installed = getattr(vllm, "__version__", "of unknown version")
+        raise _DoesNotFit(f"vLLM {installed} needs what lorafleet lacks: {', '.join(missing[nearest])}")
+    return nearest
 
 
-def _enter(platform: Any) -> None:
+def _enter(platform: Any, wrapper: str) -> None:
     from vllm.config.lora import LoRAConfig
 
     stock = LoRAConfig.compute_hash
     # The cache first: never our wrapper under the key of stock artefacts.
     if not hasattr(stock, "lorafleet"):
         LoRAConfig.compute_hash = _with_identity(stock)
-    type(platform).get_punica_wrapper = classmethod(lambda cls: WRAPPER)
+    type(platform).get_punica_wrapper = classmethod(lambda cls: wrapper)
 
 
 def _with_identity(stock: Callable[[Any], str]) -> Callable[[Any], str]:

@@ -126,6 +126,25 @@ class PunicaWrapperBase(ABC):
             self._update_prefill_metadata(self.token_lora_indices)
         self.is_prefill = mapping.is_prefill
 
+    def apply_lora_full_linear(
+        self, y: Tensor, x: Tensor, weight_stacked: Tensor, bias_stacked: Tensor, module_enabled: Tensor
+    ) -> None:
+        """y[row] = x[row] @ W[slot].T + b[slot] over the rows that reach the head, where the slot is enabled.
+
+        y is [prompts, labels], W [max_loras, 1, labels, in], b [max_loras, labels] and `module_enabled` bool
+        [max_loras]: a classifier that an adapter brings whole. Other rows stay. A GPU is not waited for.
+        """
+        x, prompts = x.view(-1, x.shape[-1]), self.indices_len[1]
+        if len(y) != prompts or len(x) != prompts:
+            raise KernelArgumentError("y", f"has {len(y)} rows, x {len(x)}, and {prompts} reach the head")
+        if y.shape[1] != weight_stacked.shape[-2]:
+            problem = f"has {weight_stacked.shape[-2]} labels, y {y.shape[1]}"
+            raise KernelArgumentError("weight_stacked", problem)
+        for slot, weight in enumerate(weight_stacked.flatten(0, 1)):
+            mine = (self.sampler_indices == slot) & module_enabled[slot]
+            whole = (x.float() @ weight.float().T).to(y.dtype) + bias_stacked[slot].to(y.dtype)
+            y.copy_(torch.where(mine.unsqueeze(1), whole, y))
+
     @abstractmethod
     def add_shrink(
         self,

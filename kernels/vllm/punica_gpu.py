@@ -169,6 +169,21 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         lora_expand(hidden, (lora_b_stacked,), y, *meta, add_inputs=True)
 
 
+class PunicaWrapperGPU33(PunicaWrapperGPU):
+    """For vLLM 0.33, whose embedding layer reads one row of offsets, int64 [rows], in place of two."""
+
+    def __init__(
+        self, max_num_batched_tokens: int, max_batches: int, device: torch.device | str, **kwargs: Any
+    ) -> None:
+        super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
+        self._embeddings_indices = self._embeddings_indices[1]
+
+    @property
+    def embeddings_indices(self) -> Tensor:
+        """What to add to a row's token id in A's stack of vocabularies: int64 [rows]."""
+        return self._embeddings_indices[: self.indices_len[3]]
+
+
 def _refuse_buffer(buffer: Tensor | None) -> None:
     if buffer is not None:
         raise KernelArgumentError("buffer", "must not be passed: the wrapper makes it")

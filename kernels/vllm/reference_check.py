@@ -7,16 +7,23 @@ from pathlib import Path
 
 from kernels.vllm.kernel_meta import LoRAKernelMeta
 from kernels.vllm.punica_base import SWALLOWED
-from kernels.vllm.punica_gpu import PunicaWrapperGPU
+from kernels.vllm.punica_gpu import PunicaWrapperGPU, PunicaWrapperGPU33
 
-_CLASSES: tuple[tuple[str, str, type], ...] = (
-    ("lora/punica_wrapper/punica_base.py", "PunicaWrapperBase", PunicaWrapperGPU),
-    ("lora/punica_wrapper/punica_gpu.py", "PunicaWrapperGPU", PunicaWrapperGPU),
-    ("lora/ops/triton_ops/lora_kernel_metadata.py", "LoRAKernelMeta", LoRAKernelMeta),
-)
+# Each serves the versions in which it lacks nothing.
+WRAPPERS: tuple[type[PunicaWrapperGPU], ...] = (PunicaWrapperGPU, PunicaWrapperGPU33)
+
+_BASE = "lora/punica_wrapper/punica_base.py"
+_CLASSES = {
+    _BASE: "PunicaWrapperBase",
+    "lora/punica_wrapper/punica_gpu.py": "PunicaWrapperGPU",
+    "lora/ops/triton_ops/lora_kernel_metadata.py": "LoRAKernelMeta",
+}
 _CALLERS = ("lora/layers", "lora/model_manager.py", "model_executor/layers/fused_moe")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+_SIZES = {"max_num_batched_tokens": 3, "max_batches": 5}
 
 
 class _Config:
@@ -24,13 +31,17 @@ class _Config:
     specialize_active_lora = False
 
 
-def lacks(vllm: Path) -> list[str]:
+def lacks(vllm: Path, ours: type[PunicaWrapperGPU] = PunicaWrapperGPU) -> list[str]:
     """Each thing that ours lacks, in a few words, of the package in the folder `vllm`; empty if it fits."""
-    found = []
-    for path, name, ours in _CLASSES:
+    found: list[str] = []
+    wrapper = ours(device="cpu", lora_config=_Config(), **_SIZES)
+    for path, name in _CLASSES.items():
         theirs = class_of(vllm / path, name)
-        found += [f"{path} with a class {name}"] if theirs is None else class_lacks(theirs, ours)
-    wrapper = PunicaWrapperGPU(1, 1, "cpu", lora_config=_Config())
+        if theirs is None:
+            found.append(f"{path} with a class {name}")
+            continue
+        found += class_lacks(theirs, LoRAKernelMeta if name == "LoRAKernelMeta" else ours)
+        found += buffers_lack(theirs, wrapper) if path == _BASE else ()
     for caller in _CALLERS:
         for file in [vllm / caller] if caller.endswith(".py") else sorted((vllm / caller).rglob("*.py")):
             text = file.read_text(encoding="utf-8")
@@ -90,6 +101,19 @@ def _optional(arguments: ast.arguments) -> set[str]:
     defaulted = positional[len(positional) - len(arguments.defaults) :]
     by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     return {each.arg for each in defaulted} | {each.arg for each, default in by_name if default}
+
+
+def buffers_lack(theirs: ast.ClassDef, wrapper: object) -> Iterator[str]:
+    """Buffers that theirs makes, which layers read past any method, and that ours has not in that shape."""
+    for node in ast.walk(theirs):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+            continue
+        made, name = node.value, node.targets[0].attr
+        if isinstance(made, ast.Call) and ast.unparse(made.func) in ("torch.empty", "torch.zeros"):
+            sizes = [_SIZES.get(ast.unparse(each), ast.unparse(each)) for each in made.args]
+            ours = list(getattr(getattr(wrapper, name, None), "shape", ()))
+            if [str(size) for size in sizes] != [str(size) for size in ours]:
+                yield f"{theirs.name}.{name} of shape [{', '.join(map(ast.unparse, made.args))}]"
 
 
 def calls_lack(tree: ast.AST, wrapper: object) -> Iterator[str]:

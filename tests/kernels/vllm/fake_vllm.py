@@ -43,7 +43,11 @@ _FILES = {
         """,
     "lora/punica_wrapper/punica_base.py": """
         class PunicaWrapperBase:
-            def __init__(self, max_num_batched_tokens, max_batches, device, **kwargs): ...
+            def __init__(self, max_num_batched_tokens, max_batches, device, **kwargs):
+                self._sampler_indices = torch.empty(max_num_batched_tokens, dtype=torch.long, device=device)
+                self._embeddings_indices = torch.empty(
+                    2, max_num_batched_tokens, dtype=torch.long, device=device
+                )
             @property
             def token_lora_indices(self): ...
             def add_shrink(self, y, x, lora_a_stacked, scale, **kwargs): ...

@@ -12,11 +12,18 @@ from typing import Any
 
 import pytest
 
-from kernels.vllm.plugin import STOCK, WRAPPER, identity, register
-from kernels.vllm.reference_check import lacks
+from kernels.vllm.plugin import STOCK, identity, register
+from kernels.vllm.reference_check import WRAPPERS, lacks
 from tests.kernels.vllm.fake_vllm import write_vllm
 
 ROOT = Path(__file__).parents[3]
+WRAPPER = "kernels.vllm.punica_gpu.PunicaWrapperGPU"
+BASE, GPU, META, LAYER = (
+    "lora/punica_wrapper/punica_base.py",
+    "lora/punica_wrapper/punica_gpu.py",
+    "lora/ops/triton_ops/lora_kernel_metadata.py",
+    "lora/layers/base_linear.py",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +69,15 @@ def test_it_names_our_wrapper_and_enters_the_key_of_the_compile_cache(
     assert [config()(rank).compute_hash() for rank in (8, 16)] == ours
 
 
+def test_a_later_version_gets_the_wrapper_that_has_its_buffers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_vllm(tmp_path, {BASE: ("2, max_num_batched_tokens", "max_num_batched_tokens")})
+    assert f"{WRAPPER}33" in registered(caplog, logging.INFO)
+    registered(caplog, logging.INFO)
+    assert platform().get_punica_wrapper() == f"{WRAPPER}33"
+
+
 def test_the_key_has_our_name_and_follows_our_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity().startswith("lorafleet ")
     before = identity()
@@ -77,13 +93,6 @@ def stays_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> str:
     return line
 
 
-GPU, META, LAYER = (
-    "lora/punica_wrapper/punica_gpu.py",
-    "lora/ops/triton_ops/lora_kernel_metadata.py",
-    "lora/layers/base_linear.py",
-)
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "missing"),
     [
@@ -96,6 +105,9 @@ GPU, META, LAYER = (
         (GPU, "class PunicaWrapperGPU", "class Renamed", f"{GPU} with a class PunicaWrapperGPU"),
         (META, "token_lora_mapping", "row_mapping", "LoRAKernelMeta.row_mapping"),
         (META, "captured_lora_counts", "counts", "LoRAKernelMeta.make(counts)"),
+        (BASE, "2, max", "4, max", "_embeddings_indices of shape [4, max_num_batched_tokens]"),
+        (BASE, "(max_num_batched_tokens,", "(max_num_batched_tokens + 1,", "_sampler_indices of shape"),
+        (BASE, "self._sampler_indices =", "self._rows =", "PunicaWrapperBase._rows of shape"),
         (LAYER, "_embeddings_indices", "_other_indices", "punica_wrapper._other_indices"),
         (LAYER, "add_input=", "gather=", "punica_wrapper.add_expand(gather)"),
         (LAYER, "add_expand(", "apply_all(", "punica_wrapper.apply_all"),
@@ -178,4 +190,4 @@ def test_the_real_source_lacks_nothing() -> None:
     source = os.environ.get("LORAFLEET_VLLM_SOURCE")
     if source is None:
         pytest.skip("LORAFLEET_VLLM_SOURCE names no folder with vLLM's source")
-    assert lacks(Path(source) / "vllm") == []
+    assert any(lacks(Path(source) / "vllm", wrapper) == [] for wrapper in WRAPPERS)

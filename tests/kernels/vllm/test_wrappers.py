@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from kernels.errors import KernelArgumentError
 from kernels.vllm.punica_cpu import PunicaWrapperCPU
-from kernels.vllm.punica_gpu import PunicaWrapperGPU
+from kernels.vllm.punica_gpu import PunicaWrapperGPU, PunicaWrapperGPU33
 from tests.kernels.vllm.steps import MAX_LORAS, SLOTS, Config, Mapping, random_mapping, slot_of
 
 ROWS, WIDTH, RANK, VOCAB = 24, 48, 8, 50
@@ -164,6 +164,32 @@ def test_prefill_metadata_counts_neighbours_of_one_slot_as_one() -> None:
     assert (numbers, punica.no_lora, punica.is_prefill) == ([3, 3, 6], False, True)
     punica.update_metadata(Mapping((0, 0), (0,), is_prefill=True), SLOTS, MAX_LORAS + 1, VOCAB)
     assert punica.no_lora
+
+
+@BOTH
+def test_a_classifier_that_an_adapter_brings_whole(kind: type[Wrapper]) -> None:
+    torch.manual_seed(0)
+    mapping = Mapping((5, 5, 31, 0, 700), (31, 0, 5, 700))
+    punica, x, labels = wrapper(kind, mapping), torch.randn(4, WIDTH).to(torch.bfloat16), 3
+    weight, bias = stack(labels, WIDTH), torch.randn(MAX_LORAS, labels)
+    weight[0], enabled = torch.nan, torch.tensor([False, True, True, True])
+    y = torch.randn(4, labels).to(torch.bfloat16)
+    truth = y.double().clone()
+    for row, slot in ((0, 3), (2, 1)):
+        truth[row] = x[row].double() @ weight[slot, 0].double().T + bias[slot].double()
+    punica.apply_lora_full_linear(y, x, weight, bias, enabled)
+    close(y, truth)
+    with pytest.raises(KernelArgumentError, match="weight_stacked"):
+        punica.apply_lora_full_linear(y, x, weight[:, :, :2], bias, enabled)
+    with pytest.raises(KernelArgumentError, match="4 rows"):
+        punica.update_metadata(Mapping((5,), (5,)), SLOTS, MAX_LORAS + 1, VOCAB)
+        punica.apply_lora_full_linear(y, x, weight, bias, enabled)
+
+
+def test_a_later_version_reads_one_row_of_offsets() -> None:
+    punica = wrapper(PunicaWrapperGPU33, Mapping((5, 0, 31), (5,)))
+    assert punica.embeddings_indices.tolist() == [VOCAB, 0, 3 * VOCAB]
+    assert punica._embeddings_indices[:3].tolist() == [VOCAB, 0, 3 * VOCAB]
 
 
 class Layer(nn.Module):
