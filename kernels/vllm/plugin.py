@@ -93,6 +93,6 @@ def identity() -> str:
         released = version("lorafleet")
     except PackageNotFoundError:
         released = "not installed"
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    files = sorted(Path(__file__).parent.rglob("*.py"))
     source = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
     return f"lorafleet {released} {source}"
