@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
+from kernels.launching.moe_tuning import sharing_pays
 from kernels.vllm.kernel_meta import LoRAKernelMeta
 from kernels.vllm.punica_base import Shared
 
 Blocks = Mapping[str, int | None]
 
-# A small step skips the sorting when there are this many places for each pair of a row and an expert.
-_SPARSITY = 8
+# Pairs of a row and an expert in a block. Kernels take blocks in parts of so many, whatever their size.
+_BLOCK_PAIRS = 16
+_BLOCK: Blocks = {"BLOCK_SIZE_M": _BLOCK_PAIRS}
 
 
 class ExpertLoRA:
@@ -168,16 +170,13 @@ class ExpertLoRA:
         Returns what `add_lora_w2` takes. Block sizes are ours: `use_tuned_config`, `w1`, `w2` and
         `num_slices`, from which the reference picks its own, are not read.
         """
-        blocks = expert_blocks(num_tokens, top_k, local_num_experts)
-        naive = (
-            not fully_sharded
-            and expert_map is None
-            and num_tokens * top_k * _SPARSITY <= local_num_experts * max_loras
-        )
+        groups = local_num_experts * min(max_loras, num_tokens)
+        # A captured graph is for any number of adapters: as many as there can be are taken to be there.
+        naive = not (fully_sharded or expert_map is not None or sharing_pays(num_tokens * top_k, groups))
         mapping, sorted_ids, expert_ids, counts = self.moe_lora_align_block_size(
             topk_ids,
             num_tokens,
-            blocks["BLOCK_SIZE_M"],
+            _BLOCK_PAIRS,
             local_num_experts,
             max_loras,
             adapter_enabled,
@@ -196,8 +195,8 @@ class ExpertLoRA:
             counts,
             lora_a_stacked[0].shape[-2],
             top_k,
-            blocks,
-            blocks,
+            _BLOCK,
+            _BLOCK,
             adapter_enabled,
             fully_sharded=fully_sharded,
             token_lora_mapping=mapping,
@@ -235,7 +234,6 @@ class ExpertLoRA:
         if expert_ids_lora is None:
             raise KernelArgumentError("expert_ids_lora", "is missing: add_lora_w13 returns it")
         naive = sorted_token_ids_lora is None
-        blocks = expert_blocks(num_tokens, top_k, lora_a_stacked[0].shape[1])
         self.add_lora_fused_moe(
             y,
             x,
@@ -247,8 +245,8 @@ class ExpertLoRA:
             num_tokens_post_padded_lora,
             lora_a_stacked[0].shape[-2],
             top_k,
-            blocks,
-            blocks,
+            _BLOCK,
+            _BLOCK,
             adapter_enabled,
             True,
             fully_sharded=fully_sharded,
@@ -261,12 +259,6 @@ class ExpertLoRA:
 
 def _by_slot(sorted_ids: Tensor | None, max_loras: int) -> Tensor | None:
     return None if sorted_ids is None else sorted_ids.view(max_loras, -1)
-
-
-def expert_blocks(num_tokens: int, top_k: int, num_experts: int) -> dict[str, int]:
-    """Rows of a block, from the rows that an expert gets on average: 16 for few, 64 for many."""
-    mean = num_tokens * top_k // max(1, num_experts)
-    return {"BLOCK_SIZE_M": 16 if mean < 32 else 32 if mean < 128 else 64}
 
 
 def _sizes(config: Blocks) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from kernels.errors import KernelArgumentError
 from kernels.vllm.expert_lora import ExpertLoRA
 from kernels.vllm.kernel_meta import LoRAKernelMeta, group_tokens, meta_fields
 from kernels.vllm.lora_expand import lora_expand
+from kernels.vllm.lora_linear import add_lora_linear
 from kernels.vllm.lora_shrink import lora_shrink
 from kernels.vllm.punica_base import PunicaWrapperBase, check_options, check_slices
 from kernels.vllm.step_buffers import Field
@@ -138,12 +139,9 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         check_options(kwargs)
         check_slices(lora_a_stacked, lora_b_stacked, output_slices)
         _refuse_buffer(buffer)
-        x = x.view(-1, x.shape[-1])
-        shape = (len(output_slices), x.size(0), lora_b_stacked[0].size(-1))
-        # Shrink writes all of it.
-        hidden = torch.empty(shape, dtype=torch.float32, device=x.device)
-        self.add_shrink(hidden, x, lora_a_stacked, scale)
-        self.add_expand(y, hidden, lora_b_stacked, output_slices, add_inputs=add_inputs)
+        x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        meta = self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
+        add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, add_inputs)
 
     def add_lora_logits(
         self,
