@@ -81,7 +81,8 @@ class Engine:
         self._llm = LLM(
             model=str(model), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
             enable_lora=True, max_loras=MAX_LORAS, max_cpu_loras=MAX_LORAS, max_lora_rank=16,
-            enable_prefix_caching=False, gpu_memory_utilization=0.85, max_model_len=2048, max_num_seqs=256, **options,
+            enable_prefix_caching=False, gpu_memory_utilization=0.85, max_model_len=2048, max_num_seqs=256,
+            **options,
         )  # fmt: skip
         folders = sorted(folder for folder in adapters.iterdir() if folder.is_dir())[:MAX_LORAS]
         self._adapters = [LoRARequest(f.name, n, str(f)) for n, f in enumerate(folders, start=1)]

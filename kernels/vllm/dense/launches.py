@@ -24,7 +24,7 @@ def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scal
     """output [slices, rows, rank]: all of it is written, with zeros for rows without an adapter."""
     for first in range(0, len(lora_a), MAX_SLICES):
         some = lora_a[first : first + MAX_SLICES]
-        config = shrink_config(x.shape[0], x.shape[1], len(some), some[0].shape[-2])
+        config = shrink_config(x.shape[0], x.shape[1], len(some), some[0].shape[-2], x.element_size())
         into = output[first : first + MAX_SLICES]
         if config.split == 1:
             launch_shrink(into.zero_()[None], x, some, step, scale, config)
@@ -61,7 +61,7 @@ def add_pair(
     for first in range(0, len(lora_a), MAX_SLICES):
         some_a, some_b = lora_a[first : first + MAX_SLICES], lora_b[first : first + MAX_SLICES]
         columns, rank = sum(weight.shape[-2] for weight in some_b), some_a[0].shape[-2]
-        config = shrink_config(rows, x.shape[1], len(some_a), rank)
+        config = shrink_config(rows, x.shape[1], len(some_a), rank, x.element_size())
         h = torch.empty((config.split, len(some_a), rows, rank), dtype=torch.float32, device=x.device)
         launch_shrink(h, x, some_a, step, scale, config)
         then = expand_config(rows, columns, rank)

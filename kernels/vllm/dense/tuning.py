@@ -51,7 +51,7 @@ class ExpandConfig:
 
 
 @lru_cache(maxsize=4096)
-def shrink_config(rows: int, width: int, slices: int, rank: int) -> ShrinkConfig:
+def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: int = 2) -> ShrinkConfig:
     block_rank, alone = _block_rank(rank), _rows_a_slot(rows, rank)
     if rows <= _FEW_ROWS and width <= _WIDE:
         # (1, 1): 4.5, (8, 8): 6.9; 1024 inputs a program 5.6 and 7.7.
@@ -70,7 +70,9 @@ def shrink_config(rows: int, width: int, slices: int, rank: int) -> ShrinkConfig
     columns = block_rank * triton.next_power_of_2(slices)
     # (2048, 8): 41.3, one split 73.6; (8192, 8): 121, 4 splits 141.
     split, num_warps = 4 if rows <= 4096 else 1, 8 if columns >= 128 else 4
-    return ShrinkConfig(64, 0, True, block_rank, 128 if columns <= 128 else 64, 0, split, num_warps, 4)
+    # Four stages of both tiles must fit a multiprocessor's shared memory.
+    block_k = (128 if columns <= 128 else 64) * 2 // element_size
+    return ShrinkConfig(64, 0, True, block_rank, block_k, 0, split, num_warps, 4)
 
 
 @lru_cache(maxsize=4096)
