@@ -40,8 +40,8 @@ crash: $(STAMP)  ## kill -9 at 200 random moments of each kind of change of a st
 cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays behind, memory neither
 	NUM_CANCELS=10000 $(BIN)/python -m pytest --timeout 1800 tests/integration/test_cancellation.py -k quick_cancels
 
-rotation: $(STAMP)  ## renew every certificate under 200 streams: none breaks
-	NUM_TLS_STREAMS=200 NUM_TLS_TOKENS=400 $(BIN)/python -m pytest --timeout 600 tests/integration/test_tls.py -k new_certificates
+rotation: $(STAMP)  ## renew certificates, tokens and keys of JSON web tokens under 200 streams: none breaks
+	$(BIN)/python -m tests.support.chaos.rotation --json tests/faults/results/rotation.json $(ROTATION_ARGS)
 
 leavers: $(STAMP)  ## RSS after 50,000 cancelled requests, and 20,000 calls whose channel or process goes (MODEL=folder)
 	$(BIN)/python -m scheduler.bench.leavers --model $(MODEL) --json scheduler/bench/results/leavers.json
