@@ -79,6 +79,9 @@ class ExecutorApp:
         self._servicer = ExecutorServicer(self.hub)
         self._board = HealthBoard()
         self._tls = _watched(config)
+        if self._tls:
+            for file, end in self._tls.expiries("tls-cert-file", "tls-client-ca-file"):
+                metrics.follow_certificate(file, end)
         self._health: HealthPort | None = None
         self._door = Door(Doorkeeper(metrics.refused_at_door), LIMITS)
         self._draining = False

@@ -1,13 +1,13 @@
 """All Prometheus metrics of the executor.
 
-Counters are fed by the engine; gauges are read from its last status at scrape time. The series of an adapter
-end when its last copy goes.
+Counters are fed by the engine; its gauges are read from its last status at scrape time. The series of an
+adapter end when its last copy goes.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -79,6 +79,17 @@ class Metrics:
         self._dispatches = Counter(
             PREFIX + "dispatches", "Dispatches ended, by outcome.", ["outcome"], registry=registry
         )
+        self._certificate_expiry = Gauge(
+            PREFIX + "certificate_expiry_timestamp_seconds",
+            "When the certificates that are in use end, by the flag of their file: the first of a chain, the "
+            "last of several CAs.",
+            ["file"],
+            registry=registry,
+        )
+
+    def follow_certificate(self, file: str, end: Callable[[], float]) -> None:
+        """`file`: its flag. `end`, in unix seconds, is asked whenever the metrics are read."""
+        self._certificate_expiry.labels(file).set_function(end)
 
     def refused_at_door(self, reason: str) -> None:
         self._refused_at_door.labels(reason).inc()

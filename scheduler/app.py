@@ -101,9 +101,11 @@ class Scheduler:
             awake=self._heartbeat.awake,
         )
         self._quarantine = Quarantine(self._store, self._versions, self._pool, self._metrics.data_loss)
+        link_settings = _link_settings(config, self._spec)
+        self._follow_certificates(link_settings.tls)
         self.dispatcher = Dispatcher(
             _dispatcher_settings(config),
-            _link_settings(config, self._spec),
+            link_settings,
             self._tokenizer,
             self._metrics,
             time.monotonic,
@@ -267,6 +269,12 @@ class Scheduler:
             raise CannotListen(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
         self.metrics_port = self._metrics_server.port
         logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
+
+    def _follow_certificates(self, towards_executors: WatchedFiles | None) -> None:
+        own, other = ("tls-cert-file", "tls-client-ca-file"), ("executor-cert-file", "executor-ca-file")
+        for files, (cert, ca) in ((self._tls, own), (towards_executors, other)):
+            for file, end in files.expiries(cert, ca) if files else ():
+                self._metrics.follow_certificate(file, end)
 
     def _max_model_len(self) -> int:
         known = [state.limits.max_model_len for state in self.dispatcher.fleet.states if state.limits]

@@ -181,6 +181,13 @@ class Metrics:
             ["executor"],
             registry=registry,
         )
+        self._certificate_expiry = Gauge(
+            "lorafleet_scheduler_certificate_expiry_timestamp_seconds",
+            "When the certificates that are in use end, by the flag of their file: the first of a chain, the "
+            "last of several CAs.",
+            ["file"],
+            registry=registry,
+        )
         self.loop_lag_seconds = Histogram(
             "lorafleet_scheduler_loop_lag_seconds",
             "How late the event loop came to its heartbeat, at 20 beats a second while it keeps up.",
@@ -321,6 +328,10 @@ class Metrics:
     def follow_pins(self, executor: str, missing: Callable[[], int]) -> None:
         """`missing` is asked whenever the metrics are read, on a thread of theirs."""
         self._missing_pins.labels(executor).set_function(missing)
+
+    def follow_certificate(self, file: str, end: Callable[[], float]) -> None:
+        """`file`: its flag. `end`, in unix seconds, is asked as `missing` is."""
+        self._certificate_expiry.labels(file).set_function(end)
 
     def _counters_of(self, tenant: str, adapter: str) -> _Counters:
         """Looked up by their labels once: that takes longer than counting."""

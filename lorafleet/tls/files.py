@@ -3,9 +3,12 @@
 import logging
 import ssl
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+
+from lorafleet.tls.expiry import ends
 
 logger = logging.getLogger(__name__)
 
@@ -38,25 +41,31 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What the files held, checked. None where there is no file."""
+    """What the files held, checked. None where there is no file.
+
+    cert_end, ca_end: unix seconds; when the first certificate of the own chain ends, and the last of the CAs.
+    """
 
     ca: bytes | None
     cert: bytes | None
     key: bytes | None
+    cert_end: float | None = None
+    ca_end: float | None = None
 
 
 def read(tls: Tls) -> Pem:
     """Raises TlsError for files that cannot be read, are no PEM, or do not belong together."""
-    pem = Pem(*(_bytes(file) for file in (tls.ca, tls.cert, tls.key)))
+    ca, cert, key = (_bytes(file) for file in (tls.ca, tls.cert, tls.key))
     checking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if pem.ca is not None:
-        _check_ca(checking, pem.ca, tls.ca)
+    if ca is not None:
+        _check_ca(checking, ca, tls.ca)
     if tls.cert is not None:
         _check_pair(checking, tls.cert, tls.key)
         # The check has read them by itself.
-        if (pem.cert, pem.key) != (_bytes(tls.cert), _bytes(tls.key)):
+        if (cert, key) != (_bytes(tls.cert), _bytes(tls.key)):
             raise TlsError(f"{tls.cert} or its key has changed while it was read")
-    return pem
+    # Of a chain all are needed. Of CAs the last one is: a new one stands beside the old one for a while.
+    return Pem(ca, cert, key, _end(min, cert, tls.cert), _end(max, ca, tls.ca))
 
 
 class WatchedFiles:
@@ -83,6 +92,13 @@ class WatchedFiles:
             except TlsError as error:
                 logger.error("keeping the TLS files read before: %s", error)
             return self._pem
+
+    def expiries(self, cert: str, ca: str) -> Iterator[tuple[str, Callable[[], float]]]:
+        """For metrics: the flags that name the files there are, each with what tells when that ends."""
+        if self.tls.cert is not None:
+            yield cert, lambda: self.pem.cert_end or 0.0
+        if self.tls.ca is not None:
+            yield ca, lambda: self.pem.ca_end or 0.0
 
 
 def _bytes(file: File | None) -> bytes | None:
@@ -112,6 +128,13 @@ def _check_pair(checking: ssl.SSLContext, cert: File, key: File | None) -> None:
         raise TlsError(f"{cert}, {key}: no certificate in PEM form with its key") from error
     except (OSError, ValueError) as error:
         raise TlsError(f"{cert}, {key}: {error}") from error
+
+
+def _end(which: Callable[[list[float]], float], content: bytes | None, file: File | None) -> float | None:
+    try:
+        return None if content is None else which(ends(content))
+    except ValueError as error:
+        raise TlsError(f"{file}: {error}") from error
 
 
 def _no_password() -> str:

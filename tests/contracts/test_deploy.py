@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -92,6 +93,18 @@ def certificates() -> Certificates:
         for spec in specs
         if not spec.get("isCA")
     }
+
+
+def test_a_renewal_that_works_raises_no_alarm() -> None:
+    """Certificates are renewed days before the first alert on their end."""
+    groups = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yaml").read_text())["groups"]
+    rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    (days,) = set(re.findall(r"< (\d+) \* 86400", rules["LoraFleetCertificateEndsSoon"]))
+    specs = [o["spec"] for o in render("certificates") if o["kind"] == "Certificate"]
+    leaves = [spec for spec in specs if not spec.get("isCA")]
+    assert leaves
+    for spec in leaves:
+        assert int(spec["renewBefore"].removesuffix("h")) >= 24 * (int(days) + 3)
 
 
 def secret_files(spec: dict[str, Any]) -> dict[str, tuple[str, str]]:

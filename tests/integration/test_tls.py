@@ -10,6 +10,7 @@ import pytest
 
 from adapter_store import ModelSpec
 from lorafleet import Client, Unavailable
+from lorafleet.tls.expiry import ends
 from lorafleet.tls.files import Tls, WatchedFiles
 from scheduler.fleet.link import ExecutorLink, LinkSettings
 from tests.integration.conftest import CALLERS, token_entry
@@ -97,6 +98,18 @@ async def test_servers_with_a_wrong_certificate_are_not_believed(
         named, message = await asyncio.to_thread(client_trouble, locked.scheduler.address, made.tls("client"))
         told = await link_trouble(cluster, locked.executor.address, made.tls("client"))
     assert named == trouble and words in message and words in told
+
+
+def test_the_metrics_tell_when_certificates_end(locked: Pair, made: Certificates) -> None:
+    ours = {"tls-cert-file": "front", "tls-client-ca-file": "ca"}
+    for node, files in (
+        (locked.scheduler, {**ours, "executor-cert-file": "scheduler", "executor-ca-file": "ca"}),
+        (locked.executor, {**ours, "tls-cert-file": "inner"}),
+    ):
+        name = f"lorafleet_{node.module}_certificate_expiry_timestamp_seconds"
+        told = {key: value for key, value in node.metrics().items() if key.startswith(name)}
+        expected = {flag: ends((made.folder / f"{file}.crt").read_bytes()) for flag, file in files.items()}
+        assert told == {f"{name}{{file={flag}}}": end for flag, (end,) in expected.items()}
 
 
 @contextmanager
