@@ -13,7 +13,8 @@ _FIRST = (
 )  # fmt: skip
 # Files of tests/integration that start their own fleets. Those of its conftest.py cost more than their tests.
 _OWN_FLEETS = (
-    "test_bench.py", "test_client_local.py", "test_client_streams.py", "test_starting.py", "test_upkeep.py",
+    "test_bench.py", "test_client_local.py", "test_client_streams.py", "test_scans.py", "test_starting.py",
+    "test_upkeep.py",
 )  # fmt: skip
 
 
