@@ -124,7 +124,7 @@ class Door:
         await self._turns.take(caller)
         try:
             async with asyncio.timeout(self._limits.message_s):
-                return _whole(await context.read())
+                return await _only_message(context)
         except TimeoutError:
             raise SlowMessage(f"the message did not come within {self._limits.message_s:g} s") from None
         finally:
@@ -136,7 +136,7 @@ class Door:
             async with asyncio.timeout(self._limits.message_s) as reading:
                 await self._short_turns.begin(reading)
                 try:
-                    return _whole(await context.read())
+                    return await _only_message(context)
                 finally:
                     self._short_turns.end(reading)
         except TimeoutError:
@@ -154,9 +154,13 @@ class Door:
             raise asyncio.CancelledError from error
 
 
-def _whole(message: object) -> bytes:
+async def _only_message(context: grpc.aio.ServicerContext) -> bytes:
+    """Whose end the client tells right after it. Raises NotOneMessage."""
+    message = await context.read()
     if message is grpc.aio.EOF:
         raise NotOneMessage("this method takes one message, and none came")
+    if await context.read() is not grpc.aio.EOF:
+        raise NotOneMessage("this method takes one message, and more came")
     return cast(bytes, message)
 
 

@@ -3,7 +3,7 @@
 Refused
 ├── InvalidMessage    INVALID_ARGUMENT    bytes that are no message of the method's type
 ├── MessageTooLarge   INVALID_ARGUMENT    a message above the limit of its method
-├── NotOneMessage     UNIMPLEMENTED       a method of one message got none, or several
+├── NotOneMessage     INVALID_ARGUMENT    a method of one message got none, or several
 ├── SlowMessage       DEADLINE_EXCEEDED   a message that does not come to its end
 ├── TooManyMessages   RESOURCE_EXHAUSTED  more large or slow messages at once than are read
 └── TooManyCalls      RESOURCE_EXHAUSTED  more calls a second than one address may make
@@ -29,7 +29,8 @@ class MessageTooLarge(Refused):
 
 
 class NotOneMessage(Refused):
-    code = grpc.StatusCode.UNIMPLEMENTED
+    """gRPC's own word for it is UNIMPLEMENTED, which our clients take for an older server."""
+
     reason = "NOT_ONE_MESSAGE"
 
 

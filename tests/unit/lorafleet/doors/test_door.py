@@ -217,7 +217,12 @@ async def test_nobody_is_refused_before_a_message_has_come() -> None:
         (TOKENIZE, [bytes(1001)], Code.INVALID_ARGUMENT, "MessageTooLarge"),
         (STREAM, [bytes(11)], Code.INVALID_ARGUMENT, "MessageTooLarge"),
         (PUSH, [b"", bytes(300_000)], Code.INVALID_ARGUMENT, "MessageTooLarge"),
-        (TOKENIZE, [], Code.UNIMPLEMENTED, "NotOneMessage"),
+        (TOKENIZE, [], Code.INVALID_ARGUMENT, "NotOneMessage"),
+        (TOKENIZE, [b"", b""], Code.INVALID_ARGUMENT, "NotOneMessage"),
+        (STREAM, [], Code.INVALID_ARGUMENT, "NotOneMessage"),
+        (STREAM, [b"", b""], Code.INVALID_ARGUMENT, "NotOneMessage"),
+        (CHECK, [], Code.INVALID_ARGUMENT, "NotOneMessage"),
+        (CHECK, [b"", b"garbage"], Code.INVALID_ARGUMENT, "NotOneMessage"),
     ],
 )
 async def test_what_is_no_message_of_a_method_is_told_once_and_leaves_no_traceback(
@@ -237,6 +242,16 @@ async def test_a_message_that_does_not_end_gives_its_turn_back() -> None:
         silent = [at.channel.stream_stream(TOKENIZE)(metadata=ME) for _ in range(5)]
         assert {await status(each) for each in silent} <= {Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
         assert await at.code(TOKENIZE, b"") is Code.OK
+
+
+async def test_a_call_begins_when_its_client_has_said_all() -> None:
+    """Before that another message may come; who never says so is as slow as who sends no message."""
+    async with served(Limits(message_s=0.05)) as at:
+        for method in (TOKENIZE, STREAM, CHECK):
+            call = at.channel.stream_stream(method)(metadata=ME)
+            await call.write(b"")
+            assert await status(call) is Code.DEADLINE_EXCEEDED
+        assert not at.inference.frames
 
 
 async def test_who_sends_slowly_to_an_open_service_keeps_nobody_out() -> None:
