@@ -334,7 +334,7 @@ class _Parser(QuietParser):
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return {key.replace("-", "_"): _convert(key, value, str(path)) for key, value in values.items()}
 

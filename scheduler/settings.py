@@ -69,7 +69,7 @@ def _from_file(path: str | None, options: Mapping[str, Field[Any]]) -> dict[str,
         return {}
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"config: {path}: {error}") from error
     if unknown := sorted(content.keys() - options.keys()):
         raise ConfigError(f"config: {path}: unknown key {unknown[0]!r}")

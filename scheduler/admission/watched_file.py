@@ -17,13 +17,17 @@ class InvalidAuthFile(Exception):
 
 
 class WatchedFile(Generic[T]):
-    """What `load` makes of a file. Raises InvalidAuthFile when made, and never again."""
+    """What `load` makes of a file. Raises InvalidAuthFile when made, and never again.
+
+    `load` raises InvalidAuthFile; what else a library raises for some content, as RecursionError for what is
+    nested too deeply, is taken for one.
+    """
 
     def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
         self._path = path
         self._load = load
         self._stamp = stamp(path)
-        self._content = load(path)
+        self._content = self._loaded()
 
     def read(self) -> T:
         """The same object until the file changes. A file that became unreadable is logged once."""
@@ -31,8 +35,16 @@ class WatchedFile(Generic[T]):
         if newest != self._stamp:
             self._stamp = newest
             try:
-                self._content = self._load(self._path)
+                self._content = self._loaded()
                 logger.info("read %s again", self._path)
             except InvalidAuthFile as error:
                 logger.error("keeping what was read before: %s", error)
         return self._content
+
+    def _loaded(self) -> T:
+        try:
+            return self._load(self._path)
+        except InvalidAuthFile:
+            raise
+        except Exception as error:  # Its text may hold what the file does.
+            raise InvalidAuthFile(f"{self._path}: cannot be used ({type(error).__name__})") from error

@@ -72,6 +72,13 @@ def test_what_cannot_be_used_is_refused_by_name(
         load_config(arguments, environment)
 
 
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "executor.toml"
+    file.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"executor\.toml cannot be read"):
+        load_config([*NEEDED, "--config", str(file)], {})
+
+
 @pytest.mark.parametrize(
     ("device", "ranks", "given", "ahead"),
     [

@@ -111,6 +111,13 @@ def test_loopback(host: str) -> None:
     assert load([*REQUIRED, "--listen", f"{host}:0"], {}).listen == f"{host}:0"
 
 
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"c\.toml"):
+        load([*REQUIRED, "--config", str(file)], {})
+
+
 def test_unknown_keys_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("max_queue = 3\n")

@@ -27,6 +27,11 @@ def bearer(token: str) -> list[tuple[str, str | bytes]]:
     return [("user-agent", "test"), ("authorization", f"Bearer {token}")]
 
 
+# Deeper than a parser goes, and a tenant deeper than repr does.
+DEEP = "tokens = " + "[" * 100_000
+DEEP_NAME = f'[[tokens]]\nsha256 = "{"0" * 64}"\nrights = []\ntenant{".a" * 20_000} = 1\n'
+
+
 def test_without_a_file_everybody_is_the_default_tenant_with_all_rights() -> None:
     identity = Authenticator().identify(())
     assert (identity.tenant, identity.rights) == ("default", RIGHTS)
@@ -141,13 +146,14 @@ def test_a_changed_file_counts_at_once(tmp_path: Path) -> None:
         authenticator.identify(bearer("one"))
 
 
+@pytest.mark.parametrize("content", ["[[tokens]\n", DEEP, DEEP_NAME])
 def test_a_broken_change_keeps_the_tokens_and_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(entry("one", "acme"))
     authenticator = Authenticator(file)
-    file.write_text("[[tokens]\n")
+    file.write_text(content)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert authenticator.identify(bearer("one")).tenant == "acme"
@@ -168,6 +174,8 @@ def test_a_broken_change_keeps_the_tokens_and_is_logged_once(
         (certificate("Spiffe://acme/x"), r"certificates\[0\].san"),
         (certificate("x", '["admin"]'), r"certificates\[0\].rights"),
         ("[[tokens]]\ntenant = 'a'\nrights = []", r"tokens\[0\]"),
+        (DEEP, r"tokens\.toml"),
+        (DEEP_NAME, r"tokens\.toml"),
         (entry("one", "Acme"), "tenant"),
         (entry("one", "acme", '["root"]'), "rights"),
         (entry("one", "acme", '"infer"'), "rights"),

@@ -179,13 +179,17 @@ def test_what_is_remembered_is_bounded(
     assert len(tokens._verified) == 3
 
 
+DEEP = '{"keys": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize("content", ["{", DEEP])
 def test_keys_that_change_count_at_once_and_bad_ones_never(
-    settings: JwtSettings, signer: Signer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    settings: JwtSettings, signer: Signer, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     tokens, second = JsonWebTokens(settings, Clock()), Signer("two")
     old, new = signer.token(NOW + 60, **CLAIMS), second.token(NOW + 60, **CLAIMS)
     assert tokens.identify(old)
-    settings.keys_file.write_text("{")
+    settings.keys_file.write_text(content)
     with caplog.at_level(logging.ERROR):
         assert tokens.identify(old) and tokens.identify(old)
     assert len(caplog.records) == 1
@@ -216,7 +220,7 @@ def test_a_wrong_key_is_refused_at_the_start(
     assert "c2VjcmV0" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"keys": 1}', '{"keys": [1]}', '{"keys": []}', "{}"])
+@pytest.mark.parametrize("content", ["", "[]", '{"keys": 1}', '{"keys": [1]}', '{"keys": []}', "{}", DEEP])
 def test_a_file_that_is_no_key_set_is_refused(settings: JwtSettings, content: str) -> None:
     settings.keys_file.write_text(content)
     with pytest.raises(InvalidAuthFile, match=r"jwks\.json"):
