@@ -50,8 +50,9 @@ chaos: $(STAMP)  ## kill, freeze and drain real services for half an hour, under
 	CHAOS_SECONDS=900 CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest --timeout 1800 tests/faults/test_chaos.py -s $(TEST_ARGS)
 	$(BIN)/python -m tests.support.chaos.pauses --json tests/faults/results/pauses.json $(PAUSES_ARGS)
 
-fuzz: $(STAMP)  ## hostile clients against real services for six minutes, and an honest tenant beside them
+fuzz: $(STAMP)  ## hostile clients against real services for seven minutes, and an honest tenant beside them
 	$(BIN)/python -m tests.support.flood.run --json tests/faults/results/flood.json $(FUZZ_ARGS)
+	$(BIN)/python -m tests.support.flood.run --tenant --json tests/faults/results/flood-tenant.json $(FUZZ_ARGS)
 
 check: format lint types contracts test  ## what CI runs: format, lint, types, import contracts, tests
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from adapter_store import AdapterStore, ModelSpec
+from lorafleet.doors import message_is_done
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.admission.admission import Admission, Authenticator
 from scheduler.dispatch.dispatcher import Dispatcher
@@ -49,7 +50,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        async with self._accepted(request, context) as live:
+        accepted = self._accepted(request, context)
+        del request
+        async with accepted as live:
             await self._writer.write(context, live)
 
     @translate_errors
@@ -57,7 +60,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GenerateResponse:
         self._writer.follow(context)
-        async with self._accepted(request, context, one_message=True) as live:
+        accepted = self._accepted(request, context, one_message=True)
+        del request
+        async with accepted as live:
             answer = _begin_response(live)
             texts = [live.admitted.echo_text]
             while piece := await live.outbox.get():
@@ -106,13 +111,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         *,
         one_message: bool = False,
     ) -> AsyncIterator[LiveRequest]:
-        """The request while its call lasts: however that ends, nothing of it stays anywhere."""
+        """The request while its call lasts: however that ends, nothing of it stays anywhere. What it came as
+        goes before: unknown fields, say, may make that as large as they like."""
         try:
             live = await self._accept(request, context, one_message)
         except Exception as error:
             refusal = from_exception(error)
             self._metrics.ended(refusal.code.name)
             raise refusal from error
+        del request
+        message_is_done()
         try:
             yield live
         finally:

@@ -13,6 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from lorafleet.doors import message_is_done
+from lorafleet.doors.errors import let_go
 from scheduler import audit
 from scheduler.errors import SchedulerError, Violation, from_exception
 
@@ -77,7 +79,8 @@ def translate_errors(handler: Handler) -> Handler:
     """Wraps a servicer's method, unary or streaming: what it raises ends the call with the right status.
 
     Cancellation and a status that the handler has already set pass through. A call that has ended by itself,
-    at its deadline or since its client went, ends as if it had been cancelled.
+    at its deadline or since its client went, ends as if it had been cancelled. The request, which may be
+    large, is not kept while the status is sent.
     """
     if inspect.isasyncgenfunction(handler):
 
@@ -85,8 +88,10 @@ def translate_errors(handler: Handler) -> Handler:
         async def stream(
             self: object, request: object, context: grpc.aio.ServicerContext
         ) -> AsyncIterator[object]:
+            answering = handler(self, request, context)
+            del request
             try:
-                async with contextlib.aclosing(handler(self, request, context)) as messages:
+                async with contextlib.aclosing(answering) as messages:
                     async for message in messages:
                         yield message
             except Exception as error:
@@ -96,8 +101,10 @@ def translate_errors(handler: Handler) -> Handler:
 
     @functools.wraps(handler)
     async def unary(self: object, request: object, context: grpc.aio.ServicerContext) -> object:
+        answering = handler(self, request, context)
+        del request
         try:
-            return await handler(self, request, context)
+            return await answering
         except Exception as error:
             await _end(context, error)
 
@@ -109,7 +116,10 @@ async def _end(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
         raise error
     try:
         if not isinstance(error, grpc.aio.InternalError):
-            await abort(context, from_exception(error))
+            told = from_exception(error)
+            let_go(error)
+            message_is_done()
+            await abort(context, told)
     except grpc.aio.InternalError:
         logger.debug("a call ended before its status could be told", exc_info=True)
     raise asyncio.CancelledError from error

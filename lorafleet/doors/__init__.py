@@ -1,8 +1,19 @@
 """The doors of both services: who a call is before its body, and bounds on what comes in."""
 
+from lorafleet.doors.bodies import message_is_done
 from lorafleet.doors.door import HEALTH, REFLECTION, Door, House, Limits
 from lorafleet.doors.handlers import Handlers
 from lorafleet.doors.peers import PeerRates
 from lorafleet.doors.refusals import Refused
 
-__all__ = ["HEALTH", "REFLECTION", "Door", "Handlers", "House", "Limits", "PeerRates", "Refused"]
+__all__ = [
+    "HEALTH",
+    "REFLECTION",
+    "Door",
+    "Handlers",
+    "House",
+    "Limits",
+    "PeerRates",
+    "Refused",
+    "message_is_done",
+]

@@ -11,10 +11,13 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, cast
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import grpc
 
+from lorafleet.doors.bodies import Bodies, Body
+from lorafleet.doors.errors import let_go
 from lorafleet.doors.peers import PeerRates, host
 from lorafleet.doors.refusals import (
     InvalidMessage,
@@ -24,6 +27,8 @@ from lorafleet.doors.refusals import (
     SlowMessage,
 )
 from lorafleet.doors.turns import ShortTurns, Turns
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +57,7 @@ class Limits:
     message_bytes  by service or by "service/method", beside `other_bytes` for all methods that are not named
     at_once        messages on their way, of all callers who say who they are
     open_at_once   the same of those who need not
+    body_bytes     of large messages that have come, for as long as calls work on them
     streams        streams of requests to one method: of the next message of each, all may be on its way
     message_s      seconds in which a message has to come whole, once it is asked for
     """
@@ -60,6 +66,7 @@ class Limits:
     other_bytes: int = 256 * 1024
     at_once: int = 8
     open_at_once: int = 2
+    body_bytes: int = 32 << 20
     streams: int = 32
     message_s: float = 20.0
 
@@ -86,6 +93,7 @@ class Door:
         self._open = open_services
         self._turns = Turns(limits.at_once)
         self._short_turns = ShortTurns(limits.open_at_once)
+        self._bodies = Bodies(limits.body_bytes)
 
     def wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler | None:
         """The method behind this door. `method` as on the wire, "/service/method". None for one that is no
@@ -106,6 +114,10 @@ class Door:
 
     def limit(self, method: str) -> int:
         return self._limits.of(method)
+
+    def body(self) -> Body:
+        """That of a call which begins."""
+        return Body(self._bodies)
 
     def stream_turns(self) -> Turns:
         return Turns(self._limits.streams)
@@ -164,17 +176,6 @@ async def _only_message(context: grpc.aio.ServicerContext) -> bytes:
     return cast(bytes, message)
 
 
-def _let_go(error: BaseException) -> None:
-    """Of all that the frames hold which it went through, and those that led to it: the request first of all.
-    gRPC's books of a call hold its error, and the frames those, so they stayed until a full collection."""
-    led: BaseException | None = error
-    while led is not None:
-        led.__traceback__ = None
-        before = led.__cause__ or led.__context__
-        led.__cause__ = led.__context__ = None
-        led = before
-
-
 class _Guarded:
     """One method: what gRPC calls in place of its handler."""
 
@@ -210,7 +211,7 @@ class _Guarded:
         try:
             return await self._through(context, behavior)
         except grpc.aio.AbortError as error:
-            _let_go(error)
+            let_go(error)
             raise error.with_traceback(None) from None
 
     async def _through(
@@ -218,28 +219,45 @@ class _Guarded:
         context: grpc.aio.ServicerContext,
         behavior: Callable[[Any, grpc.aio.ServicerContext], Awaitable[object]],
     ) -> object:
-        door, turns, caller = self._door, self._turns, ""
-        try:
-            door.check_rate(context)
-            if self._is_open:
-                request = self._message(await door.read_openly(context))
-            else:
-                caller = door.who(context)
-                if turns is None:
-                    request = self._message(await door.read(context, caller))
-                else:
-                    await turns.take(caller)
-        except Exception as error:
-            door.tell(context, self._method, error)
-            await door.abort(context, error)
-        if turns is None:
-            return await behavior(request, context)
+        if self._turns is None:
+            body = self._door.body()
+            try:
+                # Who answers has the message alone, and may drop it early.
+                return await behavior(await self._begin(context, partial(self._request, body)), context)
+            finally:
+                body.is_done()
+        caller = await self._begin(context, partial(self._turn, self._turns))
         try:
             return await behavior(self._messages(context), context)
         except Refused as error:
-            await door.abort(context, error)
+            let_go(error)
+            await self._door.abort(context, error)
         finally:
-            turns.give_back(caller)
+            self._turns.give_back(caller)
+
+    async def _begin(
+        self, context: grpc.aio.ServicerContext, first: Callable[[grpc.aio.ServicerContext], Awaitable[T]]
+    ) -> T:
+        try:
+            self._door.check_rate(context)
+            return await first(context)
+        except Exception as error:
+            self._door.tell(context, self._method, error)
+            let_go(error)
+            await self._door.abort(context, error)
+
+    async def _request(self, body: Body, context: grpc.aio.ServicerContext) -> Any:
+        door = self._door
+        if self._is_open:
+            return self._message(await door.read_openly(context))
+        caller = door.who(context)
+        return await body.parsed(caller, await door.read(context, caller), self._message)
+
+    async def _turn(self, turns: Turns, context: grpc.aio.ServicerContext) -> str:
+        """Whose it is."""
+        caller = self._door.who(context)
+        await turns.take(caller)
+        return caller
 
     async def _messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         while (raw := await context.read()) is not grpc.aio.EOF:

@@ -5,7 +5,7 @@ Refused
 ├── MessageTooLarge   INVALID_ARGUMENT    a message above the limit of its method
 ├── NotOneMessage     INVALID_ARGUMENT    a method of one message got none, or several
 ├── SlowMessage       DEADLINE_EXCEEDED   a message that does not come to its end
-├── TooManyMessages   RESOURCE_EXHAUSTED  more large or slow messages at once than are read
+├── TooManyMessages   RESOURCE_EXHAUSTED  more large or slow messages at once than are read or kept
 └── TooManyCalls      RESOURCE_EXHAUSTED  more calls a second than one address may make
 """
 

@@ -147,7 +147,7 @@ class Admission:
             resumed_token_ids=resumed,
             sampling=_with_seed(request),
             stopping=stopping,
-            response=request.response,
+            response=_copied(request.response),
             priority=request.priority,
             cache_salt=_cache_salt(identity.tenant, request.cache_salt),
             echo_text=await self._echo_text(request, prompt, identity.tenant),
@@ -316,6 +316,13 @@ def _resumed_ref(ref: Ref, digest: str) -> Ref:
         return Ref(ref.tenant, ref.name, digest=digest)
     except InvalidRef as error:
         raise InvalidRequest("resume.adapter_digest", str(error)) from error
+
+
+def _copied(options: inference_pb2.ResponseOptions) -> inference_pb2.ResponseOptions:
+    """A part of a message keeps all of it in memory."""
+    copied = inference_pb2.ResponseOptions()
+    copied.CopyFrom(options)
+    return copied
 
 
 def _with_seed(request: inference_pb2.GenerateRequest) -> common_pb2.Sampling:

@@ -24,10 +24,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
-from tests.support.flood.flooders import WAYS
+from tests.support.flood.flooders import TENANTS_WAYS, WAYS
 from tests.support.services.cluster import ROOT, Cluster, Node
 
-TOKEN = "honest-token"
+TOKEN, HOSTILE_TOKEN = "honest-token", "hostile-token"
 CALL_S = 5.0  # An honest call that takes longer has failed.
 EVERY_S = 0.04
 PROBE_EVERY_S = 0.5
@@ -112,8 +112,7 @@ class Scene:
 
     def __init__(self, cluster: Cluster, *scheduler: str) -> None:
         tokens = cluster.folder / "tokens.toml"
-        hashed = hashlib.sha256(TOKEN.encode()).hexdigest()
-        tokens.write_text(f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "honest"\nrights = ["infer"]\n')
+        tokens.write_text(_entry(TOKEN, "honest") + _entry(HOSTILE_TOKEN, "hostile"))
         self._quiet_mb: dict[str, int] = {}
         self._executor = cluster.executor("executor", "--max-seats", "64", "--max-lora-rank", "8")
         self._executor.program = "executor.bench.paced"
@@ -121,6 +120,7 @@ class Scene:
         self._scheduler = cluster.scheduler(
             "scheduler", [self._executor], "--tokens-file", str(tokens), *scheduler
         )
+        self._scheduler.environment["MALLOC_ARENA_MAX"] = "2"  # As in its image.
 
     def start(self) -> None:
         for node in (self._executor, self._scheduler):
@@ -129,7 +129,8 @@ class Scene:
             node.wait_ready()
             self._quiet_mb[node.module] = _rss_mb(node)
 
-    async def flood(self, ways: Sequence[str], service: str, seconds: float) -> Seen:
+    async def flood(self, ways: Sequence[str], service: str, seconds: float, token: str = "") -> Seen:
+        """token: of who floods; nobody knows them without."""
         node = self._scheduler if service == "scheduler" else self._executor
         log, peak = node.log(), 0
         stop = asyncio.Event()
@@ -137,7 +138,7 @@ class Scene:
         probing = asyncio.create_task(_probe(node, stop))
         with ExitStack() as stack:
             for way in ways:
-                stack.enter_context(_flooder(way, node.address))
+                stack.enter_context(_flooder(way, node.address, token))
             ends = time.monotonic() + seconds
             while time.monotonic() < ends:
                 peak = max(peak, _rss_mb(node))
@@ -183,14 +184,26 @@ async def _probe(node: Node, stop: asyncio.Event) -> tuple[int, int]:
 
 
 @contextmanager
-def _flooder(way: str, address: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "tests.support.flood.flooders", way, address]
+def _flooder(way: str, address: str, token: str) -> Iterator[None]:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.flood.flooders",
+        way,
+        address,
+        *([token] if token else []),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
         process.kill()
         process.wait()
+
+
+def _entry(token: str, tenant: str) -> str:
+    hashed = hashlib.sha256(token.encode()).hexdigest()
+    return f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "{tenant}"\nrights = ["infer"]\n'
 
 
 def _rss_mb(node: Node) -> int:
@@ -203,26 +216,31 @@ def _percentile_ms(took_s: Sequence[float], share: float) -> float:
     return round(1000 * took_s[min(len(took_s) - 1, int(share * len(took_s)))], 1) if took_s else 0.0
 
 
-async def run(cluster: Cluster, floods: Sequence[tuple[Sequence[str], str]], seconds: float) -> list[Seen]:
+async def run(
+    cluster: Cluster, floods: Sequence[tuple[Sequence[str], str]], seconds: float, token: str = ""
+) -> list[Seen]:
     """Each of `floods`, (ways, service), one after the other."""
     scene = Scene(cluster)
     await asyncio.to_thread(scene.start)
-    return [await scene.flood(ways, service, seconds) for ways, service in floods]
+    return [await scene.flood(ways, service, seconds, token) for ways, service in floods]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.flood.run", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--seconds", type=float, default=30, help="of each way")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS | TENANTS_WAYS)
     parser.add_argument("--services", nargs="+", default=["scheduler", "executor"])
+    parser.add_argument("--tenant", action="store_true", help="who floods has a token, of the scheduler's")
     args = parser.parse_args()
+    token, ways = (HOSTILE_TOKEN, TENANTS_WAYS) if args.tenant else ("", WAYS)
+    services = ["scheduler"] if args.tenant else args.services
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, max_position_embeddings=4096)
         write_folder(model, byte_level())
-        floods = [([way], service) for service in args.services for way in args.ways]
+        floods = [([way], service) for service in services for way in args.ways or ways]
         with Cluster(model, Path(folder)) as cluster:
-            seen = asyncio.run(run(cluster, floods, args.seconds))
+            seen = asyncio.run(run(cluster, floods, args.seconds, token))
     results = [{**asdict(each), "faults": each.faults()} for each in seen]
     for result in results:
         sys.stdout.write(json.dumps(result) + "\n")
