@@ -48,28 +48,31 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], handler: type) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # Of what follows.
         self._open: dict[socket.socket, None] = {}
         self._silent: dict[socket.socket, None] = {}  # Those that have not asked yet, the first first.
         super().__init__(address, handler)
 
     def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
-        with self._lock:
+        """Waits for the end of one that was silent: threads that end would add up beside the new ones."""
+        with self._changed:
             if len(self._open) >= MAX_CONNECTIONS and not self._end_a_silent_one():
                 request.close()
                 return
+            self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS)
             self._open[request] = self._silent[request] = None
         super().process_request(request, client_address)
 
     def stay(self, request: socket.socket) -> None:
         """It has asked, and is answered."""
-        with self._lock:
+        with self._changed:
             self._silent.pop(request, None)
 
     def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
-        with self._lock:
+        with self._changed:
             self._open.pop(request, None)
             self._silent.pop(request, None)
+            self._changed.notify()
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -78,7 +81,6 @@ class _Server(socketserver.ThreadingTCPServer):
     def _end_a_silent_one(self) -> bool:
         for first in self._silent:
             del self._silent[first]
-            self._open.pop(first, None)
             with suppress(OSError):
                 first.shutdown(socket.SHUT_RDWR)  # Its thread closes it.
             return True
