@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import queue
 import random
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,37 +56,60 @@ def read(store: RedisStore, version: Version, kind: int) -> None:
         assert changed.manifest == version.manifest
 
 
-@pytest.fixture
-def interrupter() -> Iterator[None]:
-    def raise_(*_: object) -> None:
+class Interrupter:
+    """Raises Interrupted in the main thread, wherever it is. `raised`: how often, also where nobody could see
+    it: Python only writes down what is raised in a __del__."""
+
+    def __init__(self) -> None:
+        self.raised = 0
+        # To ask a thread that runs already is one step: in the locks of Thread.start an exception does harm.
+        self._delays: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def interrupt(self, delay_s: float) -> None:
+        """Once, a while after this returned."""
+        self._delays.put(delay_s)
+
+    def stop(self) -> None:
+        self._delays.put(None)
+        self._thread.join()
+
+    def handle(self, *_: object) -> None:
+        self.raised += 1
         raise Interrupted
 
-    old = signal.signal(signal.SIGUSR1, raise_)
-    yield
+    def _send(self) -> None:
+        while (delay_s := self._delays.get()) is not None:
+            time.sleep(delay_s)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.fixture
+def interrupter() -> Iterator[Interrupter]:
+    interrupter = Interrupter()
+    old = signal.signal(signal.SIGUSR1, interrupter.handle)
+    yield interrupter
+    interrupter.stop()
     signal.signal(signal.SIGUSR1, old)
 
 
 def test_calls_that_are_interrupted_at_any_moment(
-    redis_medium: RedisMedium, versions: list[Version], interrupter: None
+    redis_medium: RedisMedium, versions: list[Version], interrupter: Interrupter
 ) -> None:
     """In pipelines and in waits for the disk, too: the next call never gets the answer to this one."""
     chance = random.Random(1)
-    interrupted = 0
     with Proxy(redis_medium.server.port, delay=lambda size: 0.004) as proxy:
         store = behind(proxy, redis_medium)
         for number in range(ROUNDS):
             first, second = versions if number % 2 else versions[::-1]
-            timer = threading.Timer(chance.uniform(0, 0.012), os.kill, (os.getpid(), signal.SIGUSR1))
-            try:
-                timer.start()
+            with suppress(Interrupted):
+                interrupter.interrupt(chance.uniform(0, 0.012))
                 read(store, first, number % 4)
-                while True:  # the signal comes even when the call was faster, and just before a sleep, too
+                while interrupter.raised == number:  # The call was faster, and the signal is still to come.
                     time.sleep(0.01)
-            except Interrupted:
-                interrupted += 1
-            timer.join()
+            assert interrupter.raised == number + 1
             read(store, second, (number // 4) % 4)
-    assert interrupted == ROUNDS
 
 
 def test_calls_that_run_into_a_timeout(redis_medium: RedisMedium, versions: list[Version]) -> None:
