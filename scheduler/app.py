@@ -197,7 +197,6 @@ class Scheduler:
         handlers = Handlers(self._server, Door(doorkeeper, LIMITS, PeerRates(self.config.max_peer_calls)))
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
-                self._authenticator,
                 self._admission,
                 self.dispatcher,
                 self._writer,
@@ -211,7 +210,6 @@ class Scheduler:
         backends = Backends(
             self._store,
             self._spec,
-            self._authenticator,
             self._ingest,
             self._versions,
             Copies(self.dispatcher.fleet),
@@ -222,9 +220,7 @@ class Scheduler:
         limits = Limits(max_push_bytes=self.config.max_push_bytes, delete_grace_s=self.config.delete_grace)
         adapters = AdaptersService(backends, limits)
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, handlers)
-        fleet_pb2_grpc.add_FleetServicer_to_server(
-            FleetService(self._authenticator, self.dispatcher), handlers
-        )
+        fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(self.dispatcher), handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
         names = [INFERENCE, ADAPTERS, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(

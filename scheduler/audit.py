@@ -159,6 +159,15 @@ def is_made_by(caller: Identity) -> None:
         call.caller = caller
 
 
+def caller() -> Identity:
+    """Who makes the running call, as its door has found; that stays so until it ends. Raises LookupError
+    where no door has asked: nobody gets in so."""
+    call = _CALL.get()
+    if call is None or call.caller is None:
+        raise LookupError("who makes this call was not asked at the door")
+    return call.caller
+
+
 def asks_for(adapter: str) -> None:
     """The adapter that the running call is about, in its caller's words. What is said first counts."""
     if (call := _CALL.get()) and not call.asked_for:

@@ -9,7 +9,6 @@ import grpc
 
 from lorafleet.v1 import fleet_pb2, fleet_pb2_grpc
 from scheduler import audit
-from scheduler.admission.auth import Authenticator
 from scheduler.admission.identity import OPERATE
 from scheduler.admission.lookup import require
 from scheduler.dispatch.dispatcher import Dispatcher
@@ -31,15 +30,14 @@ ON_TRIAL = "a request that was in flight at crashes of executors has it for itse
 class FleetService(fleet_pb2_grpc.FleetServicer):
     """Everything needs the right "operate"."""
 
-    def __init__(self, authenticator: Authenticator, dispatcher: Dispatcher) -> None:
-        self._authenticator = authenticator
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
     @translate_errors
     async def Watch(
         self, request: fleet_pb2.WatchFleetRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetSnapshot]:
-        self._authorize(context, "watching the fleet")
+        require(audit.caller(), OPERATE, "watching the fleet")
         last = None
         while True:
             now = snapshot(self._dispatcher.fleet, self._dispatcher.queue)
@@ -52,7 +50,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Cordon(
         self, request: fleet_pb2.CordonRequest, context: grpc.aio.ServicerContext
     ) -> fleet_pb2.CordonResponse:
-        self._authorize(context, "cordoning an executor")
+        require(audit.caller(), OPERATE, "cordoning an executor")
         state = self._state(request.address)
         self._cordon(state, request.cordoned, context)
         return fleet_pb2.CordonResponse(executor=status(state))
@@ -61,15 +59,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Drain(
         self, request: fleet_pb2.DrainExecutorRequest, context: grpc.aio.ServicerContext
     ) -> fleet_pb2.DrainExecutorResponse:
-        self._authorize(context, "draining an executor")
+        require(audit.caller(), OPERATE, "draining an executor")
         state = self._state(request.address)
         self._cordon(state, True, context)
         while state.num_running:
             await asyncio.sleep(POLL_S)
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
-
-    def _authorize(self, context: grpc.aio.ServicerContext, what: str) -> None:
-        require(self._authenticator.caller(context), OPERATE, what)
 
     def _cordon(self, state: ExecutorState, cordoned: bool, context: grpc.aio.ServicerContext) -> None:
         if state.cordoned != cordoned:

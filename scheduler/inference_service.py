@@ -10,7 +10,8 @@ import grpc
 from adapter_store import AdapterStore, ModelSpec
 from lorafleet.doors import message_is_done
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
-from scheduler.admission.admission import Admission, Authenticator
+from scheduler import audit
+from scheduler.admission.admission import Admission
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.errors import Draining, from_exception
@@ -28,7 +29,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def __init__(
         self,
-        authenticator: Authenticator,
         admission: Admission,
         dispatcher: Dispatcher,
         writer: StreamWriter,
@@ -37,7 +37,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         metrics: Metrics,
         pool: Executor,
     ) -> None:
-        self._authenticator = authenticator
         self._admission = admission
         self._dispatcher = dispatcher
         self._writer = writer
@@ -80,7 +79,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
-        identity = self._authenticator.caller(context)
+        identity = audit.caller()
         token_ids, tokens = await self._admission.tokenize(request, identity)
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, tokens=tokens, max_model_len=self._admission.max_model_len
@@ -90,7 +89,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
-        identity = self._authenticator.caller(context)
+        identity = audit.caller()
         loop = asyncio.get_running_loop()
         models, next_page = await loop.run_in_executor(
             self._pool, list_models, self._store, identity, request
@@ -132,7 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> LiveRequest:
         if self._dispatcher.draining:
             raise Draining()
-        identity = self._authenticator.caller(context)
+        identity = audit.caller()
         again = request.HasField("resume") or ACCEPTED in tuple(context.invocation_metadata() or ())
         self._dispatcher.check_room(identity.tenant, again=again)
         admitted = await self._admission.admit(request, identity, one_message=one_message)

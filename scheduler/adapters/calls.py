@@ -19,7 +19,6 @@ from scheduler.adapters.ingest import Ingest
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.wire import version_message
-from scheduler.admission.auth import Authenticator
 from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import find_version, parse_ref, require
 from scheduler.admission.quarantine import Quarantine
@@ -41,7 +40,6 @@ class Backends:
 
     store: AdapterStore
     spec: ModelSpec
-    authenticator: Authenticator
     ingest: Ingest
     versions: Versions
     copies: Copies
@@ -68,7 +66,6 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         self._limits = limits
         self._store = backends.store
         self._spec = backends.spec
-        self._authenticator = backends.authenticator
         self._ingest = backends.ingest
         self._versions = backends.versions
         self._copies = backends.copies
@@ -76,9 +73,6 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         self._pool = backends.pool
         self._quarantine = backends.quarantine
         self._heavy = asyncio.Semaphore(limits.max_heavy_calls)
-
-    def _identify(self, context: Context) -> Identity:
-        return self._authenticator.caller(context)
 
     async def _find(
         self,
@@ -92,7 +86,7 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         """The version, if the caller sees it; `what` says what they need the right for, None that they need
         none. DELETED ones are not found: only their bytes are left."""
         audit.asks_for(text)
-        identity = self._identify(context)
+        identity = audit.caller()
         ref = parse_ref(text, identity, field)
         version: Version = await self._run(find_version, self._store.find, ref, identity, text)
         if version.state is VersionState.DELETED:

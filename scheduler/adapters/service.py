@@ -51,7 +51,7 @@ class AdaptersService(Upkeep):
     async def Push(
         self, request_iterator: AsyncIterator[pb.PushRequest], context: Context
     ) -> pb.PushResponse:
-        identity = self._identify(context)
+        identity = audit.caller()
         header = await receive_header(request_iterator)
         audit.asks_for(header.adapter)
         push = push_target(header, identity)
@@ -96,7 +96,7 @@ class AdaptersService(Upkeep):
 
     @translate_errors
     async def List(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
-        identity = self._identify(context)
+        identity = audit.caller()
         size = request.page_size or DEFAULT_PAGE
         if size > MAX_PAGE:
             raise InvalidRequest("page_size", f"{size} is more than {MAX_PAGE}")
@@ -141,7 +141,7 @@ class AdaptersService(Upkeep):
     @translate_errors
     async def Delete(self, request: pb.DeleteAdapterRequest, context: Context) -> pb.DeleteAdapterResponse:
         await self._find(request.adapter, context, "deleting an adapter")
-        ref = parse_ref(request.adapter, self._identify(context))
+        ref = parse_ref(request.adapter, audit.caller())
         version = await self._change(  # An alias may have moved since it was looked up.
             request.adapter,
             ref,
@@ -153,7 +153,7 @@ class AdaptersService(Upkeep):
 
     @translate_errors
     async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.SetAliasResponse:
-        identity = self._identify(context)
+        identity = audit.caller()
         audit.asks_for(request.adapter)
         ref, alias = alias_ref(request.adapter, identity)
         weights: dict[str, int] = {}
@@ -174,7 +174,7 @@ class AdaptersService(Upkeep):
 
     @translate_errors
     async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: Context) -> pb.DeleteAliasResponse:
-        ref, alias = alias_ref(request.adapter, self._identify(context))
+        ref, alias = alias_ref(request.adapter, audit.caller())
         await self._find(request.adapter, context, "removing an alias")
         await self._change(
             request.adapter, ref, lambda: self._store.delete_alias(ref.tenant, ref.name, alias)
@@ -184,7 +184,7 @@ class AdaptersService(Upkeep):
 
     @translate_errors
     async def ListAliases(self, request: pb.ListAliasesRequest, context: Context) -> pb.ListAliasesResponse:
-        identity = self._identify(context)
+        identity = audit.caller()
         aliases = await self._run(self._store.aliases, *listing_names(request.tenant, request.name, identity))
         seen = [alias_message(alias) for alias in aliases if identity.sees(alias.tenant, alias.name)]
         return pb.ListAliasesResponse(aliases=seen)

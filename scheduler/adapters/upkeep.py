@@ -20,7 +20,7 @@ class Upkeep(AdaptersCalls):
 
     @translate_errors
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
-        identity = self._identify(context)
+        identity = audit.caller()
         response = pb.VerifyResponse()
         damaged: dict[str, list[str]] = {}  # all names to push again, by digest
         if request.adapter:
@@ -48,7 +48,7 @@ class Upkeep(AdaptersCalls):
     async def Residency(self, request: pb.ResidencyRequest, context: Context) -> pb.ResidencyResponse:
         """Without an adapter: the copies of the versions of the caller's tenant, or, for those who see and
         operate everything, of all."""
-        identity = self._identify(context)
+        identity = audit.caller()
         if request.adapter:
             known = [Summary.of(await self._find(request.adapter, context, "looking at executors"))]
         else:
@@ -120,7 +120,7 @@ class Upkeep(AdaptersCalls):
     async def DeleteDamaged(
         self, request: pb.DeleteDamagedRequest, context: Context
     ) -> pb.DeleteDamagedResponse:
-        identity = self._identify(context)
+        identity = audit.caller()
         audit.asks_for(request.adapter)
         ref = parse_ref(request.adapter, identity)
         if "@" in request.adapter:
@@ -150,7 +150,7 @@ class Upkeep(AdaptersCalls):
     @translate_errors
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
         """Of all tenants' versions, those that the caller sees."""
-        identity = self._identify(context)
+        identity = audit.caller()
         require(identity, OPERATE, "collecting deleted adapters")
         used, resident = await self._retirement.all_used(), self._copies.resident()
 

@@ -15,7 +15,6 @@ import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.admission import validation
-from scheduler.admission.auth import Authenticator
 from scheduler.admission.identity import INFER, Identity
 from scheduler.admission.lookup import check_fits, find_version, parse_ref, require
 from scheduler.admission.versions import Versions
@@ -28,7 +27,7 @@ from scheduler.text.tokenizer import Tokenizer
 MAX_FITTING = 4096
 MAX_LOOKS = 10
 
-__all__ = ["Admission", "AdmittedRequest", "Authenticator", "Identity"]
+__all__ = ["Admission", "AdmittedRequest", "Identity"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _SAN = "x509_subject_alternative_name"
 class Authenticator:
     """Maps calls to identities. Where nothing says who is known, every caller is EVERYONE.
 
-    Asking is cheap and changes nothing, so it may be done several times a call.
+    It is asked once a call, at the door: `audit.caller` tells it to what is behind that.
     """
 
     def __init__(self, tokens_file: Path | None = None, jwt: JwtSettings | None = None) -> None:

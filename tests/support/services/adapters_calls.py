@@ -116,7 +116,6 @@ async def running_service(
             backends = Backends(
                 store,
                 spec,
-                Authenticator(tokens),
                 ingest,
                 versions,
                 Copies(dispatcher.fleet),
@@ -129,7 +128,7 @@ async def running_service(
                 [("grpc.max_receive_message_length", 16 * 1024 * 1024)],
                 [AuditInterceptor(Audit((), metrics.refused))],
             )
-            doorkeeper = Doorkeeper(backends.authenticator, metrics.refused_at_door)
+            doorkeeper = Doorkeeper(Authenticator(tokens), metrics.refused_at_door)
             handlers = Handlers(server, Door(doorkeeper, LIMITS))
             adapters_pb2_grpc.add_AdaptersServicer_to_server(AdaptersService(backends, limits), handlers)
             port = server.add_insecure_port("127.0.0.1:0")

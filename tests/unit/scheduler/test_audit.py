@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scheduler import audit
 from scheduler.admission.auth import Authenticator
 from scheduler.audit import MAX_LINES, Audit, Call
 from scheduler.errors import AdapterNotFound, InvalidRequest, PermissionDenied, Unauthenticated
@@ -56,6 +57,21 @@ class House:
 def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> House:
     caplog.set_level(logging.INFO, "lorafleet.audit")
     return House(tmp_path)
+
+
+async def test_who_was_not_asked_at_a_door_is_nobody(house: House) -> None:
+    with pytest.raises(LookupError):
+        audit.caller()
+
+    async def begin(_: object) -> None:
+        """The call is known, and not who makes it."""
+        with pytest.raises(LookupError):
+            audit.caller()
+
+    class Details:
+        method = DELETE
+
+    await audit.AuditInterceptor(house.audit).intercept_service(begin, Details())
 
 
 async def test_a_line_says_who_from_where_what_and_how_it_ended(
