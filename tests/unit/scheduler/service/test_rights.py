@@ -4,7 +4,6 @@ The RPCs are found in the services' descriptors: a new one needs an entry in RPC
 scheduler/README.md.
 """
 
-import asyncio
 import hashlib
 import re
 import time
@@ -27,8 +26,7 @@ from lorafleet.v1 import inference_pb2 as inf
 from scheduler.app import SERVICES, Scheduler
 from scheduler.audit import CHANGES
 from tests.support.adapters.served_model import write_adapter, write_model
-from tests.support.services.scheduler_house import House, generate, open_house, read
-from tests.support.services.scheduling import until
+from tests.support.services.scheduler_house import House, generate, open_house
 from tests.support.services.web_tokens import AUDIENCE, ISSUER, Signer, jwk_set
 
 RIGHTS = ("infer", "push", "manage", "operate")
@@ -303,31 +301,6 @@ async def test_the_matrix(doors: Doors) -> None:
     assert len(cells) > 1000
     assert not wrong, "\n".join(wrong)
     assert not [told for told in texts.values() if len(told) > 1]
-
-
-async def test_keys_and_tokens_change_while_streams_run(doors: Doors) -> None:
-    house = doors.house
-    house.fake.step_s = 0.01
-    old_jwt = doors.signer.token(time.time() + 60, tenant="acme", rights=["infer"])
-    olds = (bearer("infer"), bearer(old_jwt))
-    streams = [
-        asyncio.create_task(read(house.inference.GenerateStream(generate(max_new_tokens=40), metadata=old)))
-        for _ in range(8)
-        for old in olds
-    ]
-    await until(lambda: house.scheduler.dispatcher.num_live == 16)
-    second = Signer("two")
-    doors.keys.write_text(jwk_set(second))
-    doors.tokens.write_text(tokens_file({"new": ("acme", ("infer",))}))
-    for old in olds:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await house.inference.Generate(generate(), metadata=old)
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    new_jwt = second.token(time.time() + 60, tenant="acme", rights=["infer"])
-    for new in (bearer("new"), bearer(new_jwt)):
-        assert (await house.inference.Generate(generate(), metadata=new)).usage.completion_tokens == 12
-    for answer in await asyncio.gather(*streams):
-        assert answer[-1].usage.completion_tokens == 40
 
 
 async def test_refusals_are_counted_by_method_and_reason(doors: Doors) -> None:
