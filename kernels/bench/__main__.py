@@ -24,6 +24,7 @@ from kernels.bench import (
     paged_decode,
     scale_outputs,
     tune,
+    vllm_linear,
 )
 from kernels.bench.moe_inputs import SHAPES, TOKENS, selected
 from kernels.bench.plot import plot
@@ -31,7 +32,7 @@ from kernels.bench.table import table
 
 OPS = (
     "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
-    "moe_gemm", "nucleus", "paged_decode", "scale_outputs",
+    "moe_gemm", "nucleus", "paged_decode", "scale_outputs", "vllm_linear",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compiled",
         action="store_true",
-        help="Triton's cache is warm (lora_linear, lora_layer, experts, lora_fp8)",
+        help="Triton's cache is warm (lora_linear, lora_layer, experts, lora_fp8, vllm_linear)",
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 8, 32, 64])
     parser.add_argument("--peer", type=Path, help="folder of an unpacked vLLM wheel with its dependencies")
@@ -86,6 +87,8 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return scale_outputs.run()
     if args.op == "tune":
         return tune.run(tuple(args.ranks))
+    if args.op == "vllm_linear":
+        return vllm_linear.run(tuple(args.ranks), args.peer, args.peer_tuned, compiled=args.compiled)
     if args.op == "lora_fp8":
         return lora_fp8.run(args.peer, tune=args.candidates, compiled=args.compiled)
     points = selected(args.shapes, args.tokens)

@@ -48,7 +48,7 @@ class Peer:
         self.utils._LORA_A_PTR_DICT.clear()
         self.utils._LORA_B_PTR_DICT.clear()
         rank = case.weights[0].lora_a[0].shape[1]
-        weights = [_reference_layout(case, number) for number in range(len(case.weights))]
+        weights = [reference_layout(case, number) for number in range(len(case.weights))]
         metas = [self._meta(case, rotation) for rotation in range(len(case.metas))]
         slices = len(case.layer.slices)
         hidden = [torch.zeros(slices, case.tokens, rank, device="cuda") for _ in case.xs]
@@ -71,7 +71,7 @@ class Peer:
         return meta.meta_args(case.tokens, False)
 
 
-def _reference_layout(case: Case, number: int) -> tuple[list[Tensor], list[Tensor]]:
+def reference_layout(case: Case, number: int) -> tuple[list[Tensor], list[Tensor]]:
     """Its layout: A [slots, 1, rank, in], B [slots, 1, out, rank], each slice by itself."""
     own = case.weights[number]
     lora_a = [weight.contiguous().unsqueeze(1) for weight in own.lora_a]

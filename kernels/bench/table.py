@@ -5,7 +5,6 @@ from math import exp, fsum, log
 from typing import Any
 
 Rows = list[dict[str, Any]]
-_SUMMED = ("ours_us", "added_us", "beside_us", "peer_us", "peer_tuned_us", "base_us", "floor_us")
 
 
 def layer_sums(rows: Rows) -> dict[tuple[int, int, int], dict[str, float | None]]:
@@ -18,7 +17,7 @@ def layer_sums(rows: Rows) -> dict[tuple[int, int, int], dict[str, float | None]
     for row in rows:
         points[row["rank"], row["tokens"], row["adapters"]].append(row)
     return {
-        point: {name: _sum(rows_there, name) for name in _SUMMED}
+        point: {name: _sum(rows_there, name) for name in _times(rows)}
         for point, rows_there in points.items()
         if len(rows_there) == len(layers)
     }
@@ -31,12 +30,12 @@ def speedup(rows: Rows, other: str) -> float | None:
 
 
 def table(rows: Rows) -> str:
-    if rows[0].get("op") != "lora_linear":
+    if rows[0].get("op") not in ("lora_linear", "vllm_linear"):
         return "".join(
             " ".join(f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()) + "\n"
             for row in rows
         )
-    lines = ["rank tokens adapters " + " ".join(_SUMMED)]
+    lines = ["rank tokens adapters " + " ".join(_times(rows))]
     for (rank, tokens, adapters), sums in layer_sums(rows).items():
         values = " ".join("-" if value is None else f"{value:.1f}" for value in sums.values())
         lines.append(f"{rank} {tokens} {adapters} {values}")
@@ -46,6 +45,10 @@ def table(rows: Rows) -> str:
             worst = min(row[other] / row["ours_us"] for row in rows if row.get(other))
             lines.append(f"{other} / ours_us: geometric mean {ratio:.2f}, least {worst:.2f}")
     return "\n".join(lines) + "\n"
+
+
+def _times(rows: Rows) -> list[str]:
+    return [name for name in rows[0] if name.endswith("_us")]
 
 
 def _sum(layers: Rows, name: str) -> float | None:
