@@ -108,13 +108,17 @@ class ColdLines:
         """
         if lane.digest == BASE or not lane.size:
             return
-        serving = self._index.claims(lane.digest) & self._index.open & self._index.holders(lane.needs)
         began, lane.owed_since = min(now, lane.owed_since), math.inf
-        if serving & ~self.closed(lane.digest):
+        if self._serving(lane):
             lane.cold_since = None
         elif lane.cold_since is None or began < lane.cold_since:
             lane.cold_since = began
             heappush(self._young, (began, lane.serial, lane))
+
+    def _serving(self, lane: Lane) -> int:
+        """Executors that take requests of the lane without a further slot."""
+        serving = self._index.claims(lane.digest) & self._index.open & self._index.holders(lane.needs)
+        return serving & ~self.closed(lane.digest)
 
     def tend(self, now: float) -> list[ColdNotice]:
         """Takes places back that are not needed any more, repeats the others, and gives new ones to who is
@@ -240,7 +244,9 @@ class ColdLines:
         return tuple(wanted[: len(line) + loading])
 
     def check(self) -> None:
-        """Raises AssertionError when lines and places disagree."""
+        """Raises AssertionError when lines and places disagree, or a lane is not known as cold."""
+        for lane in self._queue.all_lanes():
+            assert (lane.cold_since is None) == (lane.digest == BASE or bool(self._serving(lane)))
         assert sorted((at.position, lane.digest, at.since) for lane, at in self._places.items()) == sorted(
             (position, digest, since) for position, own in self._own.items() for digest, since in own.items()
         )

@@ -6,7 +6,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import TypeAlias
 
-from scheduler.dispatch.groups import Lane, Turn
+from scheduler.dispatch.groups import Lane, Tenant, Turn
 from scheduler.dispatch.queue import Queue
 
 MANY_LANES = 4  # Of a tenant: from so many on they have an order of their own.
@@ -160,10 +160,15 @@ class FairLanes:
             owner.ranks.pop(lane, None)
 
 
-def _whose(lane: Lane, turn: Turn) -> str | None:
-    """The tenant that waits in many lanes, and in this one alone, with nothing that it has paid for."""
+def owner(lane: Lane) -> Tenant | None:
+    """The tenant that waits in many lanes, and in this one alone."""
     if len(lane.groups) != 1:
         return None
     [group] = lane.groups.values()
-    tenant = group.tenant
-    return tenant.name if len(tenant.groups) >= MANY_LANES and turn[0] == tenant.at else None
+    return group.tenant if len(group.tenant.groups) >= MANY_LANES else None
+
+
+def _whose(lane: Lane, turn: Turn) -> str | None:
+    """The owner's name, while nothing is next in the lane that it has paid for."""
+    tenant = owner(lane)
+    return tenant.name if tenant and turn[0] == tenant.at else None

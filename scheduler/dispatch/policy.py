@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from scheduler.dispatch.cold import ColdLines, ColdNotice
 from scheduler.dispatch.groups import Lane, Turn, Waiting
-from scheduler.dispatch.lanes import FairLanes
+from scheduler.dispatch.lanes import FairLanes, owner
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.levels import bits, lowest
@@ -124,22 +124,29 @@ class Policy:
                 self._first.update(dict.fromkeys(self.cold.open_to(position)))
         for moved in (index.reclaimed, self.cold.moved):
             while moved:
-                for lane in queue.lanes(moved.popitem()[0]):
-                    self.cold.judge(lane, now)
-                    self._ready.lanes.enter(lane)
-                    self._schedule(self._ready)
+                self._take_up(queue.lanes(moved.popitem()[0]), now)
         if queue.fresh:
-            for lane in queue.fresh:
-                self.cold.judge(lane, now)  # Also while nobody has a seat, and no lane is looked at.
-                self._ready.lanes.enter(lane)
+            self._take_up(queue.fresh, now)
             queue.fresh.clear()
-            self._schedule(self._ready)
         if index.grown:
             grown, index.grown = index.grown & index.seated, 0
             self._ready.lanes.add(queue.lanes(BASE))
             self._schedule(self._ready)
             self._wake(self._crowded, self._crowded_at(grown), grown)
             self._wake(self._unslotted, list(self._unslotted), grown)
+
+    def _take_up(self, lanes: Iterable[Lane], now: float) -> None:
+        """Something may have given lanes a place. Those for which no seat is free are set aside at once, but
+        not those of a tenant with many: together they are one entry among the ready, and elsewhere many."""
+        for lane in lanes:
+            self.cold.judge(lane, now)
+            if not self._may_have_seat(lane) and not owner(lane):
+                self._set_aside(lane, self._ready)
+                continue
+            if crowded := self._crowded.get(self._index.claims(lane.digest)):
+                crowded.lanes.leave(lane)
+            self._ready.lanes.enter(lane)
+        self._schedule(self._ready)
 
     def _crowded_at(self, grown: int) -> Collection[int]:
         """Keys of sources whose versions may run on one of these executors: all, or by what runs there where
@@ -197,7 +204,7 @@ class Policy:
             # Many end here: what follows is dearer.
             if not source.claims and not self._may_have_seat(lane):
                 looks += 1
-                self._set_aside(lane, source, now)
+                self._set_aside(lane, source)
                 continue
             due = source.lanes.settle(entered, lane)
             if due is turn:
@@ -205,7 +212,7 @@ class Policy:
                 if placement := self._place(lane, turn, claimed | cold, claimed):
                     return placement
                 looks += 1
-                self._set_aside(lane, source, now)
+                self._set_aside(lane, source)
             else:
                 source.turn = due
                 heapreplace(self._sources, (due, serial, source))
@@ -216,7 +223,7 @@ class Policy:
         index = self._index
         return lane.digest == BASE or bool((index.claims(lane.digest) | index.slotted) & index.seated)
 
-    def _set_aside(self, lane: Lane, source: _Source, now: float) -> None:
+    def _set_aside(self, lane: Lane, source: _Source) -> None:
         source.lanes.leave(lane)
         if lane.digest == BASE:
             return  # Whoever gets room looks for it.
@@ -226,7 +233,6 @@ class Policy:
                 source.tried[lane] = None
             return
         if source.needs is not None:
-            self.cold.judge(lane, now)
             source.tried[lane] = None
             return
         if claims:
@@ -240,7 +246,6 @@ class Policy:
             unslotted = self._unslotted[lane.needs] = self._source(lane.needs)
         elif unslotted.lanes.has(lane):
             return
-        self.cold.judge(lane, now)
         unslotted.lanes.enter(lane)
 
     def _places(self, lane: Lane) -> tuple[int, int]:

@@ -247,16 +247,48 @@ def test_places_where_versions_once_ran_are_forgotten() -> None:
     assert fleet.policy.num_crowded <= 2 * MIN_KEPT + 1
 
 
+class CountingQueue(Queue):
+    """Counts looks at turns."""
+
+    looks = 0
+
+    def turn(self, lane: Lane) -> Turn | None:
+        self.looks += 1
+        return super().turn(lane)
+
+
+def test_a_version_waits_for_a_seat_in_one_line_only() -> None:
+    """Also when more of it come meanwhile: whoever is placed is put right once, and looked at three times."""
+    versions, executors = 80, 10
+    states = [executor(f"e:{at}", slots=versions // executors) for at in range(executors)]
+    queue = CountingQueue(10_000, 10_000)
+    fleet = Fleet(queue, *states)
+    numbers = iter(range(10_000))
+
+    def come(version: int) -> None:
+        queue.add(request(next(numbers), f"v{version}", tenant=f"t{version}"))
+
+    for version in range(versions):
+        states[version % executors].sent(f"running {version}", f"v{version}")
+        come(version)
+        come(version)
+    for seats in (0, 1, 2, 1):
+        for at, state in enumerate(states):
+            state.reported(Report(free_seats=seats + at % 2 if seats else 0, received=state.num_sent))
+        queue.looks = 0
+        placed = []
+        while placement := fleet.policy.next(0.0):
+            placed.append(queue.take(placement.number, placement.address))
+            fleet.states[placement.address].sent(str(placement.number), placed[-1].digest)
+        assert bool(placed) == bool(seats)
+        assert queue.looks <= 3 * len(placed) or not seats
+        for item in placed:
+            come(int(item.digest[1:]))
+        assert fleet.plan() == []
+
+
 def test_versions_of_a_tenant_that_waits_alone_are_not_looked_at_again_for_each_placement() -> None:
     """Each placement is charged to the tenant of all of them, and moves none of them against another."""
-
-    class CountingQueue(Queue):
-        looks = 0
-
-        def turn(self, lane: Lane) -> Turn | None:
-            self.looks += 1
-            return super().turn(lane)
-
     versions = [f"v{number}" for number in range(100)]
     state = executor("a:1", slots=len(versions))
     for digest in versions:
