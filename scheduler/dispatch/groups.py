@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from scheduler.dispatch.shares import Shares
+from scheduler.dispatch.shares import Share, Shares
 from scheduler.fleet.needs import Needs
 
 Turn: TypeAlias = tuple[float, int, float, int, str]
@@ -37,8 +37,9 @@ class Tenant:
 
     name: str
     weight: float
+    share: Share
     cap: int  # What priorities age up to.
-    at: float  # Its virtual tokens in turns, which stand still while nobody else waits.
+    at: float  # The tokens of its share in turns, which stand still while nobody else waits.
     size: int = 0
     priorities: Counter[int] = field(default_factory=Counter)
     groups: dict["Group", None] = field(default_factory=dict)
@@ -60,8 +61,10 @@ class Group:
     tenant: Tenant
     lane: "Lane"
     versions: Shares  # Of the tenant's versions.
+    share: Share  # That of this version.
     numbers: dict[int, list[int]] = field(default_factory=dict)  # By priority, each sorted, none empty.
     turn: Turn | None = None  # Its entry in the lane's heap that counts; others are left-overs.
+    is_ahead: bool = False  # The request of that entry is gone: the next one has a later turn.
 
 
 @dataclass(slots=True, eq=False)

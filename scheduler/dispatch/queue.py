@@ -143,13 +143,12 @@ class Queue:
         """Removes a request that goes to an executor and charges its tenant for the prompt. `place` is the
         executor where this was the fairest turn; "" where another had to wait for it."""
         request, group = self._requests[number], self._groups[number]
-        paid = self._paid_for(group, number)
-        self._shares.serve(request.tenant, paid, place)
-        group.versions.serve(request.digest, paid, place)
-        self._follow_shares(group.tenant)
+        tenant, paid = group.tenant, self._paid_for(group, number)
+        spent = 0.0 if paid else request.cost * self._price / tenant.weight
+        self._shares.serve(tenant.share, spent, paid, place)
+        group.versions.serve(group.share, spent, paid, place)
+        self._follow_shares(tenant)
         self._remove(request)
-        if not paid:
-            self.charge(request.tenant, request.digest, request.cost * self._price)
         return request
 
     def put_back(self, request: Waiting, since: float = math.inf) -> None:
@@ -168,7 +167,7 @@ class Queue:
         return True
 
     def charge(self, tenant: str, digest: str, tokens: float) -> None:
-        """Moves the counters of a tenant and of its version by what was spent for them."""
+        """Adds to the shares of a tenant and of its version what was spent for them."""
         spent = tokens / self._weights.get(tenant, 1.0)
         self._shares.charge(tenant, spent)
         if waiting := self._tenants.get(tenant):
@@ -178,7 +177,7 @@ class Queue:
 
     def _follow_shares(self, tenant: Tenant) -> None:
         if len(self._tenants) > 1:
-            tenant.at = self._shares.of(tenant.name)
+            tenant.at = tenant.share.tokens
 
     # Turns.
 
@@ -192,10 +191,11 @@ class Queue:
                 heappop(turns)
                 continue
             # Who was not charged since still has this turn: levels change only in `age`, which enters anew.
-            counted = (group.tenant.at, group.versions.counters[lane.digest])
-            if counted == (entered[0], entered[2]) and self._groups.get(entered[3]) is group:
+            charged = group.tenant.at != entered[0] or group.share.tokens != entered[2]
+            if not charged and not group.is_ahead:
                 return entered
             due = self._turn(group)
+            group.is_ahead = False
             if due == entered:
                 return entered
             group.turn = due
@@ -260,8 +260,7 @@ class Queue:
             )
             level = -later
         paid = self._paid_for(group, number)
-        version_at = group.versions.counters[group.lane.digest]
-        return (tenant.at - paid, -level, version_at - paid, number, tenant.name)
+        return (tenant.at - paid, -level, group.share.tokens - paid, number, tenant.name)
 
     def _paid_for(self, group: Group, number: int) -> float:
         """Virtual tokens that a request was charged before it came back: its turn is earlier by them."""
@@ -279,7 +278,7 @@ class Queue:
         """Into its lane's heap, if its turn is earlier than the entry there."""
         turn = self._turn(group)
         if group.turn is None or turn < group.turn:
-            group.turn = turn
+            group.turn, group.is_ahead = turn, False
             heappush(group.lane.turns, turn)
             self.fresh[group.lane] = None
 
@@ -287,11 +286,11 @@ class Queue:
         number, name, priority = request.number, request.tenant, request.priority
         tenant = self._tenants.get(name)
         if tenant is None:
-            self._shares.enter(name)
+            share = self._shares.enter(name)
             for other in self._tenants.values() if len(self._tenants) == 1 else ():
-                other.at = self._shares.of(other.name)
-            weight, at = self._weights.get(name, 1.0), self._shares.of(name)
-            tenant = self._tenants[name] = Tenant(name, weight, cap=priority, at=at)
+                other.at = other.share.tokens
+            weight = self._weights.get(name, 1.0)
+            tenant = self._tenants[name] = Tenant(name, weight, share, cap=priority, at=share.tokens)
         lanes = self._lanes.setdefault(request.digest, {})
         needs = self.needs(request)
         lane = lanes.get(needs)
@@ -301,9 +300,9 @@ class Queue:
         group = lane.groups.get(name)
         if group is None:
             versions = self._versions_of(tenant)
-            if not any(name in other.groups for other in lanes.values()):
-                versions.enter(request.digest)
-            group = lane.groups[name] = Group(tenant, lane, versions)
+            with_other_needs = (other.groups[name].share for other in lanes.values() if name in other.groups)
+            share = next(with_other_needs, None) or versions.enter(request.digest)
+            group = lane.groups[name] = Group(tenant, lane, versions, share)
             tenant.groups[group] = None
         self._requests[number] = request
         self._groups[number] = group
@@ -342,6 +341,7 @@ class Queue:
         del numbers[bisect_left(numbers, number)]
         if not numbers:
             del group.numbers[priority]
+        group.is_ahead |= group.turn is not None and group.turn[3] == number
         if not group.numbers:
             del lane.groups[tenant.name]
             del tenant.groups[group]

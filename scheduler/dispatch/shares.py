@@ -26,18 +26,24 @@ LOOK_EVERY = 16  # Turns: after so many it is noticed at the latest that the low
 MAX_PLACES = 1024  # Of which is known where the last one was served.
 
 
+@dataclass(slots=True, eq=False)
+class Share:
+    """What was spent under one name. Only grows while somebody waits under it."""
+
+    name: str
+    tokens: float
+    is_new: bool = False  # It came or was blocked, and was not served since.
+    is_counted: bool = False  # Among those of which the lowest is looked for.
+
+
 @dataclass(slots=True)
 class Shares:
-    """`can_progress` says of a name whether something waits under it that may be served before long.
-
-    Counters only grow while somebody waits under their name, so a former value is a lower bound.
-    """
+    """`can_progress` says of a name whether something waits under it that may be served before long."""
 
     can_progress: Callable[[str], bool]
-    counters: dict[str, float] = field(default_factory=dict)  # For reading; whoever waits is here.
-    _lowest: list[tuple[float, str]] = field(default_factory=list)  # A heap of lower bounds, one a name.
-    _counted: set[str] = field(default_factory=set)  # Names in it. Left-overs go when they come up.
-    _new: set[str] = field(default_factory=set)  # They came, and were not served since.
+    _shares: dict[str, Share] = field(default_factory=dict)  # Whoever waits is here.
+    # A heap of lower bounds, one for each that is counted. Left-overs go when they come up.
+    _lowest: list[tuple[float, str, Share]] = field(default_factory=list)
     _last: float = 0.0  # The turn that was served last.
     _turns: int = 0  # That were served.
     _places: dict[str, float] = field(default_factory=dict)  # The turn that was served last at each.
@@ -45,72 +51,77 @@ class Shares:
 
     def of(self, name: str) -> float:
         """The name's virtual tokens; of one that is not known, where it would start."""
-        counter = self.counters.get(name)
-        return self.floor() if counter is None else counter
+        share = self._shares.get(name)
+        return self.floor() if share is None else share.tokens
 
-    def enter(self, name: str) -> None:
-        """The name has something that waits again."""
-        self.counters[name] = max(self.counters.get(name, 0.0), self.floor())
-        self._new.add(name)
-        self._count(name)
+    def enter(self, name: str) -> Share:
+        """The name has something that waits again. Its share stays the same while that waits."""
+        share, floor = self._shares.get(name), self.floor()
+        if share is None:
+            share = self._shares[name] = Share(name, floor)
+        share.tokens = max(share.tokens, floor)
+        share.is_new = True
+        self._count(share)
+        return share
 
-    def floor(self, served: str = "") -> float:
-        """The lowest counter of those that wait and can make progress, as `served` does; without any, the
-        turn that was served last."""
-        lowest, counters = self._lowest, self.counters
+    def floor(self, served: Share | None = None) -> float:
+        """The lowest of those that wait and can make progress, as `served` does; without any, the turn that
+        was served last."""
+        lowest = self._lowest
         while lowest:
-            entered, name = lowest[0]
-            counter = counters[name]
-            if counter != entered:
-                heapreplace(lowest, (counter, name))
-            elif name == served or self.can_progress(name):
+            entered, name, share = lowest[0]
+            if share.tokens != entered:
+                heapreplace(lowest, (share.tokens, name, share))
+            elif share is served or self.can_progress(name):
                 return entered
             else:
                 heappop(lowest)
-                self._counted.discard(name)  # Until it is served.
+                share.is_counted, share.is_new = False, True
         return self._last
 
-    def serve(self, name: str, paid: float = 0.0, place: str = "") -> None:
-        """The name's turn is served, of which so much was charged before. `place` is where, or "" for a turn
-        that was not the fairest there."""
-        counter = self.counters[name]
-        if name in self._new or name not in self._counted:
-            self._new.discard(name)
-            counter = self.counters[name] = max(counter, self.floor(), self._places.get(place, 0.0))
-            self._count(name)
-        self._last = counter - paid
+    def serve(self, share: Share, tokens: float, paid: float = 0.0, place: str = "") -> None:
+        """Its turn is served and charged, of which so much was charged before. `place` is where, or "" for a
+        turn that was not the fairest there."""
+        if share.is_new:
+            share.tokens = max(share.tokens, self.floor(), self._places.get(place, 0.0))
+            share.is_new = False
+            self._count(share)
+        self._last = share.tokens - paid
         self._turns += 1
         if not self._turns % LOOK_EVERY:
-            self.floor(served=name)
-        if place:
+            self.floor(served=share)
+        share.tokens += tokens
+        if place and len(self._shares) > 1:  # Where one is alone, others start no lower anyway.
             self._places[place] = self._last
             if len(self._places) > MAX_PLACES:
                 self._places.clear()
 
     def charge(self, name: str, tokens: float) -> None:
-        self.counters[name] = self.of(name) + tokens
+        share = self._shares.get(name)
+        if share is None:
+            share = self._shares[name] = Share(name, self.floor())
+        share.tokens += tokens
 
     def __contains__(self, name: str) -> bool:
-        return name in self.counters
+        return name in self._shares
 
     @property
     def has_many(self) -> bool:
-        """Time to forget: there are twice as many counters as were kept the last time."""
-        return len(self.counters) > 2 * self._kept
+        """Time to forget: there are twice as many shares as were kept the last time."""
+        return len(self._shares) > 2 * self._kept
 
     def forget_all_but(self, waiting: Container[str]) -> None:
-        """Drops counters of others that would start at the floor anyway."""
+        """Drops shares of others that would start at the floor anyway."""
         floor = self.floor()
-        self.counters = {
-            name: count for name, count in self.counters.items() if name in waiting or count > floor
-        }
-        self._new = {name for name in self._new if name in waiting}
-        self._counted = {name for name in self._counted if name in waiting}
-        self._lowest = [(self.counters[name], name) for name in self._counted]
+        kept = [share for share in self._shares.values() if share.name in waiting or share.tokens > floor]
+        for share in kept:
+            share.is_counted = share.is_counted and share.name in waiting
+        self._shares = {share.name: share for share in kept}
+        self._lowest = [(share.tokens, share.name, share) for share in kept if share.is_counted]
         heapify(self._lowest)
-        self._kept = max(MIN_KEPT, len(self.counters))
+        self._kept = max(MIN_KEPT, len(kept))
 
-    def _count(self, name: str) -> None:
-        if name not in self._counted:
-            self._counted.add(name)
-            heappush(self._lowest, (self.counters[name], name))
+    def _count(self, share: Share) -> None:
+        if not share.is_counted:
+            share.is_counted = True
+            heappush(self._lowest, (share.tokens, share.name, share))

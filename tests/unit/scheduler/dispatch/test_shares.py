@@ -167,3 +167,11 @@ def test_who_is_blocked_is_looked_at_once() -> None:
     for number in range(1000):
         shares.enter(f"t{number}")
     assert looks <= 1200
+
+
+def test_the_base_model_is_forgotten_like_any_version_when_nobody_waits_for_it() -> None:
+    """Its digest is empty, and so was the name that stood for nobody."""
+    shares = Shares(lambda name: False)
+    shares.enter("")
+    shares.charge("", 10)
+    assert shares.of("other") == 0.0
