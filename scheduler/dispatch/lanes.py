@@ -98,7 +98,26 @@ class FairLanes:
             return _whose(lane, turn) == owner.tenant and not turn[1:4] < owner.ranks[lane]
         return lane in self._entries and not lane.turns[0] < self._entries[lane]
 
-    def top(self) -> tuple[Turn, Lane] | None:
+    def first(self) -> tuple[Turn, Lane] | None:
+        """The fairest and its turn, when entries that come up were put right; None when nobody waits here."""
+        while top := self._top():
+            entered, lane = top
+            turn = self._queue.turn(lane)
+            if turn is None or turn is entered:
+                return top
+            self._put_right(lane, turn)
+        return None
+
+    def bound(self) -> Turn | None:
+        """No turn is earlier than this; None when nobody waits here."""
+        top = self._top()
+        return top[0] if top else None
+
+    def leave(self, lane: Lane) -> None:
+        self._entries.pop(lane, None)
+        self._disown(lane)
+
+    def _top(self) -> tuple[Turn, Lane] | None:
         """Probably the fairest, with a turn that may have got later since."""
         while self._heap:
             entered, _, first = self._heap[0]
@@ -114,23 +133,6 @@ class FairLanes:
                 del self._own[first.tenant]
             heappop(self._heap)
         return None
-
-    def bound(self) -> Turn | None:
-        """No turn is earlier than this; None when nobody waits here."""
-        top = self.top()
-        return top[0] if top else None
-
-    def settle(self, entered: Turn, lane: Lane) -> Turn:
-        """Takes what `top` said, and returns the same turn where it is right: then this lane is the fairest.
-        Else puts turns right until that of the first is, and returns it."""
-        while (turn := self._queue.turn(lane)) and turn is not entered:
-            self._put_right(lane, turn)
-            entered, lane = self.top() or (turn, lane)
-        return entered
-
-    def leave(self, lane: Lane) -> None:
-        self._entries.pop(lane, None)
-        self._disown(lane)
 
     def _put_right(self, lane: Lane, turn: Turn) -> None:
         """The first entry: that of the lane, or of its owner with this lane as its first."""

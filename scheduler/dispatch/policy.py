@@ -122,9 +122,8 @@ class Policy:
             for position in bits(changed) if changed else ():
                 self.cold.refresh(position)
                 self._first.update(dict.fromkeys(self.cold.open_to(position)))
-        for moved in (index.reclaimed, self.cold.moved):
-            while moved:
-                self._take_up(queue.lanes(moved.popitem()[0]), now)
+        while moved := index.reclaimed or self.cold.moved:
+            self._take_up(queue.lanes(moved.popitem()[0]), now)
         if queue.fresh:
             self._take_up(queue.fresh, now)
             queue.fresh.clear()
@@ -132,8 +131,9 @@ class Policy:
             grown, index.grown = index.grown & index.seated, 0
             self._ready.lanes.add(queue.lanes(BASE))
             self._schedule(self._ready)
-            self._wake(self._crowded, self._crowded_at(grown), grown)
-            self._wake(self._unslotted, list(self._unslotted), grown)
+            self._wake(self._crowded, self._crowded_at(grown))
+            unslotted = [key for key, source in self._unslotted.items() if self._room(source) & grown]
+            self._wake(self._unslotted, unslotted)
 
     def _take_up(self, lanes: Iterable[Lane], now: float) -> None:
         """Something may have given lanes a place. Those for which no seat is free are set aside at once, but
@@ -153,16 +153,14 @@ class Policy:
         that is less to look at."""
         index = self._index
         if len(self._crowded) <= grown.bit_count() * VERSIONS_AN_EXECUTOR:
-            return list(self._crowded)
+            return [claims for claims in self._crowded if claims & grown]
         running = {digest for position in bits(grown) for digest in index.states[position].digests()}
         return {index.claims(digest) for digest in running} & self._crowded.keys()
 
-    def _wake(self, sources: dict[_Key, _Source], keys: Iterable[_Key], grown: int) -> None:
+    def _wake(self, sources: dict[_Key, _Source], keys: Iterable[_Key]) -> None:
         """Executors have room again: for whom they may have a place."""
         for key in keys:
             source = sources[key]
-            if not self._room(source) & grown:
-                continue
             for lane in source.tried:
                 source.lanes.enter(lane)
             source.tried.clear()
@@ -195,27 +193,21 @@ class Policy:
             if source.turn is not turn:
                 heappop(self._sources)
                 continue
-            top = source.lanes.top() if self._room(source) else None
-            if top is None:
+            first = source.lanes.first() if self._room(source) else None
+            if first is None:
                 source.turn = None
                 heappop(self._sources)
                 continue
-            entered, lane = top
-            # Many end here: what follows is dearer.
-            if not source.claims and not self._may_have_seat(lane):
-                looks += 1
-                self._set_aside(lane, source)
-                continue
-            due = source.lanes.settle(entered, lane)
-            if due is turn:
-                claimed, cold = self._places(lane)
-                if placement := self._place(lane, turn, claimed | cold, claimed):
-                    return placement
-                looks += 1
-                self._set_aside(lane, source)
-            else:
+            due, lane = first
+            if due is not turn:
                 source.turn = due
                 heapreplace(self._sources, (due, serial, source))
+                continue
+            claimed, cold = self._places(lane)
+            if placement := self._place(lane, turn, claimed | cold, claimed):
+                return placement
+            looks += 1
+            self._set_aside(lane, source)
         return None
 
     def _may_have_seat(self, lane: Lane) -> bool:
