@@ -67,7 +67,7 @@ class House:
         self.index = FleetIndex(self.states, case.reserve)
         self.policy = Policy(self.queue, self.index, aging_s=2.0)
         self._numbers = iter(range(1 << 30))
-        self._taken: list[Waiting] = []
+        self._taken: list[tuple[int, str, Waiting]] = []  # (position, dispatch id, request)
         for _ in range(case.waiting):
             self.arrive()
 
@@ -100,7 +100,8 @@ class House:
 
     def refill(self) -> None:
         """As many come as were placed, for the same versions."""
-        for taken in self._taken:
+        for at, dispatch_id, taken in self._taken:
+            self._running[at].append((dispatch_id, taken.digest))
             self.queue.add(replace(taken, number=next(self._numbers)))
         self._taken.clear()
 
@@ -136,17 +137,15 @@ class House:
 
     def plan(self) -> int:
         """Places what can be placed. How many there were."""
-        placed = 0
+        before = len(self._taken)
         while (placement := self.policy.next(0.0)) or self.policy.has_more:
             if placement is None:
                 continue
             request = self.queue.take(placement.number, placement.address if self.policy.in_turn else "")
-            at = self._positions[placement.address]
-            self.states[at].sent(f"r{placement.number}", request.digest, 0.0, request.tenant)
-            self._running[at].append((f"r{placement.number}", request.digest))
-            self._taken.append(request)
-            placed += 1
-        return placed
+            at, dispatch_id = self._positions[placement.address], f"r{placement.number}"
+            self.states[at].sent(dispatch_id, request.digest, 0.0, request.tenant)
+            self._taken.append((at, dispatch_id, request))
+        return len(self._taken) - before
 
 
 def measure(case: Case, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:

@@ -165,14 +165,16 @@ class FleetIndex:
 
     def _set_seats(self, position: int, seats: int) -> None:
         """Masks change where a bound is crossed."""
-        before, kept, bit = self.seats.rooms[position], self._kept[position], 1 << position
+        before, kept = self.seats.rooms[position], self._kept[position]
         self.seats.put(position, seats)
-        if (seats > 0) == (before > 0) and (seats > kept) == (before > kept):
+        if (seats > 0) != (before > 0):
+            self.seated ^= 1 << position
+        elif (seats > kept) == (before > kept):
             return
-        self.seated = _with(self.seated, bit, seats > 0)
-        self.shared = _with(self.shared, bit, seats > kept)
+        if (seats > kept) != (before > kept):
+            self.shared ^= 1 << position
         if seats > before:
-            self.grown |= bit
+            self.grown |= 1 << position
 
     def _set_slots(self, position: int, slots: int) -> None:
         before, bit = self.slots.rooms[position], 1 << position

@@ -1,6 +1,6 @@
 """How one executor's copies were used by this scheduler: hits, page-in times, last uses. Pure."""
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from scheduler.fleet.residency import Tier
@@ -13,7 +13,7 @@ MEASURED = 64
 class Usage:
     """`now` is on one monotonic clock in all calls, seconds. Outlives streams: it is about the address."""
 
-    hits: Counter[Tier] = field(default_factory=Counter)  # Requests by where their version was.
+    hits: list[int] = field(default_factory=lambda: [0] * len(Tier))  # Requests by their version's tier.
     page_ins: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED))  # Seconds.
     _waiting: dict[str, float] = field(default_factory=dict)  # Since when a cold version was needed.
     _last_use: OrderedDict[str, float] = field(default_factory=OrderedDict)

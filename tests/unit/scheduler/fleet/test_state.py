@@ -87,7 +87,8 @@ def test_hits_and_page_ins_are_those_of_requests() -> None:
     assert state.moved(2, [Copy("x", Tier.SLOT, 0, 10, False)], [], 12.5)
     assert list(state.usage.page_ins) == [2.5]  # since the first request that needed it
     state.sent("4", "x", 13.0)
-    assert state.usage.hits == {Tier.NOWHERE: 2, Tier.SLOT: 1}
+    assert (state.usage.hits[Tier.NOWHERE], state.usage.hits[Tier.SLOT]) == (2, 1)
+    assert sum(state.usage.hits) == 3
     assert state.moved(3, [Copy("y", Tier.SLOT, 1, 10, False)], [], 14.0)  # a pin: nobody waited
     assert len(state.usage.page_ins) == 1
     assert state.ended("4", 20.0) and state.last_use("x") == 20.0
