@@ -1,7 +1,7 @@
 """What the scheduler knows of one executor: its limits, its last report and what was sent since. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, KeysView
+from collections.abc import Collection, Iterable, KeysView
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -81,6 +81,7 @@ class Watcher(Protocol):
 class _Version:
     """Dispatches of one version, while one of them has not ended or is not covered by the last report."""
 
+    tier: Tier  # The closest that holds it, as `Residency.tier` tells.
     claims: int = 0  # Have not ended.
     unreported: int = 0  # The last report does not cover them; they may have ended.
     known: int = 0  # Have not ended, and the last report covers them: so it counts their slot as taken.
@@ -183,8 +184,7 @@ class ExecutorState:
     def residency(self, residency: Residency) -> None:
         digests = self._residency.digests() | residency.digests()
         self._residency = residency
-        if self._watcher:
-            self._watcher.copies_changed(self._position, digests)
+        self._follow_copies(digests)
 
     @property
     def serves(self) -> bool:
@@ -256,9 +256,9 @@ class ExecutorState:
         """Counts a dispatch that is written to the stream."""
         version = self._versions.get(digest)
         if version is None:
-            version = self._versions[digest] = _Version()
+            version = self._versions[digest] = _Version(self._residency.tier(digest))
         if digest != BASE:
-            self.usage.used(digest, self._residency.tier(digest), now)
+            self.usage.used(digest, version.tier, now)
             if not version.unreported and not version.known:
                 self._promised += 1
         self._sent += 1
@@ -306,9 +306,8 @@ class ExecutorState:
             if copy.tier is Tier.SLOT:
                 self.usage.paged_in(copy.digest, now)
         taken = self.residency.apply(number, added, removed)
-        if taken and self._watcher:
-            changed = {copy.digest for copy in added} | {digest for digest, _ in removed}
-            self._watcher.copies_changed(self._position, changed)
+        if taken:
+            self._follow_copies({copy.digest for copy in added} | {digest for digest, _ in removed})
         return taken
 
     def reported(self, report: Report) -> None:
@@ -357,6 +356,13 @@ class ExecutorState:
         if not version.claims and not version.unreported:
             del self._versions[entry.digest]
 
+    def _follow_copies(self, digests: Collection[str]) -> None:
+        for digest in digests:
+            if version := self._versions.get(digest):
+                version.tier = self._residency.tier(digest)
+        if self._watcher:
+            self._watcher.copies_changed(self._position, digests)
+
     def _tell_state(self) -> None:
         if self._watcher:
             self._watcher.state_changed(self._position)
@@ -374,6 +380,7 @@ class ExecutorState:
         for digest, version in self._versions.items():
             of_running = [sent for sent in running if sent.digest == digest]
             assert version.claims == len(of_running)
+            assert version.tier == self._residency.tier(digest)
             assert version.known == sum(sent.is_reported for sent in of_running)
             assert version.unreported == sum(sent.digest == digest for sent in unreported)
             assert all(sent.version is version for sent in running + unreported if sent.digest == digest)
