@@ -15,6 +15,7 @@ from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, ConfigError
 from scheduler.event_loop import loop_factory
 from scheduler.logs import set_up
+from scheduler.poller import let_events_gather
 from scheduler.settings import load
 from scheduler.text.tokenizer import InvalidTokenizer
 
@@ -53,6 +54,7 @@ async def _serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    let_events_gather()
     scheduler = Scheduler(config)
     await scheduler.start()
     logger.info("event loop: %s", type(loop).__module__.partition(".")[0])

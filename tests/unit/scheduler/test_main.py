@@ -38,6 +38,11 @@ async def output_of(*flags: str) -> tuple[int | None, str]:
     return process.returncode, errors.decode()
 
 
+def policies(pid: int) -> list[int]:
+    """How Linux schedules each thread of a process."""
+    return [os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()]
+
+
 async def test_what_keeps_it_from_starting_is_one_line(model: Path, tmp_path: Path) -> None:
     store = ["--store", str(tmp_path / "store"), "--executor", "127.0.0.1:1", "--metrics-port", "-1"]
     status, errors = await output_of("--model", str(tmp_path / "missing"), *store)
@@ -75,6 +80,7 @@ async def test_sigterm_drains_and_exits_with_0(model: Path, tmp_path: Path, even
         request = inference_pb2.GenerateRequest(text="a", stopping=common_pb2.Stopping(max_new_tokens=40))
         answers = [asyncio.ensure_future(stub.Generate(request)) for _ in range(3)]
         await until(lambda: len(fake.running) == 3)
+        assert policies(process.pid).count(os.SCHED_BATCH) == 1, "gRPC's thread takes the loop's core"
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             while True:
