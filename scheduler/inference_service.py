@@ -64,12 +64,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with accepted as live:
             answer = _begin_response(live)
             texts = [live.admitted.echo_text]
-            while piece := await live.outbox.get():
-                answer.token_ids.extend(piece.token_ids)
-                answer.logprobs.extend(piece.logprobs)
-                answer.prompt_logprobs.extend(piece.prompt_logprobs)
-                answer.finish_reason = piece.finish
-                texts.append(piece.text)
+            while chunk := await live.outbox.get():
+                answer.token_ids.extend(chunk.token_ids)
+                answer.logprobs.extend(chunk.logprobs)
+                answer.prompt_logprobs.extend(chunk.prompt_logprobs)
+                answer.finish_reason = chunk.finish_reason
+                texts.append(chunk.text)
                 live.outbox.pause(_WHOLE_EVERY_S)
             answer.text = "".join(texts)
             answer.usage.CopyFrom(usage(live))

@@ -6,7 +6,6 @@ import grpc
 
 from lorafleet.v1 import inference_pb2
 from scheduler.dispatch.live_request import LiveRequest
-from scheduler.dispatch.outbox import Piece
 from scheduler.errors import SlowClient
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
@@ -95,13 +94,17 @@ class StreamWriter:
         watch.blocked = False
         watch.writes += 1
         outbox, first = live.outbox, True
-        while piece := await outbox.get():
+        while chunk := await outbox.get():
+            if first:
+                _introduce(chunk, live)
+                first = False
+            if chunk.finish_reason:
+                chunk.usage.CopyFrom(usage(live))
             watch.blocked = True
-            await context.write(_chunk(live, piece, first))
+            await context.write(chunk)
             watch.blocked = False
             watch.writes += 1
-            first = False
-            self._chunk_tokens.observe(len(piece.token_ids))
+            self._chunk_tokens.observe(len(chunk.token_ids))
             if self._pace.pause_s:
                 outbox.pause(self._pace.pause_s)
 
@@ -129,24 +132,12 @@ class _Watch:
         return self.gave_up
 
 
-def _chunk(live: LiveRequest, piece: Piece, first: bool) -> inference_pb2.GenerateChunk:
-    chunk = inference_pb2.GenerateChunk(
-        output_index=piece.output_index,
-        token_ids=piece.token_ids,
-        text=piece.text,
-    )
-    if piece.logprobs or piece.prompt_logprobs:
-        chunk.logprobs.extend(piece.logprobs)
-        chunk.prompt_logprobs.extend(piece.prompt_logprobs)
-    if first:
-        chunk.request_id = live.admitted.request_id
-        chunk.adapter_digest = live.admitted.digest
-        chunk.seed = live.admitted.sampling.seed
-        chunk.text = live.admitted.echo_text + chunk.text
-    if piece.finish:
-        chunk.finish_reason = piece.finish
-        chunk.usage.CopyFrom(usage(live))
-    return chunk
+def _introduce(chunk: inference_pb2.GenerateChunk, live: LiveRequest) -> None:
+    """What only the first chunk of a stream has."""
+    chunk.request_id = live.admitted.request_id
+    chunk.adapter_digest = live.admitted.digest
+    chunk.seed = live.admitted.sampling.seed
+    chunk.text = live.admitted.echo_text + chunk.text
 
 
 def usage(live: LiveRequest) -> inference_pb2.Usage:

@@ -3,39 +3,24 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from lorafleet.v1 import common_pb2
+from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.errors import SchedulerError
 from scheduler.text.text_stream import TextDelta
 
-# A piece becomes one message of at most 16 MiB. With 20 alternatives a token's log-probabilities take 276
-# bytes, so that of these stays far below; those of a prompt are bounded at admission.
-MAX_PIECE_POSITIONS = 4096
-UNFINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
-
-
-@dataclass(slots=True)
-class Piece:
-    """A piece of an answer, as a client reads it. `finish` is set in the last one."""
-
-    output_index: int
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
-    finish: common_pb2.FinishReason = UNFINISHED
-
-    @property
-    def num_positions(self) -> int:
-        return len(self.token_ids) + len(self.prompt_logprobs)
+# A message has at most 16 MiB. With 20 alternatives a token's log-probabilities take 276 bytes, so that these
+# stay far below; those of a prompt are bounded at admission.
+MAX_CHUNK_POSITIONS = 4096
 
 
 class Outbox:
-    """What a client has not read yet, in growing pieces: a slow client costs no more than its tokens.
+    """What a client has not read yet, in growing chunks: a slow client costs no more than its tokens.
 
-    It has one reader, whom `pause` keeps waiting though there are tokens, so that they come as one piece. The
+    They are the messages that it gets, without what only the first and the last one have besides: the last
+    has its `finish_reason`. So a token on its way is put into one object only.
+
+    It has one reader, whom `pause` keeps waiting though there are tokens, so that they come as one chunk. The
     end of an answer, good or bad, ends the pause.
     """
 
@@ -44,7 +29,7 @@ class Outbox:
         self._line = line
         self._loop = asyncio.get_running_loop()  # Asked for once: that takes a call of the system.
         self._end = output_index  # Of the tokens that it was given.
-        self._pieces = deque[Piece]()  # None of them is empty; the last one grows.
+        self._chunks = deque[inference_pb2.GenerateChunk]()  # None of them is empty; the last one grows.
         self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._read_all = False
         self._reader: asyncio.Future[None] | None = None  # That waits, but not in the line.
@@ -53,16 +38,18 @@ class Outbox:
     def put(self, delta: TextDelta, logprobs: Sequence[common_pb2.PositionLogprobs] = ()) -> None:
         if not (delta.token_ids or delta.text):
             return
-        if self._pieces and self._pieces[-1].num_positions < MAX_PIECE_POSITIONS:
-            piece = self._pieces[-1]
-            piece.token_ids += delta.token_ids
-            piece.text += delta.text
+        if self._chunks and _num_positions(self._chunks[-1]) < MAX_CHUNK_POSITIONS:
+            chunk = self._chunks[-1]
+            chunk.token_ids.extend(delta.token_ids)
+            chunk.text += delta.text
         else:
-            piece = Piece(self._end, list(delta.token_ids), delta.text)
-            self._pieces.append(piece)
+            chunk = inference_pb2.GenerateChunk(
+                output_index=self._end, token_ids=delta.token_ids, text=delta.text
+            )
+            self._chunks.append(chunk)
         self._end += len(delta.token_ids)
         if logprobs:
-            piece.logprobs += logprobs
+            chunk.logprobs.extend(logprobs)
         if self._pause is None:
             self._wake()
 
@@ -71,7 +58,7 @@ class Outbox:
         self._last().prompt_logprobs.extend(logprobs)
 
     def finish(self, reason: common_pb2.FinishReason) -> None:
-        self._last().finish = reason
+        self._last().finish_reason = reason
         self._end_pause()
 
     def fail(self, error: SchedulerError) -> None:
@@ -79,7 +66,7 @@ class Outbox:
         self._end_pause()
 
     def pause(self, seconds: float) -> None:
-        """Keeps the next piece back for so long, unless the answer is at its end."""
+        """Keeps the next chunk back for so long, unless the answer is at its end."""
         if not self._at_end:
             self._pause = self._loop.call_later(seconds, self._end_pause)
 
@@ -87,31 +74,31 @@ class Outbox:
         """The reader is gone: nothing waits for the end of a pause."""
         self._end_pause()
 
-    async def get(self) -> Piece | None:
-        """The next piece, None after the last; raises what the request failed with, after its tokens."""
+    async def get(self) -> inference_pb2.GenerateChunk | None:
+        """The next chunk, None after the last; raises what the request failed with, after its tokens."""
         if self._read_all:
             return None
         while True:
             self._reader = reader = self._loop.create_future()
-            if not self._pause and (self.error or self._pieces):
+            if not self._pause and (self.error or self._chunks):
                 self._wake()
             await reader
-            if self._pieces:
+            if self._chunks:
                 break
             if self.error:
                 raise self.error
-        piece = self._pieces.popleft()
-        self._read_all = bool(piece.finish)
-        return piece
+        chunk = self._chunks.popleft()
+        self._read_all = bool(chunk.finish_reason)
+        return chunk
 
     @property
     def _at_end(self) -> bool:
-        return bool(self.error or self._read_all or (self._pieces and self._pieces[-1].finish))
+        return bool(self.error or self._read_all or (self._chunks and self._chunks[-1].finish_reason))
 
-    def _last(self) -> Piece:
-        if not self._pieces:
-            self._pieces.append(Piece(self._end))
-        return self._pieces[-1]
+    def _last(self) -> inference_pb2.GenerateChunk:
+        if not self._chunks:
+            self._chunks.append(inference_pb2.GenerateChunk(output_index=self._end))
+        return self._chunks[-1]
 
     def _end_pause(self) -> None:
         if self._pause:
@@ -123,3 +110,7 @@ class Outbox:
         if self._reader:
             self._line.join(self._reader)
             self._reader = None
+
+
+def _num_positions(chunk: inference_pb2.GenerateChunk) -> int:
+    return len(chunk.token_ids) + len(chunk.prompt_logprobs)

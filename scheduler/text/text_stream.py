@@ -3,7 +3,7 @@
 import codecs
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from scheduler.text.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ class TextDelta(NamedTuple):
 
     token_ids: tuple[int, ...]
     text: str
-    stopped: bool
+    stopped: bool = False
 
 
 class TextStream:
@@ -45,6 +45,7 @@ class TextStream:
         silent_token_ids: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._text_of = tokenizer.texts.__getitem__
         self._silent = frozenset(silent_token_ids)
         self._utf8 = Utf8Decoder(errors="replace")
         self._stops = _StopMatcher(stop_sequences)
@@ -72,10 +73,9 @@ class TextStream:
         if self._stopped:
             return TextDelta((), "", stopped=True)
         if self._lets_pass and self._silent.isdisjoint(token_ids):
-            text_of = self._tokenizer.token_text
-            texts = [text for each in token_ids if (text := text_of(each)) is not None]
-            if len(texts) == len(token_ids):
-                return self._pass(token_ids, "".join(texts))
+            texts = list(map(self._text_of, token_ids))
+            if None not in texts:
+                return self._pass(token_ids, "".join(cast(list[str], texts)))
         for token_id in token_ids:
             match_start = self._feed(token_id)
             if match_start is not None:
@@ -101,7 +101,7 @@ class TextStream:
         """Lets tokens go with their text though nothing was taken in: nothing of it may have to be held."""
         self._tokens_before += len(token_ids)
         self._chars_before += len(text)
-        return TextDelta(tuple(token_ids), text, stopped=False)
+        return TextDelta(tuple(token_ids), text)
 
     def _resume(self, token_ids: Sequence[int]) -> None:
         """All at once: a hundred thousand of them, one by one, would stop every other stream for seconds."""
@@ -140,7 +140,7 @@ class TextStream:
 
     def _release(self, tokens: int, chars: int) -> TextDelta:
         num_tokens, num_chars = tokens - self._tokens_before, chars - self._chars_before
-        delta = TextDelta(tuple(self._token_ids[:num_tokens]), self._text[:num_chars], stopped=False)
+        delta = TextDelta(tuple(self._token_ids[:num_tokens]), self._text[:num_chars])
         del self._token_ids[:num_tokens]
         self._text = self._text[num_chars:]
         self._tokens_before, self._chars_before = tokens, chars

@@ -37,7 +37,8 @@ class Tokenizer:
     `vocab_size` is one more than the highest id. `eos_token_ids` end an answer. `special_tokens` are the
     strings that chat templates know as bos_token, eos_token and so on; `chat_template` is None when the model
     has none. No token stands for more of a text than `longest_token` characters, or than `most_letters` from
-    A to Z and a to z: the longest tokens are of spaces and signs.
+    A to Z and a to z: the longest tokens are of spaces and signs. `texts` has what a token adds to a running
+    text where that is whole characters, and None where it is not.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class Tokenizer:
     chat_template: str | None
     longest_token: int
     most_letters: int
+    texts: Mapping[int, str | None]
     _tokenizer: tokenizers.Tokenizer
     _pieces: "_Pieces"
 
@@ -64,6 +66,7 @@ class Tokenizer:
         special = read_special_tokens(path)
         _add_tokens(tokenizer, special)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        pieces = _Pieces.make(tokenizer)
         return cls(
             vocab_size=max(vocabulary.values(), default=-1) + 1,
             eos_token_ids=frozenset(read_end_tokens(path)),
@@ -71,8 +74,9 @@ class Tokenizer:
             chat_template=_chat_template(path),
             longest_token=max(map(len, vocabulary), default=1),
             most_letters=max(map(_letters, vocabulary), default=0),
+            texts=_Texts(pieces),
             _tokenizer=tokenizer,
-            _pieces=_Pieces.make(tokenizer),
+            _pieces=pieces,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -101,11 +105,6 @@ class Tokenizer:
         special tokens and unknown ids. Joined and decoded with errors="replace" they give decode()."""
         piece = self._pieces.of(token_id)
         return piece.encode() if isinstance(piece, str) else piece
-
-    def token_text(self, token_id: int) -> str | None:
-        """What a token adds to a running text where that is whole characters, None where it is not."""
-        piece = self._pieces.of(token_id)
-        return piece if isinstance(piece, str) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +153,18 @@ class _Pieces:
         before = [] if self.anchor is None else [self.anchor]
         text: str = self.tokenizer.decode([*before, token_id])
         return text.removeprefix(self.tokenizer.decode(before)).encode()
+
+
+class _Texts(dict[int, str | None]):
+    """Filled with the ids that occur; one that is there costs a look into a dictionary."""
+
+    def __init__(self, pieces: _Pieces) -> None:
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        piece = self._pieces.of(token_id)
+        text = self[token_id] = piece if isinstance(piece, str) else None
+        return text
 
 
 def _text_or_bytes(piece: bytes) -> str | bytes:

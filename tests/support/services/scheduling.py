@@ -12,7 +12,6 @@ from lorafleet.v1 import common_pb2, executor_pb2, inference_pb2
 from scheduler.admission.admission import AdmittedRequest, Identity
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.live_request import LiveRequest
-from scheduler.dispatch.outbox import Piece
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.fleet.link import LinkSettings
 from scheduler.metrics import Metrics
@@ -112,20 +111,20 @@ async def ready(dispatcher: Dispatcher, count: int = 1) -> None:
     await until(lambda: sum(state.takes_requests for state in dispatcher.fleet.states) >= count)
 
 
-async def read_all(live: LiveRequest) -> list[Piece]:
-    pieces: list[Piece] = []
+async def read_all(live: LiveRequest) -> list[inference_pb2.GenerateChunk]:
+    chunks: list[inference_pb2.GenerateChunk] = []
     async with asyncio.timeout(60):
-        while piece := await live.outbox.get():
-            pieces.append(piece)
-    return pieces
+        while chunk := await live.outbox.get():
+            chunks.append(chunk)
+    return chunks
 
 
-def tokens_in(pieces: Sequence[Piece]) -> list[int]:
+def tokens_in(chunks: Sequence[inference_pb2.GenerateChunk]) -> list[int]:
     """All tokens; their indexes must join."""
     tokens: list[int] = []
-    for piece in pieces:
-        assert not tokens or piece.output_index == pieces[0].output_index + len(tokens)
-        tokens += piece.token_ids
+    for chunk in chunks:
+        assert not tokens or chunk.output_index == chunks[0].output_index + len(tokens)
+        tokens += chunk.token_ids
     return tokens
 
 

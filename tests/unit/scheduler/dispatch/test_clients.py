@@ -37,8 +37,8 @@ async def test_an_answer_in_order_to_its_end(dispatcher: Dispatcher, fake: FakeE
     live = dispatcher.submit(request, None)
     pieces = await read_all(live)
     assert tokens_in(pieces) == expected_tokens(request)
-    assert [bool(piece.finish) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces[-1].finish == LENGTH
+    assert [bool(piece.finish_reason) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].finish_reason == LENGTH
     assert live.completion_tokens == 20
     assert dispatcher.num_live == 0
     assert await live.outbox.get() is None
@@ -78,7 +78,7 @@ async def test_stop_strings_cut_and_cancel(
     live = dispatcher.submit(admitted(max_new_tokens=len(answer), stop=["stop."]), None)
     pieces = await read_all(live)
     assert "".join(piece.text for piece in pieces) == "go on, then "
-    assert pieces[-1].finish == STOP
+    assert pieces[-1].finish_reason == STOP
     assert live.completion_tokens == len(tokens_in(pieces)) < len(answer)
     await until(lambda: fake.cancelled == [fake.dispatches[0].dispatch_id])
 
@@ -119,12 +119,12 @@ async def test_the_deadline_counts_while_waiting_and_while_running(
 async def test_the_time_limit_counts_from_acceptance(dispatcher: Dispatcher, fake: FakeExecutor) -> None:
     live = dispatcher.submit(admitted(max_new_tokens=4000, time_limit_ms=80), None)
     pieces = await read_all(live)
-    assert pieces[-1].finish == common_pb2.FINISH_REASON_TIME_LIMIT
+    assert pieces[-1].finish_reason == common_pb2.FINISH_REASON_TIME_LIMIT
     assert tokens_in(pieces) == expected_tokens(live.admitted)[: live.completion_tokens]
     fake.load_state = executor_pb2.LOAD_STATE_DRAINING
     await until(lambda: not dispatcher.fleet.any_ready)
     pieces = await read_all(dispatcher.submit(admitted(time_limit_ms=30), None))
-    assert [(piece.token_ids, piece.finish) for piece in pieces] == [
+    assert [(piece.token_ids, piece.finish_reason) for piece in pieces] == [
         ([], common_pb2.FINISH_REASON_TIME_LIMIT)
     ]
 
@@ -195,13 +195,13 @@ async def test_a_resumed_request_with_nothing_left_ends_at_once(
 ) -> None:
     complete = admitted(max_new_tokens=2, resumed=[50, 51])
     [end] = await read_all(dispatcher.submit(complete, None))
-    assert (end.finish, end.token_ids, end.output_index) == (LENGTH, [], 2)
+    assert (end.finish_reason, end.token_ids, end.output_index) == (LENGTH, [], 2)
     eos = min(tokenizer.eos_token_ids)
     [end] = await read_all(dispatcher.submit(admitted(resumed=[50, eos]), None))
-    assert end.finish == STOP
+    assert end.finish_reason == STOP
     stopped = tokenizer.encode("so stop", add_special_tokens=False)
     [end] = await read_all(dispatcher.submit(admitted(resumed=stopped, stop=["stop"]), None))
-    assert (end.finish, end.token_ids, end.text) == (STOP, [], "")
+    assert (end.finish_reason, end.token_ids, end.text) == (STOP, [], "")
     assert not fake.dispatches
 
 

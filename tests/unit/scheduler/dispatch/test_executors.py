@@ -77,7 +77,7 @@ async def test_an_end_comes_with_its_step_or_after_it(
     for request, live in [(each, dispatcher.submit(each, None)) for each in requests]:
         pieces = await read_all(live)
         assert tokens_in(pieces) == expected_tokens(request)
-        assert pieces[-1].finish == LENGTH
+        assert pieces[-1].finish_reason == LENGTH
         assert pieces[-1].token_ids or not ends_with_steps
     assert not fake.cancelled
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from lorafleet.v1 import common_pb2
-from scheduler.dispatch.outbox import MAX_PIECE_POSITIONS, Outbox, Piece
+from lorafleet.v1.inference_pb2 import GenerateChunk
+from scheduler.dispatch.outbox import MAX_CHUNK_POSITIONS, Outbox
 from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.errors import NoExecutor
 from scheduler.text.text_stream import TextDelta
@@ -19,50 +20,50 @@ def put(outbox: Outbox, count: int) -> None:
         outbox.put(TextDelta((7,), "ab", stopped=False), [POSITION])
 
 
-async def read(outbox: Outbox) -> list[Piece]:
-    pieces = []
-    while piece := await outbox.get():
-        pieces.append(piece)
-    return pieces
+async def read(outbox: Outbox) -> list[GenerateChunk]:
+    chunks = []
+    while chunk := await outbox.get():
+        chunks.append(chunk)
+    return chunks
 
 
-async def test_what_waits_is_one_piece_that_grows() -> None:
+async def test_what_waits_is_one_chunk_that_grows() -> None:
     outbox = Outbox(3, ReaderLine())
     put(outbox, 5)
-    piece = await outbox.get()
-    assert piece is not None
-    assert (piece.output_index, piece.token_ids, piece.text) == (3, [7] * 5, "ab" * 5)
+    chunk = await outbox.get()
+    assert chunk is not None
+    assert (chunk.output_index, chunk.token_ids, chunk.text) == (3, [7] * 5, "ab" * 5)
     put(outbox, 2)
     outbox.finish(common_pb2.FINISH_REASON_STOP)
-    [piece] = await read(outbox)
-    assert (piece.output_index, len(piece.logprobs)) == (8, 2)
+    [chunk] = await read(outbox)
+    assert (chunk.output_index, len(chunk.logprobs)) == (8, 2)
     assert await outbox.get() is None
 
 
-@pytest.mark.parametrize("prompt", [0, 100, MAX_PIECE_POSITIONS, 3 * MAX_PIECE_POSITIONS])
-async def test_pieces_stay_small_whatever_waits(prompt: int) -> None:
+@pytest.mark.parametrize("prompt", [0, 100, MAX_CHUNK_POSITIONS, 3 * MAX_CHUNK_POSITIONS])
+async def test_chunks_stay_small_whatever_waits(prompt: int) -> None:
     """A client that reads nothing for 10,000 tokens still gets messages far below the limit."""
     outbox = Outbox(0, ReaderLine())
     outbox.put_prompt_logprobs([POSITION] * prompt)
     put(outbox, 10_000)
     outbox.finish(common_pb2.FINISH_REASON_LENGTH)
-    pieces = await read(outbox)
-    assert sum(len(piece.prompt_logprobs) for piece in pieces) == len(pieces[0].prompt_logprobs) == prompt
-    assert max(len(piece.token_ids) for piece in pieces) <= MAX_PIECE_POSITIONS
-    assert all(len(piece.logprobs) == len(piece.token_ids) for piece in pieces)
-    assert [bool(piece.finish) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    chunks = await read(outbox)
+    assert sum(len(chunk.prompt_logprobs) for chunk in chunks) == len(chunks[0].prompt_logprobs) == prompt
+    assert max(len(chunk.token_ids) for chunk in chunks) <= MAX_CHUNK_POSITIONS
+    assert all(len(chunk.logprobs) == len(chunk.token_ids) for chunk in chunks)
+    assert [bool(chunk.finish_reason) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     tokens = 0
-    for piece in pieces:
-        assert (piece.output_index, piece.text) == (tokens, "ab" * len(piece.token_ids))
-        tokens += len(piece.token_ids)
+    for chunk in chunks:
+        assert (chunk.output_index, chunk.text) == (tokens, "ab" * len(chunk.token_ids))
+        tokens += len(chunk.token_ids)
     assert tokens == 10_000
 
 
 async def test_a_failure_comes_after_what_was_made_before_it() -> None:
     outbox = Outbox(0, ReaderLine())
-    put(outbox, MAX_PIECE_POSITIONS + 1)
+    put(outbox, MAX_CHUNK_POSITIONS + 1)
     outbox.fail(NoExecutor("gone"))
-    assert [len(piece.token_ids) for piece in [await outbox.get(), await outbox.get()] if piece] == [4096, 1]
+    assert [len(chunk.token_ids) for chunk in [await outbox.get(), await outbox.get()] if chunk] == [4096, 1]
     with pytest.raises(NoExecutor):
         await outbox.get()
 
@@ -78,8 +79,8 @@ async def test_a_pause_gathers_what_comes_meanwhile() -> None:
     put(outbox, 2)
     await asyncio.sleep(0)
     assert not reading.done()
-    piece = await reading
-    assert piece is not None and piece.token_ids == [7] * 3
+    chunk = await reading
+    assert chunk is not None and chunk.token_ids == [7] * 3
 
 
 @pytest.mark.parametrize("begin", ["before", "during"])
@@ -92,12 +93,12 @@ async def test_the_end_of_an_answer_ends_a_pause(begin: str) -> None:
             outbox.pause(3600)
         outbox.fail(error) if error else outbox.finish(common_pb2.FINISH_REASON_STOP)
         outbox.pause(3600)
-        piece = await outbox.get()
-        assert piece is not None and piece.token_ids == [7]
+        chunk = await outbox.get()
+        assert chunk is not None and chunk.token_ids == [7]
         if error:
             with pytest.raises(NoExecutor):
                 await outbox.get()
         else:
             outbox.pause(3600)
-            assert piece.finish and await outbox.get() is None
+            assert chunk.finish_reason and await outbox.get() is None
         assert outbox._pause is None
