@@ -119,7 +119,7 @@ def _refusal(source: nn.Module, config: LoRAConfig, names: Sequence[str]) -> Ref
         return Refusal.LAYER_TYPE
     if isinstance(source, FusedMoE) and source.config.expert_parallel and config.fully_sharded_loras:
         return Refusal.EXPERT_PARALLEL
-    counts = any(type(source) in c.source_types and c.fits(source, len(names)) for c in LAYERS_WITH_LORA)
+    counts = any(c.can_replace_layer(source, config, names, decorate=False) for c in LAYERS_WITH_LORA)
     return Refusal.OUTPUT_SIZE if counts and config.fully_sharded_loras else Refusal.MODULE_COUNT
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -81,14 +81,18 @@ class BaseLayerWithLoRA(nn.Module, ABC):
         lora_config: LoRAConfig,
         packed_modules_list: Sequence[str],
         model_config: ModelConfig | None = None,
+        decorate: bool = True,
     ) -> bool:
         """Whether this class fits a base layer behind which the modules of `packed_modules_list` lie.
 
         The type must be exact (a subclass may compute something else), and so must the number of modules.
-        With one rank nothing is cut, so that `fully_sharded_loras` changes nothing there.
+        With one rank nothing is cut, so that `fully_sharded_loras` changes nothing there. Without `decorate`
+        it changes nothing anywhere: the answer is of the layer and its modules alone.
         """
         if type(source_layer) not in cls.source_types or not cls.fits(source_layer, len(packed_modules_list)):
             return False
+        if not decorate:
+            return True
         sharded = lora_config.fully_sharded_loras and _group_of(source_layer).size > 1
         return cls.fully_sharded in (None, sharded)
 
@@ -188,19 +192,44 @@ class BaseLayerWithLoRA(nn.Module, ABC):
         self.stacked.shrink_ranks[:, index] = 0
         self.stacked.scales[:, index] = 0.0
 
-    def slice_lora_a(self, lora_a: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """This rank's share of A, one tensor a module: its columns, and its ceil(r / shards) rows."""
+    @overload
+    def slice_lora_a(self, lora_a: Tensor) -> Tensor: ...
+    @overload
+    def slice_lora_a(self, lora_a: Sequence[Tensor | None]) -> list[Tensor | None]: ...
+    def slice_lora_a(self, lora_a: Factors) -> Tensor | list[Tensor | None]:
+        """This rank's share of A [r, in]: its columns, and its ceil(r / shards) rows.
+
+        One tensor a module gives a list; the tensor of a layer with one module gives a tensor, and a
+        ValueError in a layer with several.
+        """
+        if isinstance(lora_a, Tensor):
+            return self.own_a(self._only_part(), lora_a)
         return [
-            None if a is None else padded(part.cut.of_a(a), part.cut.a_rows(len(a)))
-            for part, a in zip(self.all_parts, lora_a, strict=True)
+            None if a is None else self.own_a(part, a) for part, a in zip(self.all_parts, lora_a, strict=True)
         ]
 
-    def slice_lora_b(self, lora_b: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """This rank's share of B [out, r], one tensor a module: its rows, as they lie in its output."""
+    @overload
+    def slice_lora_b(self, lora_b: Tensor) -> Tensor: ...
+    @overload
+    def slice_lora_b(self, lora_b: Sequence[Tensor | None]) -> list[Tensor | None]: ...
+    def slice_lora_b(self, lora_b: Factors) -> Tensor | list[Tensor | None]:
+        """This rank's share of B [out, r]: its rows, as they lie in its output. Forms as `slice_lora_a`'s."""
+        if isinstance(lora_b, Tensor):
+            return self.own_b(self._only_part(), lora_b)
         return [
-            None if b is None else torch.cat(part.cut.of_b(b.T), dim=1).T
-            for part, b in zip(self.all_parts, lora_b, strict=True)
+            None if b is None else self.own_b(part, b) for part, b in zip(self.all_parts, lora_b, strict=True)
         ]
+
+    def own_a(self, part: LayerPart, a: Tensor) -> Tensor:
+        return padded(part.cut.of_a(a), part.cut.a_rows(len(a)))
+
+    def own_b(self, part: LayerPart, b: Tensor) -> Tensor:
+        return torch.cat(part.cut.of_b(b.T), dim=1).T
+
+    def _only_part(self) -> LayerPart:
+        if len(self.all_parts) != 1:
+            raise ValueError(f"one tensor for {len(self.all_parts)} parts: give a list with one a part")
+        return self.all_parts[0]
 
     def one_a_module(
         self, lora_a: Factors, lora_b: Factors

@@ -156,19 +156,13 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
         """[slices, max_loras] -> [slices, max_loras, experts], a view."""
         return table[:, :, None].expand(-1, -1, self.base_layer.num_local_experts)
 
-    def slice_lora_a(self, lora_a: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """This rank's share of A [r, experts, in]: rows with its experts' columns side by side."""
-        return [
-            None if a is None else padded(part.cut.of_a(a).flatten(1), part.cut.a_rows(len(a)))
-            for part, a in zip(self.all_parts, lora_a, strict=True)
-        ]
+    def own_a(self, part: LayerPart, a: Tensor) -> Tensor:
+        """Of A [r, experts, in]: rows with this rank's experts' columns side by side."""
+        return padded(part.cut.of_a(a).flatten(1), part.cut.a_rows(len(a)))
 
-    def slice_lora_b(self, lora_b: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """This rank's share of B [r, experts, out], as [experts * out, r]."""
-        return [
-            None if b is None else torch.cat(part.cut.of_b(b), dim=-1).flatten(1).T
-            for part, b in zip(self.all_parts, lora_b, strict=True)
-        ]
+    def own_b(self, part: LayerPart, b: Tensor) -> Tensor:
+        """Of B [r, experts, out], as [experts * out, r]."""
+        return torch.cat(part.cut.of_b(b), dim=-1).flatten(1).T
 
     def _checked_factors(
         self, lora_a: Factors, lora_b: Factors

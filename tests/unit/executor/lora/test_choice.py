@@ -126,6 +126,18 @@ def test_expert_parallelism_and_sharded_adapters_do_not_go_together(interleaved:
         assert choose(layer, modules, True) is (Refusal.EXPERT_PARALLEL if size > 1 else plain)
 
 
+@pytest.mark.parametrize("name", TABLE)
+def test_a_class_answers_for_a_layer_whatever_the_sharding_when_it_is_asked_so(name: str) -> None:
+    make, pairs = TABLE[name]
+    for size, modules, fully_sharded in product(SIZES, MODULES, SHARDINGS):
+        layer, config = make(ParallelGroup(0, size)), LoRAConfig(1, 4, fully_sharded_loras=fully_sharded)
+        names = [f"layers.0.module{number}" for number in range(modules)]
+        fitting = {
+            each for each in LAYERS_WITH_LORA if each.can_replace_layer(layer, config, names, decorate=False)
+        }
+        assert fitting == set(pairs.get(modules, ()))
+
+
 def test_the_table_names_every_class() -> None:
     named = {choice for _, pairs in TABLE.values() for pair in pairs.values() for choice in pair}
     assert named == set(LAYERS_WITH_LORA)

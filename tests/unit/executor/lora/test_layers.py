@@ -1,9 +1,10 @@
 import random
+from itertools import product
 
 import pytest
 import torch
 
-from executor.distributed import SINGLE
+from executor.distributed import SINGLE, ParallelGroup
 from executor.lora.arena import SlotArena
 from executor.lora.config import LoRAConfig
 from executor.lora.errors import ModuleNotServed, ModuleShapeMismatch, RankTooLarge
@@ -190,6 +191,37 @@ def test_scaling_defaults_to_one() -> None:
     a, b, x = torch.randn(2, HIDDEN), torch.randn(12, 2), torch.randn(3, HIDDEN)
     rig.layer.set_lora(0, a, b)
     torch.testing.assert_close(rig.run([(0, 3)], x), rig.base(x) + x @ a.T @ b.T)
+
+
+@ALL
+def test_one_module_is_sliced_from_a_tensor_to_a_tensor(name: str) -> None:
+    """As a list of one is; in a layer of several a tensor alone names no module."""
+    for size, fully_sharded in product((1, 2), (False, True)):
+        for rank in range(size):
+            group = ParallelGroup(rank, size)
+            layer = make_rig(name, 1, 4, group=group, fully_sharded=fully_sharded).layer
+            whole = layer.all_parts[0].slot_slice
+            a, b = torch.randn(3, whole.in_features), torch.randn(whole.out_features, 3)
+            for cut, factor in ((layer.slice_lora_a, a), (layer.slice_lora_b, b)):
+                if len(layer.module_names) > 1:
+                    with pytest.raises(ValueError, match="one tensor for"):
+                        cut(factor)
+                else:
+                    (listed,) = cut([factor])
+                    assert listed is not None
+                    assert torch.equal(cut(factor), listed)
+
+
+def test_the_ranks_slices_make_up_the_whole() -> None:
+    a, b = torch.randn(3, HIDDEN), torch.randn(12, 3)
+    column, row = (
+        [make_rig(name, 1, 4, group=ParallelGroup(rank, 2)).layer for rank in range(2)]
+        for name in ("column", "row")
+    )
+    assert all(torch.equal(layer.slice_lora_a(a), a) for layer in column)
+    assert torch.equal(torch.cat([layer.slice_lora_b(b) for layer in column]), b)
+    assert torch.equal(torch.cat([layer.slice_lora_a(a) for layer in row], dim=1), a)
+    assert all(torch.equal(layer.slice_lora_b(b), b) for layer in row)
 
 
 def test_a_layer_without_served_part_is_refused() -> None:
