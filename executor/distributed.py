@@ -48,6 +48,10 @@ class ParallelGroup:
         _all_gather(out, x.contiguous().view(-1), group=self.handle)
         return out.view(self.size, *x.shape)
 
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Every rank's x [rows, columns] side by side, in the order of ranks: [rows, size * columns]."""
+        return x if self.size == 1 else self.all_gather(x).transpose(0, 1).flatten(1)
+
     def share(self, count: int) -> range:
         """This rank's `count / size` of `count` equal things, in order. ValueError if they do not divide."""
         if count % self.size:

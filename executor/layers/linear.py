@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers.followers import Follower
 
+# y, or, with `return_bias`, y and the bias that is not in it.
+Output = Tensor | tuple[Tensor, Tensor | None]
+
 
 class LinearBase(nn.Module):
     """y[row] = weight @ x[row] + bias, of which each rank of `group` holds a part.
@@ -19,6 +22,9 @@ class LinearBase(nn.Module):
     covers). Of this rank: `input_range` (its columns of the weight), `output_ranges` (its rows of each part),
     `output_partition_sizes` (their widths, stacked in this rank's output), `weight`
     [output_size_per_partition, input_size_per_partition], and `bias` beside its rows, or None.
+
+    With `skip_bias_add` y has no bias, for whoever adds it in another kernel; with `return_bias` forward
+    returns a pair of y and the bias that was left out, which is None where none was.
 
     Raises ValueError when the ranks cannot share it.
     """
@@ -33,8 +39,12 @@ class LinearBase(nn.Module):
         input_range: range,
         output_ranges: Sequence[range],
         tensor_parts: Sequence[int] = (),
+        skip_bias_add: bool = False,
+        return_bias: bool = False,
     ) -> None:
         super().__init__()
+        self.skip_bias_add = skip_bias_add
+        self.return_bias = return_bias
         self.group = group
         self.input_size = input_size
         self.output_sizes = tuple(output_sizes)
@@ -72,12 +82,35 @@ class LinearBase(nn.Module):
             offset += self.output_sizes[number]
         return tuple(rows)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def added_bias(self) -> Tensor | None:
+        """The bias that is in y."""
+        return None if self.skip_bias_add else self.bias
+
+    def own_input(self, x: Tensor) -> Tensor:
+        """What this rank multiplies of the x that `forward` is given: [rows, input_size_per_partition]."""
+        return x
+
+    def partial(self, x: Tensor) -> Tensor:
+        """What this rank computes by itself, of its own input: [rows, output_size_per_partition]."""
+        return F.linear(x, self.weight, self.added_bias)
+
+    def exchange(self, y: Tensor) -> Tensor:
+        """What the ranks make of each one's `partial`; y may be changed."""
+        return y
+
+    def output(self, y: Tensor) -> Output:
+        """What `forward` returns for this y."""
+        if not self.return_bias:
+            return y
+        return y, self.bias if self.skip_bias_add else None
+
+    def forward(self, x: Tensor) -> Output:
         """x [rows, input_size_per_partition] -> [rows, output_size_per_partition]."""
-        return F.linear(x, self.weight, self.bias)
+        return self.output(self.exchange(self.partial(self.own_input(x))))
 
     def followed_by(self, x: Tensor, follower: Follower) -> Tensor:
-        """What `follower` makes of this layer's output."""
+        """What `follower` makes of this layer's output, which must be y alone."""
         return follower.plain(self(x))
 
 
@@ -85,7 +118,14 @@ class ReplicatedLinear(LinearBase):
     """Whole on every rank."""
 
     def __init__(
-        self, input_size: int, output_size: int, bias: bool = False, group: ParallelGroup = SINGLE
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = False,
+        group: ParallelGroup = SINGLE,
+        *,
+        skip_bias_add: bool = False,
+        return_bias: bool = False,
     ) -> None:
         super().__init__(
             (output_size,),
@@ -94,14 +134,25 @@ class ReplicatedLinear(LinearBase):
             input_size=input_size,
             input_range=range(input_size),
             output_ranges=(range(output_size),),
+            skip_bias_add=skip_bias_add,
+            return_bias=return_bias,
         )
 
 
 class ColumnParallelLinear(LinearBase):
-    """Split by output columns: each rank's output is its part, and nothing is exchanged."""
+    """Split by output columns: each rank's output is its part, and nothing is exchanged. With `gather_output`
+    every rank's output is whole."""
 
     def __init__(
-        self, input_size: int, output_size: int, bias: bool = False, group: ParallelGroup = SINGLE
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = False,
+        group: ParallelGroup = SINGLE,
+        *,
+        gather_output: bool = False,
+        skip_bias_add: bool = False,
+        return_bias: bool = False,
     ) -> None:
         super().__init__(
             (output_size,),
@@ -110,7 +161,17 @@ class ColumnParallelLinear(LinearBase):
             input_size=input_size,
             input_range=range(input_size),
             output_ranges=(group.share(output_size),),
+            skip_bias_add=skip_bias_add,
+            return_bias=return_bias,
         )
+        if gather_output and skip_bias_add and bias and group.size > 1:
+            raise ValueError(
+                "gather_output with skip_bias_add: y would be whole, and the bias a rank's share"
+            )
+        self.gather_output = gather_output
+
+    def exchange(self, y: Tensor) -> Tensor:
+        return self.group.gather_columns(y) if self.gather_output else y
 
 
 class MergedColumnParallelLinear(LinearBase):
@@ -123,6 +184,9 @@ class MergedColumnParallelLinear(LinearBase):
         bias: bool = False,
         group: ParallelGroup = SINGLE,
         tensor_parts: Sequence[int] = (),
+        *,
+        skip_bias_add: bool = False,
+        return_bias: bool = False,
     ) -> None:
         super().__init__(
             output_sizes,
@@ -132,6 +196,8 @@ class MergedColumnParallelLinear(LinearBase):
             input_range=range(input_size),
             output_ranges=[group.share(size) for size in output_sizes],
             tensor_parts=tensor_parts,
+            skip_bias_add=skip_bias_add,
+            return_bias=return_bias,
         )
 
 
@@ -150,6 +216,9 @@ class QKVParallelLinear(LinearBase):
         num_kv_heads: int,
         bias: bool = False,
         group: ParallelGroup = SINGLE,
+        *,
+        skip_bias_add: bool = False,
+        return_bias: bool = False,
     ) -> None:
         q_heads, kv_heads = group.share(num_heads), kv_head_share(num_kv_heads, group)
         super().__init__(
@@ -159,6 +228,8 @@ class QKVParallelLinear(LinearBase):
             input_size=hidden_size,
             input_range=range(hidden_size),
             output_ranges=[_rows_of(heads, head_size) for heads in (q_heads, kv_heads, kv_heads)],
+            skip_bias_add=skip_bias_add,
+            return_bias=return_bias,
         )
         self.hidden_size = hidden_size
         self.head_size = head_size
@@ -172,7 +243,16 @@ class RowParallelLinear(LinearBase):
     """Split by input columns: each rank's input is its part, and the ranks' partial outputs are summed."""
 
     def __init__(
-        self, input_size: int, output_size: int, bias: bool = False, group: ParallelGroup = SINGLE
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = False,
+        group: ParallelGroup = SINGLE,
+        *,
+        input_is_parallel: bool = True,
+        reduce_results: bool = True,
+        skip_bias_add: bool = False,
+        return_bias: bool = False,
     ) -> None:
         super().__init__(
             (output_size,),
@@ -181,15 +261,28 @@ class RowParallelLinear(LinearBase):
             input_size=input_size,
             input_range=group.share(input_size),
             output_ranges=(range(output_size),),
+            skip_bias_add=skip_bias_add,
+            return_bias=return_bias,
         )
+        self.input_is_parallel = input_is_parallel
+        self.reduce_results = reduce_results
+
+    def own_input(self, x: Tensor) -> Tensor:
+        if self.input_is_parallel:
+            return x
+        return x[:, self.input_range.start : self.input_range.stop].contiguous()
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's term of the sum; the bias is in rank 0's."""
-        return F.linear(x, self.weight, self.bias if self.group.rank == 0 else None)
+        return F.linear(x, self.weight, self.added_bias if self.group.rank == 0 else None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, input_size_per_partition] -> [rows, output_size], on every rank the same."""
-        return self.group.all_reduce(self.partial(x))
+    def exchange(self, y: Tensor) -> Tensor:
+        return self.group.all_reduce(y) if self.reduce_results else y
+
+    def forward(self, x: Tensor) -> Output:
+        """x [rows, input_size_per_partition], or [rows, input_size] without `input_is_parallel` ->
+        [rows, output_size], on every rank the same, or its term of it without `reduce_results`."""
+        return super().forward(x)
 
 
 def kv_head_share(num_kv_heads: int, group: ParallelGroup) -> range:

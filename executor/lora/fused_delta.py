@@ -72,5 +72,5 @@ def _pair_beside(layer: LinearLayerWithLoRA, x: Tensor, side: SideStream) -> Ten
     stacked, meta = layer.stacked, layer.punica_wrapper.token_mapping_meta
     tables = stacked.lora_a, stacked.lora_b, stacked.ranks, stacked.scales, layer.column_starts, meta
     y = add_pair_beside(partial(layer.base_layer, x), side, x, *tables)
-    layer.scale_outputs(y, meta, layer.base_layer.bias)
+    layer.scale_outputs(y, meta, layer.base_layer.added_bias)
     return y

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from executor.layers import LinearBase
 from executor.layers.followers import Follower, FusedForm
+from executor.layers.linear import Output
 from executor.layers.model_config import ModelConfig
 from executor.lora.cut import Cut
 from executor.lora.layers.base import BaseLayerWithLoRA, LayerPart
@@ -50,12 +51,15 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
         """Where each served part begins in this rank's output."""
         return [part.column_start for part in self.served]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, in] -> y [rows, out], as in the base layer; the rows are the step's."""
-        y: Tensor = self.base_layer(x)
+    def forward(self, x: Tensor) -> Output:
+        """x and the result are the base layer's, with its options; the rows are the step's."""
+        base = self.base_layer
+        x = base.own_input(x)
+        y = base.partial(x)
         self.add_delta(y, x)
-        self.scale_outputs(y, self.punica_wrapper.token_mapping_meta, self.base_layer.bias)
-        return y
+        y = base.exchange(y)
+        self.scale_outputs(y, self.punica_wrapper.token_mapping_meta, base.added_bias)
+        return base.output(y)
 
     def followed_by(self, x: Tensor, follower: Follower) -> Tensor:
         """What `follower` makes of this layer's output; it adds the delta itself where that pays."""
@@ -70,7 +74,8 @@ class BaseLinearLayerWithLoRA(BaseLayerWithLoRA):
     def fits_fused(self, form: FusedForm) -> bool:
         """Whether the delta may be added after `forward`'s other work, from all of the form's slices; in
         steps without DoRA's factors, which come on base and delta."""
-        plain = self.group.size == 1 and self.stacked.lora_a[0].dtype not in FP8_DTYPES
+        alone = self.group.size == 1 and not self.base_layer.return_bias
+        plain = alone and self.stacked.lora_a[0].dtype not in FP8_DTYPES
         return plain and len(self.served) == len(self.all_parts) == form.slices
 
     def add_delta(self, y: Tensor, x: Tensor) -> None:

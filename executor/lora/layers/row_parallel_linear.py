@@ -21,14 +21,6 @@ class RowParallelLinearWithLoRA(BaseLinearLayerWithLoRA):
     source_types = (RowParallelLinear,)
     fully_sharded = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, this rank's inputs] -> y [rows, out], on every rank the same; the rows are the step's."""
-        y = self.base_layer.partial(x)
-        self.add_delta(y, x)
-        y = self.group.all_reduce(y)
-        self.scale_outputs(y, self.punica_wrapper.token_mapping_meta, self.base_layer.bias)
-        return y
-
 
 class RowParallelLinearWithShardedLoRA(ShardedLinearLayerWithLoRA, RowParallelLinearWithLoRA):
     """B too is cut, by output: h, which is small, is summed over the ranks, and each then adds the whole

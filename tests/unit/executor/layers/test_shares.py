@@ -1,13 +1,18 @@
 """What each rank of a group holds of a base layer, in plain numbers."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import (
+    ColumnParallelLinear,
+    LinearBase,
     LogitsProcessor,
     MergedColumnParallelLinear,
     QKVParallelLinear,
+    ReplicatedLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
@@ -55,6 +60,44 @@ def test_a_rows_input_is_cut_and_its_bias_is_added_once() -> None:
         own.bias.fill_(100.0)
         total += own.partial(x[:, own.input_range.start : own.input_range.stop])
     assert torch.equal(total, whole(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: ReplicatedLinear(4, 6, True, **options),
+        lambda **options: ColumnParallelLinear(4, 6, True, **options),
+        lambda **options: MergedColumnParallelLinear(4, (4, 2), True, **options),
+        lambda **options: QKVParallelLinear(4, 1, 2, 2, True, **options),
+        lambda **options: RowParallelLinear(4, 6, True, **options),
+    ],
+)
+def test_a_bias_stays_out_of_the_output_and_comes_beside_it(make: Callable[..., LinearBase]) -> None:
+    layers = [make(skip_bias_add=skip, return_bias=True) for skip in (False, True)]
+    plain, without = make(), make(skip_bias_add=True)
+    for layer in (*layers, plain, without):
+        assert layer.bias is not None
+        layer.weight.fill_(1.0)
+        layer.bias.fill_(100.0)
+    x = torch.arange(8.0).view(2, 4)
+    (added, nothing), (y, bias) = (layer(x) for layer in layers)
+    assert torch.equal(added, plain(x))
+    assert nothing is None
+    assert torch.equal(y, plain(x) - 100.0)
+    assert bias is layers[1].bias
+    assert torch.equal(without(x), y)
+
+
+def test_a_row_takes_its_share_of_whole_inputs_and_may_leave_the_sum_to_others() -> None:
+    x = torch.arange(8.0)[None]
+    own = RowParallelLinear(8, 2, False, ParallelGroup(1, 4), input_is_parallel=False, reduce_results=False)
+    own.weight.fill_(1.0)
+    assert own(x).tolist() == [[5.0, 5.0]]  # 2 + 3, no other rank asked
+
+
+def test_a_share_of_the_bias_beside_whole_outputs_is_refused() -> None:
+    with pytest.raises(ValueError, match="gather_output with skip_bias_add"):
+        ColumnParallelLinear(4, 6, True, ParallelGroup(0, 2), gather_output=True, skip_bias_add=True)
 
 
 def test_the_vocabulary_is_padded_at_its_end_only() -> None:

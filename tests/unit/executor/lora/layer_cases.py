@@ -124,6 +124,24 @@ CASES = {
         _named("down_proj"),
         lora.RowParallelLinearWithShardedLoRA,
     ),
+    "column, gathered": LayerCase(
+        lora.ColumnParallelLinearWithLoRA,
+        lambda group: layers.ColumnParallelLinear(HIDDEN, 12, True, group, gather_output=True),
+        _named("q_proj"),
+        lora.ColumnParallelLinearWithShardedLoRA,
+    ),
+    "row, of whole inputs": LayerCase(
+        lora.RowParallelLinearWithLoRA,
+        lambda group: layers.RowParallelLinear(HIDDEN, 12, True, group, input_is_parallel=False),
+        _named("down_proj"),
+        lora.RowParallelLinearWithShardedLoRA,
+    ),
+    "row, bias apart": LayerCase(
+        lora.RowParallelLinearWithLoRA,
+        lambda group: layers.RowParallelLinear(HIDDEN, 12, True, group, skip_bias_add=True, return_bias=True),
+        _named("down_proj"),
+        lora.RowParallelLinearWithShardedLoRA,
+    ),
     "embedding": LayerCase(
         lora.VocabParallelEmbeddingWithLoRA,
         lambda group: VocabParallelEmbedding(VOCAB, HIDDEN, group),
@@ -197,7 +215,7 @@ class Rig:
         """In float64, by each slot's dense matrix over the whole layer, from what was put and not from the
         stacked weights; then this rank's columns."""
         on_logits = isinstance(self.whole, layers.LogitsProcessor)
-        y = (self.whole(self.whole_head, x) if on_logits else self.whole(x)).double()
+        y = (self.whole(self.whole_head, x) if on_logits else _with_bias(self.whole(x))).double()
         rows = (nn.functional.one_hot(x, VOCAB) if x.dtype == torch.int64 else x).double()
         first = 0
         for slot, count in runs:
@@ -221,13 +239,16 @@ class Rig:
 
     def _own_columns(self, y: Tensor) -> Tensor:
         base = self.layer.base_layer
-        return y[:, _own_rows(base)] if isinstance(base, LinearBase) else y
+        gathered = isinstance(base, layers.ColumnParallelLinear) and base.gather_output
+        return y[:, _own_rows(base)] if isinstance(base, LinearBase) and not gathered else y
 
     def _call(self, layer: nn.Module, x: Tensor) -> Tensor:
         base = self.layer.base_layer
         if isinstance(base, layers.LogitsProcessor):
             return layer(self.head, x)
-        return layer(x[:, _slice(base.input_range)] if isinstance(base, LinearBase) else x)
+        whole_input = isinstance(base, layers.RowParallelLinear) and not base.input_is_parallel
+        cut = isinstance(base, LinearBase) and not whole_input
+        return _with_bias(layer(x[:, _slice(base.input_range)] if cut else x))  # type: ignore[arg-type]
 
 
 def make_rig(
@@ -273,6 +294,10 @@ def take_share(whole: nn.Module, own: nn.Module) -> None:
             own.bias.copy_(whole.bias[_own_rows(own)])  # type: ignore[index]
     elif isinstance(own, VocabParallelEmbedding):
         own.weight[: len(own.vocab_range)].copy_(whole.weight[_slice(own.vocab_range)])  # type: ignore[index]
+
+
+def _with_bias(output: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    return output[0] + output[1] if isinstance(output, tuple) else output
 
 
 def _own_rows(layer: LinearBase) -> list[int]:
