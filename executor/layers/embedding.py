@@ -68,24 +68,46 @@ class ParallelLMHead(VocabParallelEmbedding):
 
 class LogitsProcessor(nn.Module):
     """hidden [n, hidden] -> logits [n, vocab] float32, on every rank. The head is an argument, so that what
-    wraps this layer can add to the logits without touching the (perhaps tied) weight."""
+    wraps this layer can add to the logits without touching the (perhaps tied) weight.
 
-    def __init__(self, vocab_size: int, group: ParallelGroup = SINGLE) -> None:
+    With `soft_cap` a logit becomes soft_cap * tanh(logit / soft_cap), and then it is multiplied by `scale`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        group: ParallelGroup = SINGLE,
+        *,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+    ) -> None:
+        """ValueError for a `soft_cap` that is not above 0, and for few tokens (`vocab_share`)."""
         super().__init__()
+        if soft_cap is not None and not soft_cap > 0:
+            raise ValueError(f"soft_cap is {soft_cap}: it must be above 0, or None for no cap")
         self.group = group
         self.vocab_size = vocab_size
         self.vocab_range = vocab_share(vocab_size, group)
+        self.scale = scale
+        self.soft_cap = soft_cap
 
     def local(self, lm_head: ParallelLMHead, hidden: Tensor) -> Tensor:
-        """This rank's columns of the logits, padding included."""
+        """This rank's columns of the head's product, padding included."""
         return F.linear(hidden, lm_head.weight).float()
 
     def gather(self, logits: Tensor) -> Tensor:
         """All ranks' columns, side by side, without the padding."""
         if self.group.size == 1:
             return logits
-        gathered = self.group.all_gather(logits)  # [ranks, n, columns]
-        return gathered.transpose(0, 1).flatten(1)[:, : self.vocab_size]
+        return self.group.gather_columns(logits)[:, : self.vocab_size]
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """The cap and the scale, in place; what adapters add must be in, as a cap is not linear."""
+        if self.soft_cap is not None:
+            logits.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        if self.scale != 1.0:
+            logits.mul_(self.scale)
+        return logits
 
     def forward(self, lm_head: ParallelLMHead, hidden: Tensor) -> Tensor:
-        return self.gather(self.local(lm_head, hidden))
+        return self.finish(self.gather(self.local(lm_head, hidden)))

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapter_store import Weights
-from executor.layers import ParallelLMHead
+from executor.layers import LogitsProcessor, ParallelLMHead
 from executor.lora.arena import Copy
 from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch
+from executor.lora.layers import LogitsProcessorWithLoRA
 from executor.lora.slot_marks import SlotMarks
 from executor.models import CausalLM
 from kernels.metadata.meta import LoRAKernelMeta
@@ -120,9 +121,15 @@ class EmbeddingWithTables(nn.Module):
 
 
 class LogitsWithHeads(nn.Module):
-    """logits[row] = head of the row's slot @ hidden[row], where the slot has one: a product a head."""
+    """logits[row] = head of the row's slot @ hidden[row], where the slot has one: a product a head, finished
+    as the base's."""
 
-    def __init__(self, base_layer: nn.Module, heads: Mapping[int, Tensor], meta: LoRAKernelMeta) -> None:
+    def __init__(
+        self,
+        base_layer: LogitsProcessor | LogitsProcessorWithLoRA,
+        heads: Mapping[int, Tensor],
+        meta: LoRAKernelMeta,
+    ) -> None:
         """`heads` [vocab, hidden], by slot."""
         super().__init__()
         self.base_layer = base_layer
@@ -132,7 +139,7 @@ class LogitsWithHeads(nn.Module):
         """hidden [n, hidden], the step's rows that reach the head -> logits float32 [n, vocab]."""
         logits: Tensor = self.base_layer(lm_head, hidden)
         for rows, head in self._own_heads():
-            logits[rows] = F.linear(hidden[rows], head).float()
+            logits[rows] = self.base_layer.finish(F.linear(hidden[rows], head).float())
         return logits
 
     def _own_heads(self) -> Iterator[tuple[slice | Tensor, Tensor]]:

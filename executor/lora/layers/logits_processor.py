@@ -15,7 +15,7 @@ class LogitsProcessorWithLoRA(BaseLayerWithLoRA):
     """logits[row] = head @ x[row] + (scale * A[:r] @ x[row]) @ B[:r], for the rows that reach the head.
 
     It wraps the logits, not the head's weight: a tied embedding sees none of it. A is whole on every rank, B
-    is cut by token, as the head is.
+    is cut by token, as the head is. The base layer's `soft_cap` and `scale` come after both.
     """
 
     base_layer: LogitsProcessor
@@ -42,4 +42,15 @@ class LogitsProcessorWithLoRA(BaseLayerWithLoRA):
         )
         logits = self.base_layer.gather(logits)
         self.scale_outputs(logits, self.punica_wrapper.prompt_mapping_meta)
-        return logits
+        return self.finish(logits)
+
+    @property
+    def scale(self) -> float:
+        return self.base_layer.scale
+
+    @property
+    def soft_cap(self) -> float | None:
+        return self.base_layer.soft_cap
+
+    def finish(self, logits: Tensor) -> Tensor:
+        return self.base_layer.finish(logits)

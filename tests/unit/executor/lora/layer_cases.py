@@ -3,6 +3,7 @@ rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +151,11 @@ CASES = {
     "head": LayerCase(
         lora.LogitsProcessorWithLoRA, lambda group: layers.LogitsProcessor(VOCAB, group), ("lm_head",)
     ),
+    "head, capped and scaled": LayerCase(
+        lora.LogitsProcessorWithLoRA,
+        lambda group: layers.LogitsProcessor(VOCAB, group, scale=0.25, soft_cap=6.0),
+        ("lm_head",),
+    ),
 }
 
 
@@ -214,15 +220,21 @@ class Rig:
     def expected(self, runs: Sequence[Run], x: Tensor) -> Tensor:
         """In float64, by each slot's dense matrix over the whole layer, from what was put and not from the
         stacked weights; then this rank's columns."""
-        on_logits = isinstance(self.whole, layers.LogitsProcessor)
-        y = (self.whole(self.whole_head, x) if on_logits else _with_bias(self.whole(x))).double()
+        if isinstance(self.whole, layers.LogitsProcessor):
+            y = self.whole.local(self.whole_head, x).double()
+        else:
+            y = _with_bias(self.whole(x)).double()
         rows = (nn.functional.one_hot(x, VOCAB) if x.dtype == torch.int64 else x).double()
         first = 0
         for slot, count in runs:
             if slot >= 0:
                 y[first : first + count] += rows[first : first + count] @ self._dense(slot).T
             first += count
-        return self._own_columns(y)
+        return self._finished(y) if isinstance(self.whole, layers.LogitsProcessor) else self._own_columns(y)
+
+    def _finished(self, y: Tensor) -> Tensor:
+        whole = cast(layers.LogitsProcessor, self.whole)
+        return whole.scale * (y if whole.soft_cap is None else whole.soft_cap * (y / whole.soft_cap).tanh())
 
     def _dense(self, slot: int) -> Tensor:
         parts = self.layer.all_parts

@@ -70,6 +70,17 @@ def test_each_row_has_its_own_slots_matrices(base: Path) -> None:
     assert torch.equal(mixed_table[[0, 3, 4, 5]], table[[0, 3, 4, 5]])  # a tied base's head is the slot's own
 
 
+def test_own_heads_are_capped_and_scaled_as_the_bases(base: Path) -> None:
+    rig = Rig(base, places=1)
+    logits = rig.run((-1, 2), (0, 2))[1]
+    heads = rig.model.logits_processor
+    heads.base_layer.soft_cap, heads.base_layer.scale = 3.0, 0.5
+    rig.enter(0, lm_head=matrix(1))
+    hidden = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(1))
+    expected = 0.5 * 3.0 * torch.tanh(torch.cat([logits[:2], hidden[2:] @ matrix(1).T]) / 3.0)
+    torch.testing.assert_close(rig.run((-1, 2), (0, 2))[1], expected)
+
+
 def test_nothing_stays_of_who_left(base: Path) -> None:
     rig = Rig(base, places=2)
     expected = rig.run((0, 4))
