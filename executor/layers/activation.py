@@ -1,4 +1,4 @@
-"""The activations between an MLP's projections: silu(gate) * up, and gpt-oss's clamped form."""
+"""The activations between an MLP's projections: silu(gate) * up, gpt-oss's clamped form, relu(x)^2."""
 
 import torch
 import torch.nn.functional as F
@@ -28,3 +28,10 @@ class ClampedSwiGLU(nn.Module):
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
+
+
+class ReLUSquared(nn.Module):
+    """[..., n] -> [..., n]: relu(x)^2, of projections without a gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
-from executor.layers.activation import ClampedSwiGLU, SiluAndMul
+from executor.layers.activation import ClampedSwiGLU, ReLUSquared, SiluAndMul
 from executor.layers.fused_moe_router import Routing
 from executor.layers.model_config import MoEConfig
 from kernels.expert_product import align_experts, expert_product
@@ -19,7 +19,8 @@ class FusedMoE(nn.Module):
     or, with `config.expert_parallel`, whole experts are shared out (`expert_range`). Either way every rank
     has all rows and a term of each output, and the terms are summed over the ranks.
 
-    w13 [experts, 2 * intermediate, hidden]: gate's rows, then up's, also where checkpoints interleave them
+    w13 [experts, 2 * intermediate, hidden]: gate's rows, then up's, also where checkpoints interleave them;
+        or, without `config.gated`, [experts, intermediate, hidden]
     w2  [experts, hidden, intermediate]
 
     Raises ValueError when the ranks cannot share them.
@@ -37,28 +38,31 @@ class FusedMoE(nn.Module):
         whole = range(config.intermediate_size)
         self.intermediate_range = group.share(config.intermediate_size) if cut else whole
         experts, inner = len(self.expert_range), len(self.intermediate_range)
-        self.w13 = _parameter(experts, 2 * inner, hidden_size)
+        rows = 2 * inner if config.gated else inner
+        self.w13 = _parameter(experts, rows, hidden_size)
         self.w2 = _parameter(experts, hidden_size, inner)
-        self.w13_bias = _parameter(experts, 2 * inner) if config.biases else None
+        self.w13_bias = _parameter(experts, rows) if config.biases else None
         self.w2_bias = _parameter(experts, hidden_size) if config.biases else None
         self.register_buffer("expert_map", _expert_map(config, self.expert_range), persistent=False)
-        clamped = config.clamped
-        self.act_fn = ClampedSwiGLU(clamped.alpha, clamped.limit) if clamped else SiluAndMul()
+        self.act_fn = _activation(config)
 
     @property
     def num_local_experts(self) -> int:
         return len(self.expert_range)
 
     @property
-    def gate_up_ranges(self) -> tuple[range, range]:
-        """This rank's rows of gate and of up in a whole [2 * intermediate, hidden] of a checkpoint."""
+    def gate_up_ranges(self) -> tuple[range, ...]:
+        """This rank's rows of gate and of up in a whole [2 * intermediate, hidden] of a checkpoint, or of all
+        that there is without a gate."""
         own, size = self.intermediate_range, self.config.intermediate_size
+        if not self.config.gated:
+            return (own,)
         if self.config.interleaved:
             return range(2 * own.start, 2 * own.stop, 2), range(2 * own.start + 1, 2 * own.stop + 1, 2)
         return own, range(size + own.start, size + own.stop)
 
     def gate_up(self, x: Tensor, blocks: MoEBlocks) -> Tensor:
-        """x [rows, hidden] -> [pairs, 2 * intermediate]."""
+        """x [rows, hidden] -> [pairs, rows of w13]."""
         y = x.new_empty(blocks.num_pairs, self.w13.shape[1])
         expert_product(y, x, self.w13, blocks, bias=self.w13_bias)
         return y
@@ -84,6 +88,13 @@ class FusedMoE(nn.Module):
 
 def _parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def _activation(config: MoEConfig) -> nn.Module:
+    if not config.gated:
+        return ReLUSquared()
+    clamped = config.clamped
+    return ClampedSwiGLU(clamped.alpha, clamped.limit) if clamped else SiluAndMul()
 
 
 def _expert_map(config: MoEConfig, own: range) -> Tensor | None:

@@ -27,7 +27,12 @@ class MoEConfig:
     # One matrix for gate and up, with their rows taking turns, in checkpoint and adapters alike.
     interleaved: bool = False
     clamped: SwiGLULimits | None = None  # None: silu(gate) * up
+    gated: bool = True  # False: an expert has up and down alone, with relu(up)^2 between them
     expert_parallel: bool = False  # ranks share the experts out instead of cutting each of them
+
+    def __post_init__(self) -> None:
+        if not self.gated and (self.interleaved or self.clamped):
+            raise ValueError("experts without a gate have nothing to interleave, nor a clamped SwiGLU")
 
 
 @dataclass(frozen=True, slots=True)

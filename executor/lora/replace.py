@@ -11,7 +11,7 @@ from torch import nn
 from adapter_store import kind_of
 from executor.layers import LogitsProcessor, ParallelLMHead
 from executor.layers.fused_moe import FusedMoE
-from executor.layers.model_config import ModelConfig
+from executor.layers.model_config import ModelConfig, MoEConfig
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
 from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
@@ -137,6 +137,11 @@ def _module_names(path: str, source: nn.Module, packed: Mapping[str, Sequence[st
 
 def _members(leaf: str, source: nn.Module, packed: Mapping[str, Sequence[str]]) -> Sequence[str]:
     if isinstance(source, FusedMoE):
-        matrices = ("w13", "w2") if source.config.interleaved else ("w1", "w2", "w3")
-        return [f"{leaf}.{matrix}" for matrix in matrices]
+        return [f"{leaf}.{matrix}" for matrix in _expert_matrices(source.config)]
     return packed.get(leaf, (leaf,))
+
+
+def _expert_matrices(config: MoEConfig) -> tuple[str, ...]:
+    if config.interleaved:
+        return "w13", "w2"
+    return ("w1", "w2", "w3") if config.gated else ("w1", "w2")

@@ -22,7 +22,8 @@ from kernels.launching.moe_blocks import MoEBlocks
 
 
 class FusedMoEWithLoRA(BaseLayerWithLoRA):
-    """Three modules: w1 (gate), w2 (down) and w3 (up). A missing one contributes nothing.
+    """Three modules: w1 (gate), w2 (down) and w3 (up), or, of experts without a gate, w1 (up) and w2. A
+    missing one contributes nothing.
 
     For a pair of a row and its expert e, h = w13_e x gets (scale * x @ A_e.T) @ B_e in gate's columns and in
     up's, then w2_e act(h) the like. What is summed over the ranks includes it. Factors as trained are
@@ -32,8 +33,6 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
     base_layer: FusedMoE
     source_types = (FusedMoE,)
     fully_sharded = False
-    interleaved = False
-    num_modules = 3
 
     lora_a: tuple[Tensor, ...]
     lora_b: tuple[Tensor, ...]
@@ -43,20 +42,15 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
 
     @classmethod
     def fits(cls, source_layer: nn.Module, modules: int) -> bool:
-        return (
-            modules == cls.num_modules
-            and isinstance(source_layer, FusedMoE)
-            and source_layer.config.interleaved == cls.interleaved
-        )
+        if not isinstance(source_layer, FusedMoE) or source_layer.config.interleaved:
+            return False
+        return modules == (3 if source_layer.config.gated else 2)
 
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
-        w1, w2, w3 = self.module_names
+        w1, w2, *w3 = self.module_names
         own = self.base_layer.intermediate_range
-        return (
-            self._into(w1, (own,)),
-            self._out_of(w2),
-            self._into(w3, (own,), column_start=len(own)),
-        )
+        up = (self._into(name, (own,), column_start=len(own)) for name in w3)
+        return self._into(w1, (own,)), self._out_of(w2), *up
 
     def served_parts(
         self, lora_config: LoRAConfig, model_config: ModelConfig | None = None
@@ -187,11 +181,13 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
 
 
 class FusedMoE3DWithLoRA(FusedMoEWithLoRA):
-    """Two modules: w13, one pair for gate and up together, whose B has their rows taking turns as the
-    checkpoint's matrix has, and w2. In a slot gate's columns come first, then up's, as in the base layer."""
+    """Two modules: w13, one pair for gate and up together, and w2. In B, as in the checkpoint's matrix, rows
+    of gate and up take turns (`config.interleaved`), or gate's come first. In a slot they always do, as in
+    the base layer."""
 
-    interleaved = True
-    num_modules = 2
+    @classmethod
+    def fits(cls, source_layer: nn.Module, modules: int) -> bool:
+        return modules == 2 and isinstance(source_layer, FusedMoE) and source_layer.config.gated
 
     def parts(self, model_config: ModelConfig | None = None) -> tuple[LayerPart, ...]:
         w13, w2 = self.module_names

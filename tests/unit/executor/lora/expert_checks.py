@@ -2,7 +2,7 @@
 test_expert_layers.py and test_expert_layers_gpu.py."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -37,23 +37,30 @@ class Form:
     interleaved: bool = False  # as gpt-oss: also with biases and its activation
     fully_sharded: bool = False
     expert_parallel: bool = False
+    side_by_side: bool = False  # one pair for gate and up, in B one after the other
+    gated: bool = True
 
     @property
     def moe(self) -> MoEConfig:
         special = SwiGLULimits(1.702, 1.0) if self.interleaved else None
         return MoEConfig(
-            (True,), EXPERTS, TOP_K, INNER, True, biases=self.interleaved, interleaved=self.interleaved,
-            clamped=special, expert_parallel=self.expert_parallel,
+            (True,), EXPERTS, TOP_K, INNER, True, biases=self.interleaved or not self.gated,
+            interleaved=self.interleaved, clamped=special, expert_parallel=self.expert_parallel,
+            gated=self.gated,
         )  # fmt: skip
 
     @property
+    def one_pair(self) -> bool:
+        return self.interleaved or self.side_by_side
+
+    @property
     def names(self) -> tuple[str, ...]:
-        matrices = ("w13", "w2") if self.interleaved else ("w1", "w2", "w3")
+        matrices = ("w13", "w2") if self.one_pair else ("w1", "w2", "w3") if self.gated else ("w1", "w2")
         return tuple(f"layers.0.experts.{matrix}" for matrix in matrices)
 
     @property
     def layer_class(self) -> type[lora.BaseLayerWithLoRA]:
-        if self.interleaved:
+        if self.one_pair:
             return lora.FusedMoE3DWithShardedLoRA if self.fully_sharded else lora.FusedMoE3DWithLoRA
         return lora.FusedMoEWithShardedLoRA if self.fully_sharded else lora.FusedMoEWithLoRA
 
@@ -65,6 +72,10 @@ FORMS = {
     "w13, w2, sharded": Form(interleaved=True, fully_sharded=True),
     "w1, w2, w3, shared out": Form(expert_parallel=True),
     "w13, w2, shared out": Form(interleaved=True, expert_parallel=True),
+    "w13, w2, side by side": Form(side_by_side=True),
+    "w13, w2, side by side, sharded": Form(side_by_side=True, fully_sharded=True),
+    "w1, w2": Form(gated=False),
+    "w1, w2, sharded": Form(gated=False, fully_sharded=True),
 }
 
 
@@ -137,6 +148,8 @@ class Rig:
         ]
         if self.form.interleaved:
             return torch.cat((full[0][::2], full[0][1::2])), full[1]
+        if len(full) == 2:
+            return full[0], full[1]
         return torch.cat((full[0], full[2])), full[1]
 
 
@@ -156,7 +169,7 @@ def make_rig(
         nn.init.normal_(parameter, std=0.3)
     base = FusedMoE(HIDDEN, form.moe, group)
     own, inner = slice(base.expert_range.start, base.expert_range.stop), base.intermediate_range
-    rows = [start + row for start in (0, INNER) for row in inner]
+    rows = [start + row for start in range(0, whole.w13.shape[1], INNER) for row in inner]
     base.w13.copy_(whole.w13[own][:, rows])
     base.w2.copy_(whole.w2[own][:, :, inner.start : inner.stop])
     for mine, every, columns in ((base.w13_bias, whole.w13_bias, rows), (base.w2_bias, whole.w2_bias, None)):
@@ -165,7 +178,7 @@ def make_rig(
     config = LoRAConfig(max_loras, max_rank, frozenset({"experts"}), dtype, form.fully_sharded)
     chosen = class_for(base, config, form.names)
     sharded = form.fully_sharded and group.size > 1
-    assert chosen is (form if sharded else Form(form.interleaved)).layer_class
+    assert chosen is replace(form, fully_sharded=sharded).layer_class
     layer = chosen(base, form.names)
     assert isinstance(layer, lora.FusedMoEWithLoRA)
     layer.create_lora_weights(max_loras, config)
@@ -311,9 +324,10 @@ def fp8_slots(group: ParallelGroup, name: str, wrapper: Wrapper | None = None) -
 
 def _as_ranks_keep(factors: Factors, form: Form, down: bool, ranks: int, dtype: torch.dtype) -> Factors:
     """Each rank rounds what it has: some experts, or of all experts the outputs, or the inputs of `down`."""
-    cut_a, cut_b = (0, 0) if form.expert_parallel else (2, None) if down else (None, 1)
+    cut_a, cut_b = (0, 0) if form.expert_parallel else (2, None) if down else (None, 2)
     a, b, scale = factors
-    return _rounded(a, cut_a, ranks, dtype), _rounded(b, cut_b, ranks, dtype), scale
+    parts = b.unflatten(1, (2 if form.side_by_side and not down else 1, -1))  # each of which is cut
+    return _rounded(a, cut_a, ranks, dtype), _rounded(parts, cut_b, ranks, dtype).flatten(1, 2), scale
 
 
 def _rounded(factor: Tensor, cut: int | None, ranks: int, dtype: torch.dtype) -> Tensor:

@@ -47,8 +47,12 @@ def merged(
     return lambda group: layers.MergedColumnParallelLinear(8, sizes, False, group, tensor_parts)
 
 
-def experts(*, interleaved: bool, expert_parallel: bool = False) -> Callable[[ParallelGroup], nn.Module]:
-    config = MoEConfig((True,), 4, 2, 8, True, interleaved=interleaved, expert_parallel=expert_parallel)
+def experts(
+    *, interleaved: bool = False, expert_parallel: bool = False, gated: bool = True
+) -> Callable[[ParallelGroup], nn.Module]:
+    config = MoEConfig(
+        (True,), 4, 2, 8, True, interleaved=interleaved, expert_parallel=expert_parallel, gated=gated
+    )  # fmt: skip
     return lambda group: FusedMoE(8, config, group)
 
 
@@ -65,7 +69,8 @@ TABLE: Mapping[str, tuple[Callable[[ParallelGroup], nn.Module], Mapping[int, Pai
     "QKVParallelLinear": (lambda g: layers.QKVParallelLinear(8, 2, 4, 2, False, g), {1: QKV, 3: MERGED_QKV}),
     "RowParallelLinear": (lambda group: layers.RowParallelLinear(8, 8, False, group), {1: ROW}),
     "VocabParallelEmbedding": (lambda group: layers.VocabParallelEmbedding(10, 8, group), {1: EMBEDDING}),
-    "FusedMoE": (experts(interleaved=False), {3: EXPERTS}),
+    "FusedMoE": (experts(), {2: EXPERTS_3D, 3: EXPERTS}),
+    "FusedMoE, without a gate": (experts(gated=False), {2: EXPERTS}),
     "FusedMoE, interleaved": (experts(interleaved=True), {2: EXPERTS_3D}),
     "LogitsProcessor": (lambda group: layers.LogitsProcessor(10, group), {1: HEAD}),
 }

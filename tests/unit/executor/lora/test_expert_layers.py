@@ -2,11 +2,15 @@
 out."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from executor.distributed import SINGLE
+from executor.layers.fused_moe_router import route
+from executor.layers.model_config import MoEConfig
 from executor.lora.errors import ModuleShapeMismatch, RankTooLarge
 from tests.support.engines.ranks import RankPool, rank_pool
 from tests.unit.executor.lora import expert_checks
@@ -29,7 +33,7 @@ def test_equals_the_whole_layer(pool: RankPool, check: Callable[..., None], form
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if not form.interleaved])
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if len(form.names) == 3])
 def test_one_pair_for_gate_and_up(pool: RankPool, form: str, size: int) -> None:
     pool.run(size, expert_checks.one_pair_for_gate_and_up, form)
 
@@ -41,6 +45,34 @@ def test_the_triton_kernels_read_slots_as_they_lie(form: str) -> None:
     punica_gpu = pytest.importorskip("kernels.punica_gpu")
     expert_checks.mixed_ranks(SINGLE, form, punica_gpu.PunicaWrapperGPU)
     expert_checks.fp8_slots(SINGLE, form, punica_gpu.PunicaWrapperGPU)
+
+
+def test_experts_without_a_gate_equal_those_of_transformers() -> None:
+    """Nemotron-H's, with each adapter merged into their matrices."""
+    rig = make_rig(SINGLE, "w1, w2", 1)
+    base = rig.layer.base_layer
+    assert base.w13_bias is not None and base.w2_bias is not None
+    base.w13_bias.zero_()
+    base.w2_bias.zero_()
+    sizes = SimpleNamespace(
+        n_routed_experts=EXPERTS, hidden_size=HIDDEN, moe_intermediate_size=INNER,
+        moe_latent_size=None, mlp_hidden_act="relu2", _experts_implementation="eager",
+    )  # fmt: skip
+    theirs = NemotronHExperts(sizes).requires_grad_(False)
+    rig.put(0, factors := rig.draw([3, 5]))
+    matrices = (theirs.up_proj, base.w13), (theirs.down_proj, base.w2)
+    for (merged, weight), adapter in zip(matrices, factors, strict=True):
+        assert adapter is not None
+        a, b, scale = adapter
+        merged.copy_(weight + scale * b @ a)
+    x, routing = torch.randn(6, HIDDEN), route(torch.randn(6, EXPERTS), 2, renormalize=True)
+    expected = theirs(x, routing.ids, routing.weights)
+    torch.testing.assert_close(rig.run([(0, 6)], x, routing), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_without_a_gate_have_nothing_to_interleave() -> None:
+    with pytest.raises(ValueError, match="without a gate"):
+        MoEConfig((True,), EXPERTS, 2, INNER, True, interleaved=True, gated=False)
 
 
 @pytest.mark.parametrize("size", SIZES)
