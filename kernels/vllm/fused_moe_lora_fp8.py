@@ -8,9 +8,10 @@ from torch import Tensor
 from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check, check_same_device
 from kernels.launching.fp8 import check_card, check_group_k, is_fp8
-from kernels.vllm.experts.choices import UNSCALED, Choices, Scaling, check_expand, check_shrink, hidden
+from kernels.vllm.experts.choices import Choices, check_expand, check_shrink, hidden
 from kernels.vllm.fused_moe_lora import exchanged, form_of
 from kernels.vllm.operators import register
+from kernels.vllm.scaling import UNSCALED, Scaling, row_scales
 
 
 def _fused_moe_lora_fp8(
@@ -262,7 +263,7 @@ class _Quantization:
         check_same_device(like.device, **{of_weights: weights[0]})
         if groups[1] > 1:
             check_group_k(self._group[1])
-        rows = None if rows is None else _two_dimensional(rows, named, num_rows, groups[1], like.device)
+        rows = None if rows is None else row_scales(rows, named, num_rows, groups[1], like.device)
         return Scaling(weights, rows, *self._group)
 
 
@@ -274,16 +275,6 @@ def _four_dimensional(scales: Tensor, argument: str, shape: tuple[int, ...]) -> 
     if whole.shape != shape or scales.dtype != torch.float32:
         problem = f"must be float32 {list(shape)}, is {scales.dtype} {list(scales.shape)}"
         raise KernelArgumentError(argument, problem)
-    return whole
-
-
-def _two_dimensional(scales: Tensor, argument: str, rows: int, groups: int, device: torch.device) -> Tensor:
-    """[rows, 1 or groups], or [1, 1] for one value."""
-    whole = scales.view(1, 1) if scales.numel() == 1 else scales
-    shapes = ((1, 1), (rows, 1), (rows, groups))
-    fits = tuple(whole.shape) in shapes and scales.dtype == torch.float32
-    check(fits, argument, f"must be float32, one value, [{rows}, 1] or [{rows}, {groups}]")
-    check_same_device(device, **{argument: scales})
     return whole
 
 

@@ -56,11 +56,14 @@ def _lora_expand(
     form(output_tensor, inputs, lora_b_weights, step, offset_start, add_inputs=add_inputs)
 
 
-def check_expand(output: Tensor, lora_b_weights: Sequence[Tensor], offset: int, step: Step) -> int:
-    """The number of rows. Raises KernelArgumentError."""
-    fits = output.dim() == 2 and output.stride(1) == 1 and output.is_floating_point()
+def check_expand(
+    output: Tensor, lora_b_weights: Sequence[Tensor], offset: int, step: Step, *, fp8: bool = False
+) -> int:
+    """The number of rows. fp8: of FP8 weights. Raises KernelArgumentError."""
+    fits = output.dim() == 2 and output.stride(1) == 1
+    fits = fits and output.is_floating_point() and output.element_size() >= 2
     check(fits, "output_tensor", "must be floating [rows, columns] with contiguous rows")
-    check_weights(lora_b_weights, "lora_b_weights")
+    check_weights(lora_b_weights, "lora_b_weights", fp8=fp8)
     first, end = lora_b_weights[0], offset
     for s, weight in enumerate(lora_b_weights):
         alike = weight.shape[-1] == first.shape[-1] and weight.stride(-2) == first.stride(-2)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check, check_same_device
+from kernels.launching.fp8 import is_fp8
 from kernels.vllm.dense import reference
 from kernels.vllm.dense.step import Step
 from kernels.vllm.operators import register
@@ -39,14 +40,7 @@ def _lora_shrink(
         lora_ids, no_lora_flag_cpu, num_active_loras,
     )  # fmt: skip
     check_shrink(inputs, lora_a_weights, step)
-    shape = len(lora_a_weights), inputs.shape[0], lora_a_weights[0].shape[-2]
-    fits = tuple(output_tensor.shape) == shape and output_tensor.is_contiguous()
-    check(
-        fits and output_tensor.is_floating_point(),
-        "output_tensor",
-        f"must be contiguous floating {list(shape)}",
-    )
-    check_same_device(inputs.device, output_tensor=output_tensor)
+    check_hidden(output_tensor, inputs, lora_a_weights)
     if step.idle or not inputs.shape[0]:
         return
     if inputs.is_cpu:
@@ -56,15 +50,27 @@ def _lora_shrink(
     form(output_tensor, inputs, lora_a_weights, step, scaling)
 
 
-def check_shrink(inputs: Tensor, lora_a_weights: Sequence[Tensor], step: Step) -> None:
-    """Raises KernelArgumentError."""
+def check_hidden(output_tensor: Tensor, inputs: Tensor, lora_a_weights: Sequence[Tensor]) -> None:
+    """What shrink writes. Raises KernelArgumentError."""
+    shape = len(lora_a_weights), inputs.shape[0], lora_a_weights[0].shape[-2]
+    fits = tuple(output_tensor.shape) == shape and output_tensor.is_contiguous()
+    check(
+        fits and output_tensor.is_floating_point() and output_tensor.element_size() >= 2,
+        "output_tensor",
+        f"must be contiguous floating {list(shape)}",
+    )
+    check_same_device(inputs.device, output_tensor=output_tensor)
+
+
+def check_shrink(inputs: Tensor, lora_a_weights: Sequence[Tensor], step: Step, *, fp8: bool = False) -> None:
+    """fp8: of FP8 weights, whose inputs may have another type. Raises KernelArgumentError."""
     check(inputs.dim() == 2 and inputs.stride(1) == 1, "inputs", "must be [rows, in] with contiguous rows")
-    check_weights(lora_a_weights, "lora_a_weights")
+    check_weights(lora_a_weights, "lora_a_weights", fp8=fp8)
     first = lora_a_weights[0]
     check(
         first.shape[-1] == inputs.shape[1], "inputs", f"have {inputs.shape[1]} columns, A {first.shape[-1]}"
     )
-    check(first.dtype == inputs.dtype, "inputs", f"are {inputs.dtype}, lora_a_weights {first.dtype}")
+    check(fp8 or first.dtype == inputs.dtype, "inputs", f"are {inputs.dtype}, lora_a_weights {first.dtype}")
     for s, weight in enumerate(lora_a_weights):
         alike = weight.shape == first.shape and weight.stride() == first.stride()
         check(alike, f"lora_a_weights[{s}]", "has another shape or other strides than lora_a_weights[0]")
@@ -72,7 +78,7 @@ def check_shrink(inputs: Tensor, lora_a_weights: Sequence[Tensor], step: Step) -
     step.check(inputs.shape[0], inputs.device)
 
 
-def check_weights(weights: Sequence[Tensor], argument: str) -> None:
+def check_weights(weights: Sequence[Tensor], argument: str, *, fp8: bool = False) -> None:
     """Slices [max_loras, 1, out, in] or [max_loras, out, in] of one type. Raises KernelArgumentError."""
     check(len(weights) > 0, argument, "holds no slice")
     for s, weight in enumerate(weights):
@@ -80,7 +86,8 @@ def check_weights(weights: Sequence[Tensor], argument: str) -> None:
         if len(shape) not in (3, 4) or (len(shape) == 4 and shape[1] != 1) or shape[0] != weights[0].shape[0]:
             expected = f"[{weights[0].shape[0]}, 1, out, in]"
             raise KernelArgumentError(name, f"must be {expected} or without its 1, is {list(shape)}")
-        check(weight.is_floating_point() and weight.element_size() >= 2, name, f"is {weight.dtype}")
+        served = is_fp8(weight) if fp8 else weight.is_floating_point() and weight.element_size() >= 2
+        check(served, name, f"is {weight.dtype}")
         check(
             weight.dtype == weights[0].dtype, name, f"is {weight.dtype}, the first slice {weights[0].dtype}"
         )

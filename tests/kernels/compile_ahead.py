@@ -19,7 +19,7 @@ from kernels.scale_outputs import scale_outputs_kernel
 from kernels.slot_scatter import scatter_kernel
 from tests.kernels.compile_followers import follower_cases
 from tests.kernels.compile_moe import ARGUMENTS, COUNTS, fp8_cases, moe_cases
-from tests.kernels.compile_vllm_dense import vllm_dense_cases
+from tests.kernels.compile_vllm_dense import vllm_dense_cases, vllm_dense_fp8_cases
 from tests.kernels.compile_vllm_moe import vllm_moe_cases, vllm_moe_fp8_cases
 
 POINTERS = {
@@ -140,6 +140,7 @@ if __name__ == "__main__":
             compiled = compile_case(kernel, constants, warps, arch, element)
             sys.stdout.write(f"{name} {element}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")
     typed = [] if arch == 89 else [*nucleus_cases(), *vllm_dense_cases(), *vllm_moe_cases()]
-    for name, kernel, constants, warps, types in [*typed, *fp8_cases(arch), *vllm_moe_fp8_cases(arch)]:
+    typed += [*fp8_cases(arch), *vllm_moe_fp8_cases(arch), *vllm_dense_fp8_cases(arch)]
+    for name, kernel, constants, warps, types in typed:
         compiled = compile_case(kernel, constants, warps, arch, "bf16", types)
         sys.stdout.write(f"{name}: {len(compiled.asm['cubin'])} bytes of sm_{arch}\n")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
+from kernels.vllm.dense.fp8_kernel import expand_fp8_kernel, shrink_fp8_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
 
 TYPES = {
@@ -28,3 +29,26 @@ def vllm_dense_cases() -> Iterator[tuple[str, object, dict[str, object], int, di
     yield "vllm expand by members", expand_members_kernel, expand, 2, TYPES
     tiles = {**EXPAND, "ROWS": 32, "BLOCK_N": 128, "SPLIT": 4}
     yield "vllm expand by tiles", expand_tiles_kernel, tiles, 4, TYPES
+
+
+def vllm_dense_fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, dict[str, str]]]:
+    """The same with FP8 weights of rank 64, whose scales change along the inputs. e4m3 came with sm_89."""
+    fp8 = "fp8e4nv" if arch >= 89 else "fp8e5"
+    scales = [f"{name}_scales{s}" for name in ("a", "b") for s in range(3)]
+    types = {
+        **TYPES, **dict.fromkeys((*scales, "x_scales", "h_scales"), "*fp32"), "x_scale_k": "i32",
+        "h_scale_k": "i32", **{f"{name}{s}": f"*{fp8}" for name in ("a", "b") for s in range(3)},
+    }  # fmt: skip
+    common = {name: COMMON[name] for name in ("SLICES", "MAX_LORAS", "NUM_IDS", "LANES")}
+    common |= {"RANK": 64, "BLOCK_RANK": 64, "GROUP_N": 128, "ALIGNED": True}
+    teams, tiles = {"ROWS": 16, "TEAMS": True}, {"ROWS": 64, "TEAMS": False}
+    shrink = {**common, "K": 4096, "GROUP_K": 128, "BLOCK_K": 128, "SPLIT": 4}
+    for name, form, x in (("teams", teams, fp8), ("tiles", tiles, fp8), ("tiles", tiles, "bf16")):
+        shape = {**shrink, **form, "X_SCALED": x == fp8}
+        yield f"vllm shrink {x} x {fp8} by {name}", shrink_fp8_kernel, shape, 4, {**types, "x": f"*{x}"}
+    starts = {name: value for name, value in EXPAND.items() if name[:5] in ("WIDTH", "START")}
+    expand = {**common, **starts, "BLOCK_N": 128, "ADD_INPUTS": True}
+    shape = {**expand, **teams, "COLUMNS": 512, "GROUP_K": 64, "H_SCALED": False}
+    yield f"vllm expand fp32 x {fp8} by teams", expand_fp8_kernel, shape, 4, {**types, "h": "*fp32"}
+    shape = {**expand, **tiles, "ROWS": 32, "COLUMNS": 128, "GROUP_K": 32, "BLOCK_RANK": 32, "H_SCALED": True}
+    yield f"vllm expand {fp8} x {fp8} by tiles", expand_fp8_kernel, shape, 4, {**types, "h": f"*{fp8}"}

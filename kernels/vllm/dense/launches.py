@@ -115,11 +115,13 @@ def _expand_launch(
     return Launch(expand_tiles_kernel, constants, options)
 
 
-def _form_of(*tensors: Tensor) -> tuple[object, ...]:
+def form_of(*tensors: Tensor) -> tuple[object, ...]:
+    """What Triton compiles for, of tensors."""
     return tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors)
 
 
-def _int_form(*values: int) -> tuple[object, ...]:
+def int_form(*values: int) -> tuple[object, ...]:
+    """And of numbers."""
     return tuple((value == 1, value % 16 == 0, -(2**31) <= value < 2**31) for value in values)
 
 
@@ -138,7 +140,7 @@ def launch_shrink(
     rows, rank = x.shape[0], first.shape[-2]
     launch = _shrink_launch(
         config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, x.device,
-        (*_form_of(h, x, first), *_int_form(*strides)),
+        (*form_of(h, x, first), *int_form(*strides)),
     )  # fmt: skip
     columns = -(-rank // config.block_rank) * (1 if config.fused else len(lora_a))
     members = rows if config.rows_a_slot else -(-rows // config.rows)
@@ -159,7 +161,7 @@ def launch_expand(
     aligned = all(w.data_ptr() % 16 == 0 and w.stride(0) * size % 16 == 0 for w in lora_b)
     launch = _expand_launch(
         config, h.shape[0], add_inputs, starts, widths, lora_b[0].shape[0], step.num_ids,
-        lora_b[0].shape[-1], aligned, y.device, (*_form_of(y, h, *slices), *_int_form(*strides)),
+        lora_b[0].shape[-1], aligned, y.device, (*form_of(y, h, *slices), *int_form(*strides)),
     )  # fmt: skip
     column_tiles, rows = sum(-(-width // config.columns) for width in widths), y.shape[0]
     members = rows if config.rows_a_slot else -(-rows // config.rows)

@@ -11,7 +11,7 @@ from kernels.vllm.dense.step import Step
 def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float) -> None:
     """The contract is that of kernels/vllm/lora_shrink.py."""
     output.zero_()
-    for slot, rows in _groups(step, lora_a[0].shape[0]):
+    for slot, rows in groups(step, lora_a[0].shape[0]):
         for s, weight in enumerate(lora_a):
             product = x[rows].float() @ _matrix(weight, slot).float().T
             output[s, rows] = (product * scale).to(output.dtype)
@@ -21,7 +21,7 @@ def expand(
     output: Tensor, h: Tensor, lora_b: Sequence[Tensor], step: Step, offset: int, *, add_inputs: bool
 ) -> None:
     """The contract is that of kernels/vllm/lora_expand.py."""
-    for slot, rows in _groups(step, lora_b[0].shape[0]):
+    for slot, rows in groups(step, lora_b[0].shape[0]):
         start = offset
         for s, weight in enumerate(lora_b):
             columns = slice(start, start := start + weight.shape[-2])
@@ -47,7 +47,7 @@ def add_pair(
     expand(y, h, lora_b, step, 0, add_inputs=add_inputs)
 
 
-def _groups(step: Step, max_loras: int) -> Iterator[tuple[int, Tensor]]:
+def groups(step: Step, max_loras: int) -> Iterator[tuple[int, Tensor]]:
     """(slot, int64 row numbers) of each group that has an adapter."""
     order, counts, starts, ids = step.groups
     for slot, start, count in zip(ids.tolist(), starts.tolist(), counts.tolist(), strict=False):

@@ -13,8 +13,9 @@ from kernels.launching.block_launch import slices_of
 from kernels.launching.launch import Launch, row_signature, signature
 from kernels.launching.moe_tuning import MOST_ONCE_RANKS, OnceConfig, PairConfig, choose
 from kernels.tiles.device import has_dependent_launch
-from kernels.vllm.experts.choices import UNSCALED, Choices, Scaling
+from kernels.vllm.experts.choices import Choices
 from kernels.vllm.experts.kernels import moe_expand_kernel, moe_once_kernel, moe_shrink_kernel
+from kernels.vllm.scaling import UNSCALED, Scaling
 
 # Places of a part of a block, as of our own blocks (kernels/launching/moe_tuning.py): those of vLLM's
 # default, 64, are cut into four, and parts without pairs end at once.

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.vllm.experts.choices import UNSCALED, Choices, Scaling
+from kernels.vllm.experts.choices import Choices
+from kernels.vllm.scaling import UNSCALED, Scaling
 
 
 def moe_lora_align_block_size(

@@ -9,7 +9,7 @@ from kernels.launching.fp8 import quantized, spread
 from kernels.launching.moe_tuning import PairConfig
 from kernels.vllm import fused_moe_lora_fp8 as ours
 from kernels.vllm.experts import launch, reference
-from kernels.vllm.experts.choices import Scaling
+from kernels.vllm.scaling import Scaling
 from tests.kernels.stack import DEVICE
 from tests.kernels.vllm.moe_step import Step, to_device
 from tests.kernels.vllm.test_fused_moe_lora import choices_of, halves
