@@ -48,7 +48,8 @@ def vllm_dense_fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, obj
         yield f"vllm shrink {x} x {fp8} by {name}", shrink_fp8_kernel, shape, 4, {**types, "x": f"*{x}"}
     starts = {name: value for name, value in EXPAND.items() if name[:5] in ("WIDTH", "START")}
     expand = {**common, **starts, "BLOCK_N": 128, "ADD_INPUTS": True}
-    shape = {**expand, **teams, "COLUMNS": 512, "GROUP_K": 64, "H_SCALED": False}
+    # Tiles of a high rank must not all be there at once.
+    shape = {**expand, **teams, "COLUMNS": 512, "RANK": 256, "GROUP_K": 256, "H_SCALED": False}
     yield f"vllm expand fp32 x {fp8} by teams", expand_fp8_kernel, shape, 4, {**types, "h": "*fp32"}
     shape = {**expand, **tiles, "ROWS": 32, "COLUMNS": 128, "GROUP_K": 32, "BLOCK_RANK": 32, "H_SCALED": True}
     yield f"vllm expand {fp8} x {fp8} by tiles", expand_fp8_kernel, shape, 4, {**types, "h": f"*{fp8}"}

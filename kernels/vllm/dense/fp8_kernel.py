@@ -143,7 +143,7 @@ def _expand_rows(
         n = column + tl.arange(0, BLOCK_N)
         factors = b_scales + tl.minimum(n, width - 1) // GROUP_N * K_GROUPS
         acc = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
-        for block in tl.static_range(0, RANK, BLOCK_RANK):
+        for block in range(0, RANK, BLOCK_RANK):
             r = block + tl.arange(0, BLOCK_RANK)
             b_places = b + n[:, None] * b_stride + r[None, :]
             b_tile = tl.load(b_places, mask=(n < width)[:, None] & (r < RANK)[None, :], other=0.0)

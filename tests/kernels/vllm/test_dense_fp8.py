@@ -76,7 +76,7 @@ CASES = [
     *((name, "torch", way, rows) for name in LAYERS for way in WAYS for rows in ROWS),
     ("one row", "teams", "block", "each"),
     ("one row", "tiles", "tensor", "none"),
-    ("five slices, one slot", "teams", "channel", "each"),
+    ("five slices, one slot", "tiles", "channel", "each"),
     ("five slices, one slot", "tiles", "block", "none"),
     ("teams", "teams", "tensor", "one"),
     ("teams", "teams", "channel", "floating"),
