@@ -104,7 +104,7 @@ class ExecutorApp:
                 max_connections=self._config.max_connections,
                 tls=self._tls,
             )
-            await self._tell_health()
+            self._tell_health()
             await self._start_health()
             await self._server.start()
         except BaseException:
@@ -148,7 +148,7 @@ class ExecutorApp:
             self._drainer = self._start_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._tell_health()
+        self._tell_health()
         self._engine.submit(lambda engine: engine.drain())
         deadline = time.monotonic() + self._config.drain_timeout
         while self.hub.num_live and time.monotonic() < deadline:
@@ -166,7 +166,7 @@ class ExecutorApp:
                 self.hub.tell_loads()
             self.hub.cut_off_overdue(now, self._config.outbox_timeout)
             self.hub.lapse_waits()
-            await self._tell_health()
+            self._tell_health()
             self._end_if_a_rank_hangs()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
@@ -179,9 +179,9 @@ class ExecutorApp:
     def _stalls(self) -> bool:
         return self._engine.stalled_s >= self._config.step_timeout
 
-    async def _tell_health(self) -> None:
+    def _tell_health(self) -> None:
         alive = not self._stalls
-        await self._board.set(
+        self._board.set(
             alive=alive, ready=self.ready.is_set() and not self.hub.draining and not self._draining
         )
 

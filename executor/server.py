@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.hub import Hub, Stream
-from lorafleet.doors import Door, Handlers, paths
+from lorafleet.doors import Door, Handlers, Health, paths
 from lorafleet.doors.options import MAX_STREAMS, connection_limits
 from lorafleet.keepalive import keepalive
 from lorafleet.ports import check_free
@@ -90,12 +90,12 @@ class HealthBoard:
     """What the health service says: "" is liveness, the service's name is readiness."""
 
     def __init__(self) -> None:
-        self.servicer = health.aio.HealthServicer()
+        self.servicer = Health()
 
-    async def set(self, *, alive: bool, ready: bool) -> None:
+    def set(self, *, alive: bool, ready: bool) -> None:
         for name, holds in (("", alive), (SERVICE, alive and ready)):
             status = health_pb2.HealthCheckResponse.SERVING if holds else _NOT_SERVING
-            await self.servicer.set(name, status)
+            self.servicer.set(name, status)
 
 
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from adapter_store import ModelSpec, open_store
-from lorafleet.doors import Door, Handlers, PeerRates, paths
+from lorafleet.doors import Door, Handlers, Health, PeerRates, paths
 from lorafleet.doors.metrics_server import MetricsServer
 from lorafleet.ports import check_free
 from lorafleet.tls.credentials import add_port, spoken
@@ -143,7 +143,7 @@ class Scheduler:
             allow_volatile=config.allow_volatile,
             limits=push_limits,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         audit = Audit(_methods(), self._metrics.refused)
         options = server_options(
             config.keepalive_time, config.max_streams_per_connection, config.max_connections
@@ -155,7 +155,7 @@ class Scheduler:
     async def start(self) -> None:
         """Raises CannotListen, StoreUnavailable."""
         self._heartbeat.start()
-        await self._set_readiness(False)
+        self._set_readiness(False)
         await self._retirement.start()
         await self._listen()
         self._versions.start()
@@ -169,7 +169,7 @@ class Scheduler:
         """Refuses new requests at once and lets accepted ones end, and their clients read what they are owed.
         Whether all did within --drain-timeout."""
         self.dispatcher.draining = True
-        await self._set_readiness(False)
+        self._set_readiness(False)
         logger.info("draining: %d requests are live", self.dispatcher.num_live)
         give_up = time.monotonic() + self.config.drain_timeout
         ended = await self.dispatcher.drain(self.config.drain_timeout)
@@ -280,23 +280,20 @@ class Scheduler:
         told = False
         while True:
             ready = self.dispatcher.fleet.any_ready and not self.dispatcher.draining
-            try:
-                await self._set_readiness(ready)
-                if ready != told:
-                    told = ready
-                    logger.log(*(_READY if ready else _NOT_READY))
-            except Exception:
-                logger.exception("readiness could not be told; the next turn tries again")
+            self._set_readiness(ready)
+            if ready != told:
+                told = ready
+                logger.log(*(_READY if ready else _NOT_READY))
             await asyncio.sleep(READINESS_POLL_S)
 
-    async def _set_readiness(self, ready: bool) -> None:
+    def _set_readiness(self, ready: bool) -> None:
         """Liveness, "", is that this loop answers at all."""
         serving, not_serving = (
             health_pb2.HealthCheckResponse.SERVING,
             health_pb2.HealthCheckResponse.NOT_SERVING,
         )
-        await self._health.set(health.OVERALL_HEALTH, serving)
-        await self._health.set(INFERENCE, serving if ready else not_serving)
+        self._health.set(health.OVERALL_HEALTH, serving)
+        self._health.set(INFERENCE, serving if ready else not_serving)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -3,6 +3,7 @@
 from lorafleet.doors.bodies import message_is_done
 from lorafleet.doors.door import HEALTH, REFLECTION, Door, House, Limits
 from lorafleet.doors.handlers import Handlers
+from lorafleet.doors.health import Health
 from lorafleet.doors.peers import PeerRates
 from lorafleet.doors.refusals import Refused
 
@@ -11,6 +12,7 @@ __all__ = [
     "REFLECTION",
     "Door",
     "Handlers",
+    "Health",
     "House",
     "Limits",
     "PeerRates",

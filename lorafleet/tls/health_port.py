@@ -1,8 +1,8 @@
 """A port in clear that serves health and nothing else, for who cannot speak TLS: the kubelet."""
 
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
-from lorafleet.doors import paths
+from lorafleet.doors import Health, paths
 
 # It asks short questions, each on a new connection; who asks more is a stranger, and must not keep it out for
 # long.
@@ -21,7 +21,7 @@ _OPTIONS = (
 class HealthPort:
     """Made: it is bound. Started: it answers."""
 
-    def __init__(self, servicer: health.aio.HealthServicer, host: str, port: int) -> None:
+    def __init__(self, servicer: Health, host: str, port: int) -> None:
         """host: in brackets for IPv6. port: 0 is any free one. Raises RuntimeError when it cannot be had."""
         self._server = paths.make_server(_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

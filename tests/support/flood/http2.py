@@ -9,6 +9,7 @@ DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
 END_STREAM, END_HEADERS = 1, 4
 CANCEL = 8
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_NO_WINDOW = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -16,10 +17,11 @@ Metadata = Sequence[tuple[str, str]]
 class Connection:
     """One connection. What the server says is read and dropped, so that it never waits for us."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, reads: bool = True) -> None:
+        """reads: takes the bodies of answers; without, no byte of one may be sent."""
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=10)
-        self._socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, b""))
+        self._socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, b"" if reads else _NO_WINDOW))
         self._reader = threading.Thread(target=self._drop_all, daemon=True)
         self._reader.start()
         self._next = 1

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
-from lorafleet.doors import Door, Handlers, Limits, PeerRates, Refused, paths
+from lorafleet.doors import Door, Handlers, Health, Limits, PeerRates, Refused, paths
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2
 from lorafleet.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
@@ -122,7 +122,7 @@ async def served(limits: Limits = LIMITS, rates: PeerRates | None = None) -> Asy
     handlers = Handlers(server, Door(house, limits, rates))
     add_InferenceServicer_to_server(inference, handlers)
     adapters_pb2_grpc.add_AdaptersServicer_to_server(Adapters(), handlers)
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), handlers)
+    health_pb2_grpc.add_HealthServicer_to_server(Health(), handlers)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lorafleet import AsyncClient, Client, InvalidRequest, LoraFleetError, Tls, Unavailable
 from lorafleet.cli import main
+from lorafleet.doors import Health
 from lorafleet.tls.credentials import channel_credentials
 from lorafleet.tls.health_port import HealthPort
 from tests.support.services.certificates import Certificates, make_certificates
@@ -134,8 +135,8 @@ async def test_files_that_cannot_be_used_are_an_invalid_request(tmp_path: Path) 
 
 
 async def test_the_health_port_answers_in_clear_and_serves_nothing_else() -> None:
-    servicer = health.aio.HealthServicer()
-    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    servicer = Health()
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     port = HealthPort(servicer, "127.0.0.1", 0)
     await port.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port.port}") as channel:
