@@ -8,6 +8,7 @@ in the window that HTTP/2 has for it, and is dropped with the call.
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from lorafleet.doors.refusals import (
     NotOneMessage,
     Refused,
     SlowMessage,
+    TooManyCalls,
 )
 from lorafleet.doors.turns import ShortTurns, Turns
 
@@ -57,6 +59,8 @@ class Limits:
     message_bytes  by service or by "service/method", beside `other_bytes` for all methods that are not named
     at_once        messages on their way, of all callers who say who they are
     open_at_once   the same of those who need not
+    open_calls     of those, and of one address, whose messages have come: an answer that is not read keeps
+                   its call in memory for as long as the connection stays
     body_bytes     of large messages that have come, for as long as calls work on them
     streams        streams of requests to one method: of the next message of each, all may be on its way
     message_s      seconds in which a message has to come whole, once it is asked for
@@ -66,6 +70,7 @@ class Limits:
     other_bytes: int = 256 * 1024
     at_once: int = 8
     open_at_once: int = 2
+    open_calls: int = 128
     body_bytes: int = 32 << 20
     streams: int = 32
     message_s: float = 20.0
@@ -93,6 +98,7 @@ class Door:
         self._open = open_services
         self._turns = Turns(limits.at_once)
         self._short_turns = ShortTurns(limits.open_at_once)
+        self._open_calls = Counter[str]()  # By address; no one of them is 0.
         self._bodies = Bodies(limits.body_bytes)
 
     def wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler | None:
@@ -144,15 +150,26 @@ class Door:
 
     async def read_openly(self, context: grpc.aio.ServicerContext) -> bytes:
         """The same from someone who need not say who they are. Raises Refused."""
+        address = host(context.peer())
+        if self._open_calls[address] >= self._limits.open_calls:
+            raise TooManyCalls("calls of this address do not end, or their answers are not read")
         try:
             async with asyncio.timeout(self._limits.message_s) as reading:
-                await self._short_turns.begin(reading)
                 try:
-                    return await _only_message(context)
+                    await self._short_turns.begin(address, reading)
+                    message = await _only_message(context)
                 finally:
                     self._short_turns.end(reading)
         except TimeoutError:
             raise SlowMessage("the message did not come in time, or gave way to others") from None
+        self._open_calls[address] += 1
+        context.add_done_callback(lambda _: self._is_over(address))
+        return message
+
+    def _is_over(self, address: str) -> None:
+        self._open_calls[address] -= 1
+        if not self._open_calls[address]:
+            del self._open_calls[address]
 
     def tell(self, context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
         self._house.refused(context, method, error)

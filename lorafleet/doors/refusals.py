@@ -6,7 +6,7 @@ Refused
 ├── NotOneMessage     INVALID_ARGUMENT    a method of one message got none, or several
 ├── SlowMessage       DEADLINE_EXCEEDED   a message that does not come to its end
 ├── TooManyMessages   RESOURCE_EXHAUSTED  more large or slow messages at once than are read or kept
-└── TooManyCalls      RESOURCE_EXHAUSTED  more calls a second than one address may make
+└── TooManyCalls      RESOURCE_EXHAUSTED  more calls, a second or open, than one address may make
 """
 
 import grpc

@@ -5,7 +5,7 @@ from collections import Counter, deque
 
 from lorafleet.doors.refusals import TooManyMessages
 
-GRACE_S = 0.02
+GRACE_S = 0.01
 LOOKS = 4  # At a line that does not move, before those in it are refused.
 
 
@@ -98,32 +98,78 @@ class Turns:
 
 
 class ShortTurns:
-    """At most `at_once`: when others wait, the one that began first gives way once it has taken GRACE_S.
+    """At most `at_once`: when others wait, the one that began first gives way at the second look at it.
 
     For messages that are small, and come whole with their calls, from anyone: who sends large or slow ones
-    keeps nobody else out.
+    keeps nobody else out. Callers who wait come in turn, and of one the newest call first: those before it
+    have given no sign of a message, and their clients may have gone.
     """
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, max_waiting: int = 256) -> None:
+        """When more wait, the oldest one of the caller with the most of them is refused."""
         self._at_once = at_once
-        self._reading: dict[asyncio.Timeout, float] = {}  # Since when.
-        self._line = asyncio.Lock()
-        self._ended = asyncio.Event()
+        self._max_waiting = max_waiting
+        self._reading: dict[asyncio.Timeout, None] = {}  # The first first.
+        self._line: dict[str, list[tuple[asyncio.Timeout, asyncio.Future[None]]]] = {}  # The newest last.
+        self._looking: asyncio.TimerHandle | None = None
+        self._seen: asyncio.Timeout | None = None  # The first one, at the last look.
+        self.num_waiting = 0
 
-    async def begin(self, reading: asyncio.Timeout) -> None:
-        """`reading` times out when it has to give way."""
-        async with self._line:
-            while len(self._reading) >= self._at_once:
-                first, since = next(iter(self._reading.items()))
-                self._ended.clear()
-                try:
-                    async with asyncio.timeout_at(since + GRACE_S):
-                        await self._ended.wait()
-                except TimeoutError:
-                    if self._reading.pop(first, None) is not None:
-                        first.reschedule(0)
-            self._reading[reading] = asyncio.get_running_loop().time()
+    async def begin(self, caller: str, reading: asyncio.Timeout) -> None:
+        """`reading` times out when it has to give way. To be ended, whatever comes of it. Raises
+        TooManyMessages."""
+        turn = asyncio.get_running_loop().create_future()
+        self._line.setdefault(caller, []).append((reading, turn))
+        self.num_waiting += 1
+        try:
+            if self.num_waiting > self._max_waiting:
+                self._refuse_one()
+            self._go_on()
+            await turn
+        finally:
+            self.num_waiting -= 1
+            self._leave(caller, reading, turn)
 
     def end(self, reading: asyncio.Timeout) -> None:
         self._reading.pop(reading, None)
-        self._ended.set()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._line and len(self._reading) < self._at_once:
+            caller = next(iter(self._line))
+            line = self._line.pop(caller)
+            reading, turn = line.pop()
+            if line:
+                self._line[caller] = line  # Behind all others now.
+            if not turn.done():
+                self._reading[reading] = None
+                turn.set_result(None)
+        if self._line and self._looking is None:
+            self._looking = loop.call_later(GRACE_S, self._look)
+
+    def _look(self) -> None:
+        """Looks are counted, not time: a loop that comes late has messages to read first."""
+        self._looking = None
+        first = next(iter(self._reading), None)
+        if first is not None and first is self._seen and self._line:
+            del self._reading[first]
+            first.reschedule(0)
+        self._seen = next(iter(self._reading), None)
+        self._go_on()
+
+    def _refuse_one(self) -> None:
+        caller, line = max(self._line.items(), key=lambda each: len(each[1]))
+        _, turn = line.pop(0)
+        if not line:
+            del self._line[caller]
+        if not turn.done():
+            turn.set_exception(TooManyMessages("too many calls wait until their messages can be read"))
+
+    def _leave(self, caller: str, reading: asyncio.Timeout, turn: asyncio.Future[None]) -> None:
+        """Out of the line, where it still stands in one."""
+        line = self._line.get(caller, [])
+        if (reading, turn) in line:
+            line.remove((reading, turn))
+            if not line:
+                del self._line[caller]

@@ -4,6 +4,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
 END_STREAM, END_HEADERS = 1, 4
@@ -36,6 +37,8 @@ class Connection:
         self._socket.sendall(b"".join(frames))
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # Or it stays open while the reader waits.
         self._socket.close()
 
     def _drop_all(self) -> None:

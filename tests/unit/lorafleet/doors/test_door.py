@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2_grpc
 from lorafleet.doors import Door, Handlers, Health, Limits, PeerRates, Refused, paths
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2
 from lorafleet.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from tests.support.flood import http2
 
 Code = grpc.StatusCode
 TOKENIZE = "/lorafleet.v1.Inference/Tokenize"
@@ -260,6 +261,21 @@ async def test_who_sends_slowly_to_an_open_service_keeps_nobody_out() -> None:
         assert [await at.code(CHECK, b"", metadata=()) for _ in range(5)] == [Code.OK] * 5
         for call in silent:
             call.cancel()
+
+
+async def test_open_calls_whose_answers_nobody_reads_are_few_of_one_address() -> None:
+    """gRPC keeps them for as long as their connection stays: nothing here can end them."""
+    async with served(Limits(open_calls=3)) as at:
+        connection = await asyncio.to_thread(http2.Connection, at.address, reads=False)
+        async with asyncio.timeout(20):
+            while (code := await at.code(CHECK, b"", metadata=())) is Code.OK:
+                stream, head = connection.call(CHECK)
+                connection.send([head, http2.message(stream, b"")])
+                await asyncio.sleep(0.01)
+            assert code is Code.RESOURCE_EXHAUSTED
+            connection.close()
+            while await at.code(CHECK, b"", metadata=()) is not Code.OK:
+                await asyncio.sleep(0.01)
 
 
 async def test_an_address_may_make_so_many_calls_whoever_it_says_it_is() -> None:

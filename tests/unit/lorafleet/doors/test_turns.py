@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lorafleet.doors.refusals import TooManyMessages
-from lorafleet.doors.turns import Turns
+from lorafleet.doors.turns import ShortTurns, Turns
 
 
 def waiting(turns: Turns, *callers: str) -> list[asyncio.Task[None]]:
@@ -68,3 +68,53 @@ async def test_who_waits_in_vain_or_leaves_takes_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.gather(*waiting(patient, "a", "b"))
+
+
+class Line:
+    """Calls that wait for short turns, and those that had one, in their order."""
+
+    def __init__(self, turns: ShortTurns) -> None:
+        self.had, self.refused = list[str](), list[str]()
+        self._turns = turns
+
+    async def come(self, *names: str) -> asyncio.Task[None]:
+        """All of them wait, or read. The first letter is their caller's."""
+        tasks = [asyncio.create_task(self._read(name)) for name in names]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return tasks[0]
+
+    async def _read(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(None) as reading:
+                try:
+                    await self._turns.begin(name[0], reading)
+                    self.had.append(name)
+                    await asyncio.sleep(3600 if name == "silent" else 0)
+                finally:
+                    self._turns.end(reading)
+        except TooManyMessages:
+            self.refused.append(name)
+
+
+async def test_callers_of_short_messages_come_in_turn_and_the_newest_of_each_first() -> None:
+    turns = ShortTurns(1)
+    line = Line(turns)
+    first = await line.come("silent")
+    await line.come("a1", "a2", "a3", "b1", "b2")
+    first.cancel()
+    while turns.num_waiting:
+        await asyncio.sleep(0)
+    assert line.had == ["silent", "a3", "b2", "a2", "b1", "a1"] and not line.refused
+
+
+async def test_who_has_most_calls_waiting_loses_the_oldest_of_them() -> None:
+    turns = ShortTurns(1, max_waiting=3)
+    line = Line(turns)
+    first = await line.come("silent")
+    await line.come("b1", "a1", "a2", "a3", "a4")
+    assert line.refused == ["a1", "a2"]
+    first.cancel()
+    while turns.num_waiting:
+        await asyncio.sleep(0)
+    assert sorted(line.had) == ["a3", "a4", "b1", "silent"]
