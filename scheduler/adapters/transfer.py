@@ -35,6 +35,8 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 PULL_CHUNK_BYTES = 1024 * 1024
 # A client that sends, or reads, nothing for so long gives its place up.
 STALL_LIMIT_S = 60.0
+# It comes with its call, and until then nobody knows whether its sender may push at all.
+HEADER_LIMIT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -48,11 +50,10 @@ def disk_errors() -> Iterator[None]:
 
 
 async def receive_header(parts: AsyncIterator[adapters_pb2.PushRequest]) -> adapters_pb2.PushHeader:
-    """The first message of a push. Raises InvalidRequest."""
-    async for part in parts:
-        if part.HasField("header"):
-            return part.header
-        break
+    """The first message of a push. Raises InvalidRequest, DeadlineExceeded."""
+    first = await anext(_without_stalls(parts, HEADER_LIMIT_S), None)
+    if first is not None and first.HasField("header"):
+        return first.header
     raise InvalidRequest("header", "must be the first message")
 
 
@@ -75,7 +76,7 @@ async def receive_files(
     total = 0
     file: IO[bytes] | None = None
     try:
-        async for part in _without_stalls(parts):
+        async for part in _without_stalls(parts, STALL_LIMIT_S):
             chunk = _checked_chunk(part)
             total += len(chunk.data)
             if total > max_bytes:
@@ -93,16 +94,16 @@ async def receive_files(
 
 
 async def _without_stalls(
-    parts: AsyncIterator[adapters_pb2.PushRequest],
+    parts: AsyncIterator[adapters_pb2.PushRequest], limit_s: float
 ) -> AsyncIterator[adapters_pb2.PushRequest]:
     while True:
         try:
-            async with asyncio.timeout(STALL_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 part = await anext(parts)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise DeadlineExceeded(f"the upload stood still for {STALL_LIMIT_S:g} s") from None
+            raise DeadlineExceeded(f"the upload stood still for {limit_s:g} s") from None
         yield part
 
 

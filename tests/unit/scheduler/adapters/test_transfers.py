@@ -111,6 +111,18 @@ async def test_a_download_that_nobody_reads_gives_its_place_up(
         assert await stuck.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+async def test_a_push_that_never_says_what_it_is_gives_its_turn_up(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are few turns, and it took one before anybody knew whether its sender may push."""
+    monkeypatch.setattr(transfer, "HEADER_LIMIT_S", 0.1)
+    silent = service.stub.Push(**as_("acme"))
+    assert (await refused(silent)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (await refused(service.stub.Push(iter(()), **as_("acme")))).code() == (
+        grpc.StatusCode.INVALID_ARGUMENT
+    )
+
+
 async def test_a_full_disk_under_uploads_and_downloads_is_unavailable(service: Running) -> None:
     files = service.content(70)
     await push(service, "kept", files)
