@@ -1,7 +1,8 @@
 """Says who makes a call: by a bearer token, a JSON web token, or the certificate of its connection."""
 
 import hashlib
-from collections.abc import Iterable
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,8 @@ from scheduler.errors import Unauthenticated
 __all__ = ["Authenticator", "Identity"]
 
 MAX_TOKEN_CHARS = 8192
-_SAN = "x509_subject_alternative_name"
+_NAMES, _CERTIFICATE = "x509_subject_alternative_name", "x509_pem_cert"
+_URIS, _HOSTS = "peer_uri", "peer_dns"  # Those of the names that are meant as such.
 
 
 class Authenticator:
@@ -36,9 +38,9 @@ class Authenticator:
             return EVERYONE
         metadata = context.invocation_metadata() or ()
         if not any(key == "authorization" for key, _ in metadata):
-            names = (context.auth_context() or {}).get(_SAN, ())
-            if names:
-                return self._of_certificate(names)
+            peer = context.auth_context() or {}
+            if peer.get(_NAMES):
+                return self._of_certificate(_trusted_names(peer))
         return self.identify(metadata)
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Identity:
@@ -58,14 +60,24 @@ class Authenticator:
         except WrongToken as wrong:
             raise _wrong(wrong.cause) from None
 
-    def _of_certificate(self, names: Iterable[bytes]) -> Identity:
+    def _of_certificate(self, names: Iterable[str]) -> Identity:
         """Of whom a certificate names. Two identities in one are none."""
         known = self._file.read().certificates if self._file else {}
-        found = {known[name] for each in names if (name := each.decode(errors="replace")) in known}
+        found = {known[name] for name in names if name in known}
         if len(found) != 1:
             cause = "ambiguous_certificate" if found else "unknown_certificate"
             raise Unauthenticated("the certificate is not known here, and there is no token", cause=cause)
         return found.pop()
+
+
+def _trusted_names(peer: Mapping[str, Sequence[bytes]]) -> Iterator[str]:
+    """URIs and hosts' names in a certificate, each as what it is: its CA may let others choose the rest.
+    gRPC ends a name at its first NUL: what its CA has signed is another name then."""
+    signed = ssl.PEM_cert_to_DER_cert(peer[_CERTIFICATE][0].decode("ascii"))
+    for kind in (_URIS, _HOSTS):
+        for name in peer.get(kind, ()):
+            if (b"://" in name) == (kind == _URIS) and name + b"\0" not in signed:
+                yield name.decode(errors="replace")
 
 
 def _bearer_token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

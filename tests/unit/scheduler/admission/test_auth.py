@@ -3,11 +3,18 @@
 import hashlib
 import logging
 import os
+import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from lorafleet.tls.authority import Authority
 from scheduler.admission.auth import Authenticator, Identity
 from scheduler.admission.identity import INFER, MANAGE, PUSH, RIGHTS
 from scheduler.admission.watched_file import InvalidAuthFile
@@ -88,7 +95,14 @@ class Call:
         return bearer(self._token) if self._token else []
 
     def auth_context(self) -> dict[str, tuple[bytes, ...]]:
-        return {"x509_subject_alternative_name": self._sans} if self._sans else {}
+        pem = ssl.DER_cert_to_PEM_cert(b"".join(self._sans)).encode()
+        peer: dict[str, tuple[bytes, ...]] = {
+            "x509_subject_alternative_name": self._sans,
+            "x509_pem_cert": (pem,),
+        }
+        peer["peer_uri"] = tuple(san for san in self._sans if b"://" in san)
+        peer["peer_dns"] = tuple(san for san in self._sans if b"://" not in san)
+        return peer if self._sans else {}
 
 
 def test_a_certificate_is_an_identity_unless_there_is_a_token(tmp_path: Path) -> None:
@@ -114,6 +128,67 @@ def test_a_certificate_is_an_identity_unless_there_is_a_token(tmp_path: Path) ->
         with pytest.raises(Unauthenticated) as caught:
             caller(call)
         assert caught.value.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        (x509.DNSName("web.example"), ""),
+        (x509.UniformResourceIdentifier("spiffe://acme/web"), ""),
+        (x509.DNSName("web.example\0.evil.example"), "unknown_certificate"),
+        (x509.UniformResourceIdentifier("spiffe://acme/web\0/evil"), "unknown_certificate"),
+        (x509.DNSName("spiffe://acme/web"), "unknown_certificate"),
+        (x509.RFC822Name("web.example"), "unknown_certificate"),
+    ],
+)
+async def test_a_name_in_a_certificate_counts_whole_and_as_what_it_is(
+    name: x509.GeneralName, cause: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(certificate("spiffe://acme/web") + certificate("web.example"))
+    authenticator, seen = Authenticator(file), list[str]()
+
+    async def ask(_: object, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            seen.append(authenticator.caller(context).tenant)
+        except Unauthenticated as error:
+            seen.append(error.cause)
+        return b""
+
+    Authority.make(tmp_path, "ca", "ca", 1).issue("server", ["localhost"], server=True, days=1)
+    ca, cert, key = client_of(tmp_path, name)
+    pair = ((tmp_path / "server.key").read_bytes(), (tmp_path / "server.crt").read_bytes())
+    server = grpc.aio.server()
+    server.add_registered_method_handlers("a", {"B": grpc.unary_unary_rpc_method_handler(ask)})
+    port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([pair], ca, True))
+    await server.start()
+    credentials = grpc.ssl_channel_credentials(ca, key, cert)
+    async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+        await channel.unary_unary("/a/B")(b"", timeout=20)
+    await server.stop(None)
+    assert seen == [cause or "acme"]
+
+
+def client_of(folder: Path, name: x509.GeneralName) -> tuple[bytes, bytes, bytes]:
+    """Of the CA in `folder`: its certificate, and a client's with this one name, and its key."""
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([name]), critical=True)
+        .sign(signer, hashes.SHA256())
+    )
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(pem, form, serialization.NoEncryption())
+    return (folder / "ca.crt").read_bytes(), cert.public_bytes(pem), private
 
 
 def test_patterns_do_not_cross_the_slash() -> None:
