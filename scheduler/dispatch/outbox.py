@@ -30,6 +30,8 @@ class Outbox:
         self._loop = asyncio.get_running_loop()  # Asked for once: that takes a call of the system.
         self._end = output_index  # Of the tokens that it was given.
         self._chunks = deque[inference_pb2.GenerateChunk]()  # None of them is empty; the last one grows.
+        # What its text gets before it is read. A message that gets it bit by bit copies all of it each time.
+        self._texts: list[str] = []
         self.error: SchedulerError | None = None  # Why it failed, if it did.
         self._read_all = False
         self._reader: asyncio.Future[None] | None = None  # That waits, but not in the line.
@@ -41,8 +43,9 @@ class Outbox:
         if self._chunks and _num_positions(self._chunks[-1]) < MAX_CHUNK_POSITIONS:
             chunk = self._chunks[-1]
             chunk.token_ids.extend(delta.token_ids)
-            chunk.text += delta.text
+            self._texts.append(delta.text)
         else:
+            self._complete_text()
             chunk = inference_pb2.GenerateChunk(
                 output_index=self._end, token_ids=delta.token_ids, text=delta.text
             )
@@ -87,6 +90,8 @@ class Outbox:
                 break
             if self.error:
                 raise self.error
+        if len(self._chunks) == 1:
+            self._complete_text()
         chunk = self._chunks.popleft()
         self._read_all = bool(chunk.finish_reason)
         return chunk
@@ -99,6 +104,12 @@ class Outbox:
         if not self._chunks:
             self._chunks.append(inference_pb2.GenerateChunk(output_index=self._end))
         return self._chunks[-1]
+
+    def _complete_text(self) -> None:
+        """Of the last chunk, which grows no more."""
+        if self._texts:
+            self._chunks[-1].text += "".join(self._texts)
+            self._texts.clear()
 
     def _end_pause(self) -> None:
         if self._pause:

@@ -1,10 +1,11 @@
 """What a client has not read yet."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from lorafleet.v1 import common_pb2
+from lorafleet.v1 import common_pb2, inference_pb2
 from lorafleet.v1.inference_pb2 import GenerateChunk
 from scheduler.dispatch.outbox import MAX_CHUNK_POSITIONS, Outbox
 from scheduler.dispatch.reader_line import ReaderLine
@@ -57,6 +58,35 @@ async def test_chunks_stay_small_whatever_waits(prompt: int) -> None:
         assert (chunk.output_index, chunk.text) == (tokens, "ab" * len(chunk.token_ids))
         tokens += len(chunk.token_ids)
     assert tokens == 10_000
+
+
+class CountedChunk:
+    """A message that counts what is written to its text: each time, a real one takes all of it anew."""
+
+    written = 0
+
+    def __init__(self, output_index: int, token_ids: Sequence[int], text: str) -> None:
+        self.output_index, self.token_ids, self.text = output_index, list(token_ids), text
+        self.prompt_logprobs: list[common_pb2.PositionLogprobs] = []
+        self.finish_reason = 0
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "text":
+            CountedChunk.written += len(str(value))
+        super().__setattr__(name, value)
+
+
+async def test_a_client_that_reads_nothing_costs_no_more_than_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inference_pb2, "GenerateChunk", CountedChunk)
+    monkeypatch.setattr(CountedChunk, "written", 0)
+    outbox = Outbox(0, ReaderLine())
+    for _ in range(10_000):
+        outbox.put(TextDelta((7,), "ab"))
+    outbox.finish(common_pb2.FINISH_REASON_LENGTH)
+    assert "".join(chunk.text for chunk in await read(outbox)) == "ab" * 10_000
+    assert CountedChunk.written < 2 * len("ab") * 10_000
 
 
 async def test_a_failure_comes_after_what_was_made_before_it() -> None:
