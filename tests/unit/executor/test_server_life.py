@@ -170,7 +170,7 @@ async def test_slow_steps_with_work_waiting_are_no_stuck_ones(
             assert await asyncio.to_thread(begun.acquire, timeout=60)
             now += seconds
             app.hub.tell_loads()
-            await app._tell_health()  # both are done again and again anyway
+            app._tell_health()  # both are done again and again anyway
             assert (await health(channel), await health(channel, SERVICE)) == (SERVING, SERVING)
             await scheduler.until(lambda s=seconds: scheduler.of("load")[-1].last_step_age_ms == 1000 * s)
             assert scheduler.of("load")[-1].waiting

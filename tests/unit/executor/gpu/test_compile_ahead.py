@@ -123,7 +123,7 @@ def test_every_kernel_file_is_compiled_again_when_it_changes(
 
     Compilation(config, tmp_path).done()
     for file in sorted(path for path in copy.rglob("*") if path.suffix in (".py", ".c")):
-        launched = file.relative_to(copy).parts[0] != "bench"
+        launched = file.relative_to(copy).parts[0] not in ("bench", "vllm")
         text = file.read_bytes()
         file.write_bytes(text + b"\n")
         assert is_done() is not launched, file
