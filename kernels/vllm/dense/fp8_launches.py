@@ -3,24 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 
-import torch
 import triton
 from torch import Tensor
 
 from kernels.launching.launch import Launch
 from kernels.metadata.launch_plan import MAX_SLICES
 from kernels.vllm.dense.fp8_kernel import expand_fp8_kernel, shrink_fp8_kernel
-from kernels.vllm.dense.launches import form_of, int_form
+from kernels.vllm.dense.launches import are_aligned, columns_of, form_of, int_form, three, whole
 from kernels.vllm.dense.step import Step
+from kernels.vllm.dense.tuning import block_rank_of
 from kernels.vllm.scaling import Scaling
 
 # More than a model's forms of layers times the sizes of its steps.
 _MOST_LAUNCHES = 4096
 # Steps with more rows go by tiles of the sorted order.
 _MOST_TEAM_ROWS = 1024
-_MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +64,8 @@ def shrink(
     for first in range(0, len(lora_a), MAX_SLICES):
         part = slice(first, first + MAX_SLICES)
         some, into = replace(of, weights=of.weights[part]), output[part]
-        if config.split == 1:
-            _shrink(into.zero_()[None], x, lora_a[part], step, scale, some, config)
-        else:
-            h = torch.zeros((config.split, *into.shape), dtype=torch.float32, device=x.device)
+        with whole(into, config.split) as h:
             _shrink(h, x, lora_a[part], step, scale, some, config)
-            torch.sum(h, 0, dtype=output.dtype, out=into)
 
 
 def expand(
@@ -99,14 +93,14 @@ def _shrink(
 ) -> None:
     rows, (rank, width) = x.shape[0], lora_a[0].shape[-2:]
     group_n, group_k = of.group_n or rank, of.group_k or width
-    stacks, scales, (row_scales, *row_strides) = _three(lora_a), _three(of.weights), _rows_of(of)
+    stacks, scales, (row_scales, *row_strides) = three(lora_a), three(of.weights), _rows_of(of)
     strides = x.stride(0), lora_a[0].stride(0), lora_a[0].stride(-2), *row_strides
-    block_rank = _block_rank(rank)
+    block_rank = block_rank_of(rank)
     constants: dict[str, object] = {
         "K": width, "SLICES": len(lora_a), **_steps_constants(step, lora_a[0], config), "RANK": rank,
         "BLOCK_RANK": block_rank, "BLOCK_K": config.block if group_k >= width else min(config.block, group_k),
         "SPLIT": config.split, "GROUP_N": group_n, "GROUP_K": group_k, "X_SCALED": of.rows is not None,
-        "ALIGNED": _are_aligned(lora_a),
+        "ALIGNED": are_aligned(lora_a),
     }  # fmt: skip
     tensors = h, x, *stacks, row_scales, *scales
     launch = _launch(shrink_fp8_kernel, constants, config, tensors, strides)
@@ -120,17 +114,15 @@ def _expand(
 ) -> None:  # fmt: skip
     rows, rank, widths = y.shape[0], lora_b[0].shape[-1], tuple(weight.shape[-2] for weight in lora_b)
     group_n, group_k = of.group_n or max(widths), of.group_k or rank
-    stacks, scales, (row_scales, *row_strides) = _three(lora_b), _three(of.weights), _rows_of(of)
+    stacks, scales, (row_scales, *row_strides) = three(lora_b), three(of.weights), _rows_of(of)
     strides = y.stride(0), *(weight.stride(0) for weight in stacks), lora_b[0].stride(-2), *row_strides
-    missing = (0,) * (MAX_SLICES - len(widths))
-    block_rank = _block_rank(rank)
+    block_rank = block_rank_of(rank)
     constants: dict[str, object] = {
-        **{f"WIDTH{s}": width for s, width in enumerate((*widths, *missing))},
-        **{f"START{s}": at for s, at in enumerate((*accumulate(widths[:-1], initial=offset), *missing))},
+        **columns_of(widths, offset),
         "SLICES": len(lora_b), **_steps_constants(step, lora_b[0], config), "RANK": rank,
         "BLOCK_RANK": block_rank if group_k >= rank else min(block_rank, group_k), "COLUMNS": config.columns,
         "BLOCK_N": config.block, "GROUP_N": group_n, "GROUP_K": group_k, "H_SCALED": of.rows is not None,
-        "ADD_INPUTS": add_inputs, "ALIGNED": _are_aligned(lora_b),
+        "ADD_INPUTS": add_inputs, "ALIGNED": are_aligned(lora_b),
     }  # fmt: skip
     tensors = y, h, *stacks, row_scales, *scales
     launch = _launch(expand_fp8_kernel, constants, config, tensors, strides)
@@ -166,16 +158,6 @@ def _places(rows: int, config: Fp8Config) -> int:
     return rows if config.teams else -(-rows // config.rows)
 
 
-def _block_rank(rank: int) -> int:
-    power: int = triton.next_power_of_2(rank)
-    return min(max(power, 16), _MOST_RANKS)
-
-
-def _three(stack: Sequence[Tensor]) -> list[Tensor]:
-    """A pointer for each slice that a kernel can have; those of none are not read."""
-    return [stack[min(s, len(stack) - 1)] for s in range(MAX_SLICES)]
-
-
 def _rows_of(of: Scaling) -> tuple[Tensor, int, int]:
     """(scales of rows, or others that are not read; their strides, 0 where one value serves all)."""
     if of.rows is None:
@@ -183,7 +165,3 @@ def _rows_of(of: Scaling) -> tuple[Tensor, int, int]:
     strides = zip(of.rows.shape, of.rows.stride(), strict=True)
     by_row, by_group = (stride if size > 1 else 0 for size, stride in strides)
     return of.rows, by_row, by_group
-
-
-def _are_aligned(stack: Sequence[Tensor]) -> bool:
-    return all(w.data_ptr() % 16 == 0 and w.stride(0) % 16 == 0 for w in stack)

@@ -1,6 +1,7 @@
 """Starts the reference API's dense kernels on tensors that fit: nothing is checked here. Needs triton."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 
@@ -26,12 +27,19 @@ def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scal
         some = lora_a[first : first + MAX_SLICES]
         config = shrink_config(x.shape[0], x.shape[1], len(some), some[0].shape[-2], x.element_size())
         into = output[first : first + MAX_SLICES]
-        if config.split == 1:
-            launch_shrink(into.zero_()[None], x, some, step, scale, config)
-        else:
-            h = torch.zeros((config.split, *into.shape), dtype=torch.float32, device=x.device)
+        with whole(into, config.split) as h:
             launch_shrink(h, x, some, step, scale, config)
-            torch.sum(h, 0, dtype=output.dtype, out=into)
+
+
+@contextmanager
+def whole(into: Tensor, splits: int) -> Iterator[Tensor]:
+    """Zeros [splits, *into] for the parts of shrink, whose sum is then `into`."""
+    if splits == 1:
+        yield into.zero_()[None]
+        return
+    h = torch.zeros((splits, *into.shape), dtype=torch.float32, device=into.device)
+    yield h
+    torch.sum(h, 0, dtype=into.dtype, out=into)
 
 
 def expand(
@@ -92,16 +100,13 @@ def _shrink_launch(
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _expand_launch(
-    config: ExpandConfig, splits: int, add_inputs: bool, starts: tuple[int, ...],
+    config: ExpandConfig, splits: int, add_inputs: bool, offset: int,
     widths: tuple[int, ...], max_loras: int, num_ids: int, max_rank: int, aligned: bool,
     device: torch.device, specialised: tuple[object, ...],
 ) -> Launch:  # fmt: skip
     pdl = has_dependent_launch(device)
-    missing = (0,) * (MAX_SLICES - len(widths))
     constants: dict[str, object] = {
-        **{f"WIDTH{s}": width for s, width in enumerate((*widths, *missing))},
-        **{f"START{s}": start for s, start in enumerate((*starts, *missing))},
-        "SLICES": len(widths), "MAX_LORAS": max_loras, "NUM_IDS": num_ids,
+        **columns_of(widths, offset), "SLICES": len(widths), "MAX_LORAS": max_loras, "NUM_IDS": num_ids,
         "LANES": triton.next_power_of_2(num_ids), "MAX_RANK": max_rank, "SPLIT": splits,
         "ROWS": config.rows, "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n,
         "ADD_INPUTS": add_inputs, "ALIGNED": aligned, "PDL": pdl,
@@ -123,6 +128,26 @@ def form_of(*tensors: Tensor) -> tuple[object, ...]:
 def int_form(*values: int) -> tuple[object, ...]:
     """And of numbers."""
     return tuple((value == 1, value % 16 == 0, -(2**31) <= value < 2**31) for value in values)
+
+
+def three(stack: Sequence[Tensor]) -> list[Tensor]:
+    """A tensor for each slice that a kernel can have; those of none are not read."""
+    return [stack[min(s, len(stack) - 1)] for s in range(MAX_SLICES)]
+
+
+def are_aligned(stack: Sequence[Tensor]) -> bool:
+    """Whether each slot of each slice starts at a multiple of 16 bytes."""
+    return all(w.data_ptr() % 16 == 0 and w.stride(0) * w.element_size() % 16 == 0 for w in stack)
+
+
+def columns_of(widths: Sequence[int], offset: int) -> dict[str, object]:
+    """A kernel's constants of slices whose columns follow each other from `offset` on."""
+    missing = (0,) * (MAX_SLICES - len(widths))
+    starts = accumulate(widths[:-1], initial=offset)
+    return {
+        **{f"WIDTH{s}": width for s, width in enumerate((*widths, *missing))},
+        **{f"START{s}": start for s, start in enumerate((*starts, *missing))},
+    }
 
 
 def launch_shrink(
@@ -153,15 +178,11 @@ def launch_expand(
     add_inputs: bool,
 ) -> None:  # fmt: skip
     """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`."""
-    slices = [lora_b[min(s, len(lora_b) - 1)] for s in range(MAX_SLICES)]
-    widths = tuple(weight.shape[-2] for weight in lora_b)
-    starts = tuple(accumulate(widths[:-1], initial=offset))
-    size = lora_b[0].element_size()
+    slices, widths = three(lora_b), tuple(weight.shape[-2] for weight in lora_b)
     strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
-    aligned = all(w.data_ptr() % 16 == 0 and w.stride(0) * size % 16 == 0 for w in lora_b)
     launch = _expand_launch(
-        config, h.shape[0], add_inputs, starts, widths, lora_b[0].shape[0], step.num_ids,
-        lora_b[0].shape[-1], aligned, y.device, (*form_of(y, h, *slices), *int_form(*strides)),
+        config, h.shape[0], add_inputs, offset, widths, lora_b[0].shape[0], step.num_ids,
+        lora_b[0].shape[-1], are_aligned(lora_b), y.device, (*form_of(y, h, *slices), *int_form(*strides)),
     )  # fmt: skip
     column_tiles, rows = sum(-(-width // config.columns) for width in widths), y.shape[0]
     members = rows if config.rows_a_slot else -(-rows // config.rows)

@@ -52,7 +52,7 @@ class ExpandConfig:
 
 @lru_cache(maxsize=4096)
 def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: int = 2) -> ShrinkConfig:
-    block_rank, alone = _block_rank(rank), _rows_a_slot(rows, rank)
+    block_rank, alone = block_rank_of(rank), _rows_a_slot(rows, rank)
     if rows <= _FEW_ROWS and width <= _WIDE:
         # (1, 1): 4.5, (8, 8): 6.9; 1024 inputs a program 5.6 and 7.7.
         return ShrinkConfig(_TEAM, alone, False, block_rank, 256, 512, -(-width // 512), 4, 3)
@@ -78,7 +78,7 @@ def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: i
 @lru_cache(maxsize=4096)
 def expand_config(rows: int, columns: int, rank: int) -> ExpandConfig:
     """`columns` of all slices."""
-    block_rank, alone = _block_rank(rank), _rows_a_slot(rows, rank)
+    block_rank, alone = block_rank_of(rank), _rows_a_slot(rows, rank)
     if rows <= _FEW_ROWS:
         return ExpandConfig(_TEAM, alone, block_rank, 512, 256, 512, 2)
     if rows <= 128:
@@ -97,7 +97,8 @@ def expand_config(rows: int, columns: int, rank: int) -> ExpandConfig:
     return ExpandConfig(2 * _TEAM, 0, block_rank, 128, 128, 0, 4)
 
 
-def _block_rank(rank: int) -> int:
+def block_rank_of(rank: int) -> int:
+    """Ranks at once: 64 at most, and 16 at least, which a matrix instruction takes."""
     power: int = triton.next_power_of_2(rank)
     return min(max(power, 16), 64)
 
