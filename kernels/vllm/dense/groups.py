@@ -57,6 +57,32 @@ def load_member(
 
 
 @triton.jit
+def load_entry(
+    counts, starts, lora_ids, entry, num_rows,
+    MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+    ROWS_A_SLOT: tl.constexpr,
+):  # fmt: skip
+    """(slot, first place, members) of the entry-th team, or row by itself; members is 0 beyond the last.
+
+    As load_member, one entry a team: those with work come first, and nothing waits behind idle programs.
+    """
+    lane = tl.arange(0, LANES)
+    listed = lane < NUM_IDS
+    slots = tl.load(lora_ids + lane, mask=listed, other=-1)
+    count = tl.load(counts + lane, mask=listed, other=0)
+    entries = tl.where(count <= ROWS_A_SLOT, count, (count + (ROWS - 1)) // ROWS)
+    entries = tl.where(slots >= 0, entries, 0)
+    done = listed & (tl.cumsum(entries, 0) <= entry)
+    both = tl.sum(tl.where(done, entries * 65536 + 1, 0), 0)  # one sum for two numbers of 16 bits
+    group, offset = both % 65536, entry - both // 65536
+    slot, start, count = load_group(counts, starts, lora_ids, group, num_rows, MAX_LORAS, NUM_IDS)
+    alone = count <= ROWS_A_SLOT
+    offset = tl.where(alone, offset, offset * ROWS)
+    members = tl.where(alone, 1, tl.minimum(count - offset, ROWS))
+    return slot, start + offset, tl.where(count > offset, members, 0)
+
+
+@triton.jit
 def load_places(order, first, begin, end, ROWS: tl.constexpr):
     """(int64 [ROWS] row numbers of the places from `first`, which of them are in [begin, end))."""
     place = first + tl.arange(0, ROWS)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.tiles.device import let_next_kernel_start, wait_for_former_kernel
-from kernels.vllm.dense.groups import groups_of, load_group, load_member, load_places
+from kernels.vllm.dense.groups import groups_of, load_entry, load_group, load_places
 
 
 @triton.jit
@@ -80,16 +80,16 @@ def shrink_members_kernel(
     BLOCK_K: tl.constexpr, ALONE_K: tl.constexpr, SPLIT: tl.constexpr, ROWS_A_SLOT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (split, columns, place): a row, or the team whose first member it is, over a share of K.
+    """Program (split, columns, entry): a row, or a team, over a share of K.
 
     h is [splits, slices, num_rows, MAX_RANK] in the order of the rows; those without an adapter stay.
     """
     let_next_kernel_start(PDL)
-    split, group, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slot, first, members, number = load_member(
-        counts, starts, lora_ids, place, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
+    split, group, entry = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot, first, members = load_entry(
+        counts, starts, lora_ids, entry, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
     )
-    if (members == 0) | (number > 0) | (slot < 0):
+    if (members == 0) | (slot < 0):
         wait_for_former_kernel(PDL)
         return
     a += slot.to(tl.int64) * slot_stride
@@ -97,7 +97,7 @@ def shrink_members_kernel(
         h, a, group, split, num_rows, offset1, offset2, rank_stride, SLICES, MAX_RANK, 1, BLOCK_RANK
     )
     if members == 1:
-        row = tl.load(order + place).to(tl.int64)
+        row = tl.load(order + first).to(tl.int64)
         _one_row(h, x + row * x_stride, a_rows, row, split, scale, limit, r, K, MAX_RANK, ALONE_K, SPLIT, PDL)
     else:
         rows, mine = load_places(order, first, first, first + members, ROWS)
