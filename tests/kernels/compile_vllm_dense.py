@@ -26,6 +26,7 @@ def vllm_dense_cases() -> Iterator[tuple[str, object, dict[str, object], int, di
     tiles = {"FUSED": 4, "ROWS": 64, "BLOCK_K": 128, "SPLIT": 4}
     yield "vllm shrink by tiles", shrink_tiles_kernel, {**SHRINK, **tiles}, 4, TYPES
     expand = {**EXPAND, **members, "COLUMNS": 1024, "BLOCK_N": 128, "ALONE_N": 512}
+    expand["SKIP_ZEROS"] = True
     yield "vllm expand by members", expand_members_kernel, expand, 2, TYPES
     tiles = {**EXPAND, "ROWS": 32, "BLOCK_N": 128, "SPLIT": 4}
     yield "vllm expand by tiles", expand_tiles_kernel, tiles, 4, TYPES

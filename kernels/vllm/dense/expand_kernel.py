@@ -73,6 +73,20 @@ def _group(
 
 
 @triton.jit
+def _is_zero(
+    h, rows, mine, split_stride,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+):  # fmt: skip
+    most = tl.zeros([ROWS, BLOCK_RANK], dtype=tl.float32)
+    for block in tl.static_range(0, MAX_RANK, BLOCK_RANK):
+        r = block + tl.arange(0, BLOCK_RANK)
+        places = h + (rows * MAX_RANK)[:, None] + r[None, :]
+        tile = _sum_of_splits(places, mine[:, None] & (r < MAX_RANK)[None, :], split_stride, SPLIT)
+        most = tl.maximum(most, tl.abs(tile), propagate_nan=tl.PropagateNan.ALL)
+    return tl.max(tl.max(most, 1), 0) == 0.0
+
+
+@triton.jit
 def _slice_of(
     tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2,
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
@@ -111,9 +125,12 @@ def expand_members_kernel(
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ALONE_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
-    ROWS_A_SLOT: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+    ROWS_A_SLOT: tl.constexpr, ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (COLUMNS columns of a slice, place): for its row, or its share of them for its team's rows."""
+    """Program (COLUMNS columns of a slice, place): for its row, or its share of them for its team's rows.
+
+    SKIP_ZEROS: look at h before B is read, and do nothing where all of it is zero.
+    """
     let_next_kernel_start(PDL)
     tile, place = tl.program_id(0), tl.program_id(1)
     slot, first, members, number = load_member(
@@ -128,6 +145,11 @@ def expand_members_kernel(
     )  # fmt: skip
     b = _of_slot(b, slot, slot_stride, ALIGNED)
     split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
+    if SKIP_ZEROS:
+        wait_for_former_kernel(PDL)
+        rows, mine = load_places(order, first, first, first + members, ROWS)
+        if _is_zero(h, rows, mine, split_stride, MAX_RANK, SPLIT, ROWS, BLOCK_RANK):
+            return
     if members == 1:
         row = tl.load(order + place).to(tl.int64)
         for start in range(0, COLUMNS, ALONE_N):

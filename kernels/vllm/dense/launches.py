@@ -19,6 +19,8 @@ from kernels.vllm.dense.tuning import ExpandConfig, ShrinkConfig, expand_config,
 
 # More than a model's forms of layers times the sizes of its steps.
 _MOST_LAUNCHES = 4096
+# Columns of a head: few adapters have one.
+_VOCABULARY = 32_000
 
 
 def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float) -> None:
@@ -48,10 +50,12 @@ def expand(
     """h [slices, rows, rank]; the slices' columns follow each other from `offset` on."""
     for first in range(0, len(lora_b), MAX_SLICES):
         some = lora_b[first : first + MAX_SLICES]
-        config = expand_config(output.shape[0], sum(weight.shape[-2] for weight in some), some[0].shape[-1])
+        columns = sum(weight.shape[-2] for weight in some)
+        head = add_inputs and columns >= _VOCABULARY
+        config = expand_config(output.shape[0], columns, some[0].shape[-1], head=head)
         part = h[None, first : first + MAX_SLICES]
         launch_expand(output, part, some, offset, step, config, add_inputs=add_inputs)
-        offset += sum(weight.shape[-2] for weight in some)
+        offset += columns
 
 
 def add_pair(
@@ -114,7 +118,8 @@ def _expand_launch(
     options = {"num_warps": config.num_warps, "num_stages": 1, "launch_pdl": pdl}
     if config.rows_a_slot:
         constants |= {
-            "ALONE_N": config.alone_n, "COLUMNS": config.columns, "ROWS_A_SLOT": config.rows_a_slot
+            "ALONE_N": config.alone_n, "COLUMNS": config.columns, "ROWS_A_SLOT": config.rows_a_slot,
+            "SKIP_ZEROS": config.skip_zeros,
         }  # fmt: skip
         return Launch(expand_members_kernel, constants, options)
     return Launch(expand_tiles_kernel, constants, options)

@@ -39,7 +39,7 @@ class ShrinkConfig:
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
     """rows and rows_a_slot as in ShrinkConfig; columns: that a team shares; block_n and alone_n: columns at
-    once for several rows and for one."""
+    once for several rows and for one. skip_zeros: h is looked at before B is read."""
 
     rows: int
     rows_a_slot: int
@@ -48,6 +48,7 @@ class ExpandConfig:
     block_n: int
     alone_n: int
     num_warps: int
+    skip_zeros: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -76,9 +77,11 @@ def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: i
 
 
 @lru_cache(maxsize=4096)
-def expand_config(rows: int, columns: int, rank: int) -> ExpandConfig:
-    """`columns` of all slices."""
+def expand_config(rows: int, columns: int, rank: int, *, head: bool = False) -> ExpandConfig:
+    """`columns` of all slices. head: most adapters have no such module, so what comes in is zero."""
     block_rank, alone = block_rank_of(rank), _rows_a_slot(rows, rank)
+    if head and rows <= _MOST_SINGLE_ROWS:
+        return ExpandConfig(_TEAM, alone, block_rank, 2048, 256, 256, 2, skip_zeros=True)
     if rows <= _FEW_ROWS:
         return ExpandConfig(_TEAM, alone, block_rank, 512, 256, 512, 2)
     if rows <= 128:

@@ -67,6 +67,20 @@ def test_each_row_has_its_own_adapters_answer(layer: Layer, form) -> None:
     torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_head_that_few_adapters_have(form) -> None:
+    layer = Layer(24, slots=(-1, 0, 1, 2, 3), rank=5, width=8, outs=(32_100,))
+    step, (a, b), (x, y) = layer.step(), layer.weights(), layer.inputs()
+    a[0][1:] = 0.0
+    h = torch.empty(1, len(x), layer.rank)
+    form.shrink(h, x, a, step, 1.0)
+    form.expand(y_got := y.clone(), h, b, step, 0, add_inputs=True)
+    wanted = expanded(layer, y, shrunk(layer, x, a, 1.0), b, True)
+    torch.testing.assert_close(y_got.double(), wanted, atol=1e-5, rtol=1e-5)
+    with_head = torch.tensor([slot == 0 for slot in layer.mapping().tolist()])
+    assert torch.equal(y_got[~with_head], y[~with_head])
+
+
 def test_operators_run_as_functions_and_in_a_traced_graph() -> None:
     layer = replace(LAYERS["teams"], offset=0)
     step, (a, b), (x, y) = layer.step(), layer.weights(), layer.inputs()
