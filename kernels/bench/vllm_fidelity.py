@@ -1,8 +1,7 @@
 """How far vLLM's answers are from float64, on whatever LoRA kernels it is told to use.
 
-    python -m kernels.bench.vllm_fidelity truth --model MODEL --adapters DEMO/adapters --prompts DEMO/prompts.json \
-        --json truth.json
-    VLLM_PLUGINS= python -m kernels.bench.vllm_fidelity run --truth truth.json --dtype bfloat16 --json stock.json ...
+    python -m kernels.bench.vllm_fidelity truth --model M --adapters A --prompts P --json truth.json
+    VLLM_PLUGINS= python -m kernels.bench.vllm_fidelity run --model M --adapters A --truth ... --json stock.json
     VLLM_PLUGINS=lorafleet python -m kernels.bench.vllm_fidelity run ... --json ours.json
     python -m kernels.bench.vllm_fidelity compare --truth truth.json --json RESULT stock.json ours.json
 
@@ -33,7 +32,7 @@ def truth(model: Path, adapters: Path, prompts: Path, length: int) -> dict[str, 
     asked: dict[str, list[str]] = json.loads(prompts.read_text())
     scored: dict[str, Any] = {}
     for name, questions in asked.items():
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
         if (adapters / name).is_dir():
             loaded = PeftModel.from_pretrained(loaded, str(adapters / name)).double()
         scored[name] = []

@@ -65,12 +65,16 @@ def run(model: Path, adapter: Path, cache: Path, plugins: str) -> tuple[int, lis
 
 def test_stock_and_then_ours_on_one_cache(tmp_path: Path) -> None:
     """What vLLM compiled for its own kernels is not run in place of ours, nor the other way round."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     from tests.support.adapters.peft import make_adapter
 
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODEL))
-    adapter = make_adapter(tmp_path / "adapter", model, seed=1, rank=8, std=0.05)
+    adapter = make_adapter(
+        tmp_path / "adapter", LlamaForCausalLM(LlamaConfig(**MODEL)), seed=1, rank=8, std=0.05
+    )
     stock = run(model, adapter, tmp_path / "cache", "")
     ours = run(model, adapter, tmp_path / "cache", "lorafleet")
     again = run(model, adapter, tmp_path / "cache", "")
