@@ -1,7 +1,7 @@
 """How far vLLM's answers are from float64, on whatever LoRA kernels it is told to use.
 
     python -m kernels.bench.vllm_fidelity truth --model M --adapters A --prompts P --json truth.json
-    VLLM_PLUGINS= python -m kernels.bench.vllm_fidelity run --model M --adapters A --truth ... --json stock.json
+    VLLM_PLUGINS= python -m kernels.bench.vllm_fidelity run --model M --adapters A --truth T --json stock.json
     VLLM_PLUGINS=lorafleet python -m kernels.bench.vllm_fidelity run ... --json ours.json
     python -m kernels.bench.vllm_fidelity compare --truth truth.json --json RESULT stock.json ours.json
 
