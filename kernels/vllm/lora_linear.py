@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from kernels.launching.checks import check
+from kernels.launching.checks import check, check_same_device
 from kernels.vllm.dense import reference
 from kernels.vllm.dense.step import Step
+from kernels.vllm.dense.work import MOST_SINGLE_ROWS
 from kernels.vllm.lora_expand import check_expand
 from kernels.vllm.lora_shrink import check_shrink
 from kernels.vllm.operators import register
@@ -26,11 +28,12 @@ def _add_lora_linear(
     num_active_loras: Tensor,
     scale: float,
     add_inputs: bool = True,
+    work: Tensor | None = None,
 ) -> None:
     """Semantics: lora_shrink of x into float32, then lora_expand into y from its first column on.
 
-    What lies between is not written where nobody reads it, and summed where it is read. Raises
-    KernelArgumentError.
+    What lies between is not written where nobody reads it, and summed where it is read. `work` is the step's
+    table of `kernels.vllm.dense.work`, which saves time. Raises KernelArgumentError.
     """
     step = Step(
         token_lora_mapping, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
@@ -44,10 +47,15 @@ def _add_lora_linear(
     if step.idle or not rows:
         return
     if y.is_cpu:
-        form = reference.add_pair
-    else:
-        from kernels.vllm.dense.launches import add_pair as form
-    form(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs=add_inputs)
+        reference.add_pair(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs=add_inputs)
+        return
+    from kernels.vllm.dense.launches import add_pair
+
+    if work is not None:
+        fits = work.dtype == torch.int32 and work.shape == (5, MOST_SINGLE_ROWS) and work.is_contiguous()
+        check(fits, "work", f"must be contiguous int32 [5, {MOST_SINGLE_ROWS}], is {list(work.shape)}")
+        check_same_device(y.device, work=work)
+    add_pair(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs=add_inputs, work=work)
 
 
 add_lora_linear = register("add_lora_linear", _add_lora_linear, mutates=("y",))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
+from kernels.vllm.dense.work import WORK, write_work
 from kernels.vllm.expert_lora import ExpertLoRA
 from kernels.vllm.kernel_meta import LoRAKernelMeta, group_tokens, meta_fields
 from kernels.vllm.lora_expand import lora_expand
@@ -22,6 +23,7 @@ class LoRAConfig(Protocol):
     """What is read of vLLM's class of that name."""
 
     max_loras: int
+    max_lora_rank: int
     specialize_active_lora: bool
 
 
@@ -51,11 +53,16 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         tensors = self._buffers.tensors
         self.token_mapping_meta = LoRAKernelMeta.over(tensors, captured, _ROWS)
         self.prompt_mapping_meta = LoRAKernelMeta.over(tensors, captured, _PROMPTS)
+        self._row_work, self._prompt_work = tensors[_ROWS + "work"], tensors[_PROMPTS + "work"]
+        self._row_work.zero_()
+        self._prompt_work.zero_()
 
     def _fields(self, max_num_batched_tokens: int) -> dict[str, Field]:
         # Prompt log-probabilities and speculation can send every row of a step to the head.
         size = self.max_loras, max_num_batched_tokens
-        return meta_fields(*size, _ROWS) | meta_fields(*size, _PROMPTS) | super()._fields(size[1])
+        metas = meta_fields(*size, _ROWS) | meta_fields(*size, _PROMPTS)
+        work = {_ROWS + "work": WORK, _PROMPTS + "work": WORK}
+        return metas | work | super()._fields(max_num_batched_tokens)
 
     def update_metadata(
         self,
@@ -75,8 +82,10 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         rows, prompts = group_tokens(step.rows, *size), group_tokens(step.prompts, *size)
         host = self._buffers.begin()
         write_indices(host, step, max_loras, vocab_size)
-        rows.write(host, _ROWS)
-        prompts.write(host, _PROMPTS)
+        for groups, prefix in ((rows, _ROWS), (prompts, _PROMPTS)):
+            groups.write(host, prefix)
+            rank = self.lora_config.max_lora_rank
+            write_work(host[prefix + "work"], groups.order, groups.ids, groups.counts, rank)
         self._buffers.send()
         self._set_lengths(step)
         self.token_mapping_meta.set_counts(rows)
@@ -141,7 +150,7 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         _refuse_buffer(buffer)
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         meta = self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
-        add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, add_inputs)
+        add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, add_inputs, self._row_work)
 
     def add_lora_logits(
         self,
@@ -162,9 +171,7 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         _refuse_buffer(buffer)
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         meta = self.prompt_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
-        hidden = torch.empty((1, x.size(0), lora_b_stacked.size(-1)), dtype=torch.float32, device=x.device)
-        lora_shrink(x, (lora_a_stacked,), hidden, *meta, scale)
-        lora_expand(hidden, (lora_b_stacked,), y, *meta, add_inputs=True)
+        add_lora_linear(y, x, (lora_a_stacked,), (lora_b_stacked,), *meta, scale, True, self._prompt_work)
 
 
 class PunicaWrapperGPU33(PunicaWrapperGPU):

@@ -28,6 +28,7 @@ _SIZES = {"max_num_batched_tokens": 3, "max_batches": 5}
 
 class _Config:
     max_loras = 1
+    max_lora_rank = 16
     specialize_active_lora = False
 
 

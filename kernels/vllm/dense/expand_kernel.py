@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.tiles.device import let_next_kernel_start, of_slice, wait_for_former_kernel
-from kernels.vllm.dense.groups import groups_of, load_group, load_member, load_places
+from kernels.vllm.dense.groups import groups_of, load_group, load_member, load_places, load_work
 
 
 @triton.jit
@@ -118,24 +118,30 @@ def _of_slot(b, slot, slot_stride, ALIGNED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def expand_members_kernel(
-    y, h, b0, b1, b2, order, counts, starts, lora_ids,
+    y, h, b0, b1, b2, order, counts, starts, lora_ids, work,
     num_rows, y_stride, slot_stride0, slot_stride1, slot_stride2, b_stride,
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ALONE_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
-    ROWS_A_SLOT: tl.constexpr, ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr, PDL: tl.constexpr,
+    ROWS_A_SLOT: tl.constexpr, TOLD: tl.constexpr, ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (COLUMNS columns of a slice, place): for its row, or its share of them for its team's rows.
 
+    TOLD: so many entries `work` has, which says what each place is; 0: the program finds out.
     SKIP_ZEROS: look at h before B is read, and do nothing where all of it is zero.
     """
     let_next_kernel_start(PDL)
     tile, place = tl.program_id(0), tl.program_id(1)
-    slot, first, members, number = load_member(
-        counts, starts, lora_ids, place, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
-    )
+    if TOLD:
+        slot, first, members, number, row = load_work(work, place, TOLD)
+    else:
+        slot, first, members, number = load_member(
+            counts, starts, lora_ids, place, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
+        )
+        row = tl.load(order + place, mask=members == 1, other=0).to(tl.int64)
     if (members == 0) | (slot < 0):
         wait_for_former_kernel(PDL)
         return
@@ -151,7 +157,6 @@ def expand_members_kernel(
         if _is_zero(h, rows, mine, split_stride, MAX_RANK, SPLIT, ROWS, BLOCK_RANK):
             return
     if members == 1:
-        row = tl.load(order + place).to(tl.int64)
         for start in range(0, COLUMNS, ALONE_N):
             n = column + start + tl.arange(0, ALONE_N)
             _one_row(
@@ -177,17 +182,17 @@ def expand_tiles_kernel(
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
-    BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, ALIGNED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (BLOCK_N columns of a slice, tile): all groups of the tile's rows."""
+    """Program (COLUMNS columns of a slice, tile): all groups of the tile's rows."""
     let_next_kernel_start(PDL)
     column_tile, tile = tl.program_id(0), tl.program_id(1)
     first_group, num_groups = groups_of(counts, starts, tile * ROWS, ROWS, NUM_IDS, LANES)
     y, h, b, slot_stride, column, width = _slice_of(
         column_tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1,
-        WIDTH2, START0, START1, START2, SLICES, MAX_RANK, BLOCK_N,
+        WIDTH2, START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
     )  # fmt: skip
-    n = column + tl.arange(0, BLOCK_N)
     split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
     for i in range(num_groups):
         slot, start, count = load_group(
@@ -195,8 +200,11 @@ def expand_tiles_kernel(
         )
         rows, mine = load_places(order, tile * ROWS, start, start + count, ROWS)
         if slot >= 0:
-            _group(
-                y, h, _of_slot(b, slot, slot_stride, ALIGNED), rows, mine, n, width, y_stride, b_stride,
-                split_stride, MAX_RANK, SPLIT, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
-            )  # fmt: skip
+            of_slot = _of_slot(b, slot, slot_stride, ALIGNED)
+            for begin in range(0, COLUMNS, BLOCK_N):
+                n = column + begin + tl.arange(0, BLOCK_N)
+                _group(
+                    y, h, of_slot, rows, mine, n, width, y_stride, b_stride, split_stride, MAX_RANK, SPLIT,
+                    ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+                )  # fmt: skip
     wait_for_former_kernel(PDL)

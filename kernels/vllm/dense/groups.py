@@ -83,6 +83,14 @@ def load_entry(
 
 
 @triton.jit
+def load_work(work, entry, MOST: tl.constexpr):
+    """(slot, first place, members, number, row) of an entry of `kernels.vllm.dense.work`."""
+    entry += work
+    slot, first, members = tl.load(entry), tl.load(entry + MOST), tl.load(entry + 2 * MOST)
+    return slot, first, members, tl.load(entry + 3 * MOST), tl.load(entry + 4 * MOST).to(tl.int64)
+
+
+@triton.jit
 def load_places(order, first, begin, end, ROWS: tl.constexpr):
     """(int64 [ROWS] row numbers of the places from `first`, which of them are in [begin, end))."""
     place = first + tl.arange(0, ROWS)

@@ -67,24 +67,28 @@ def add_pair(
     scale: float,
     *,
     add_inputs: bool,
+    work: Tensor | None = None,
 ) -> None:
-    """Both, without zeros for base rows between them, and with the splits' sum left to expand."""
+    """Both, without zeros for base rows between them, and with the splits' sum left to expand.
+
+    `work` is of `kernels.vllm.dense.work`; without it programs find out whose rows they have.
+    """
     offset, rows = 0, x.shape[0]
     for first in range(0, len(lora_a), MAX_SLICES):
         some_a, some_b = lora_a[first : first + MAX_SLICES], lora_b[first : first + MAX_SLICES]
         columns, rank = sum(weight.shape[-2] for weight in some_b), some_a[0].shape[-2]
         config = shrink_config(rows, x.shape[1], len(some_a), rank, x.element_size())
         h = torch.empty((config.split, len(some_a), rows, rank), dtype=torch.float32, device=x.device)
-        launch_shrink(h, x, some_a, step, scale, config)
-        then = expand_config(rows, columns, rank)
-        launch_expand(y, h, some_b, offset, step, then, add_inputs=add_inputs)
+        launch_shrink(h, x, some_a, step, scale, config, work)
+        then = expand_config(rows, columns, rank, head=add_inputs and columns >= _VOCABULARY)
+        launch_expand(y, h, some_b, offset, step, then, work, add_inputs=add_inputs)
         offset += columns
 
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _shrink_launch(
     config: ShrinkConfig, width: int, slices: int, max_loras: int,
-    num_ids: int, max_rank: int, device: torch.device, specialised: tuple[object, ...],
+    num_ids: int, max_rank: int, told: int, device: torch.device, specialised: tuple[object, ...],
 ) -> Launch:  # fmt: skip
     """`specialised`: what else Triton compiles for."""
     pdl = has_dependent_launch(device)
@@ -96,7 +100,7 @@ def _shrink_launch(
     }  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
     if config.rows_a_slot:
-        constants |= {"ALONE_K": config.alone_k, "ROWS_A_SLOT": config.rows_a_slot}
+        constants |= {"ALONE_K": config.alone_k, "ROWS_A_SLOT": config.rows_a_slot, "TOLD": told}
         return Launch(shrink_members_kernel, constants, options)
     constants["FUSED"] = triton.next_power_of_2(slices) if config.fused else 1
     return Launch(shrink_tiles_kernel, constants, options)
@@ -105,7 +109,7 @@ def _shrink_launch(
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _expand_launch(
     config: ExpandConfig, splits: int, add_inputs: bool, offset: int,
-    widths: tuple[int, ...], max_loras: int, num_ids: int, max_rank: int, aligned: bool,
+    widths: tuple[int, ...], max_loras: int, num_ids: int, max_rank: int, told: int, aligned: bool,
     device: torch.device, specialised: tuple[object, ...],
 ) -> Launch:  # fmt: skip
     pdl = has_dependent_launch(device)
@@ -113,12 +117,12 @@ def _expand_launch(
         **columns_of(widths, offset), "SLICES": len(widths), "MAX_LORAS": max_loras, "NUM_IDS": num_ids,
         "LANES": triton.next_power_of_2(num_ids), "MAX_RANK": max_rank, "SPLIT": splits,
         "ROWS": config.rows, "BLOCK_RANK": config.block_rank, "BLOCK_N": config.block_n,
-        "ADD_INPUTS": add_inputs, "ALIGNED": aligned, "PDL": pdl,
+        "COLUMNS": config.columns, "ADD_INPUTS": add_inputs, "ALIGNED": aligned, "PDL": pdl,
     }  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": 1, "launch_pdl": pdl}
     if config.rows_a_slot:
         constants |= {
-            "ALONE_N": config.alone_n, "COLUMNS": config.columns, "ROWS_A_SLOT": config.rows_a_slot,
+            "ALONE_N": config.alone_n, "ROWS_A_SLOT": config.rows_a_slot, "TOLD": told,
             "SKIP_ZEROS": config.skip_zeros,
         }  # fmt: skip
         return Launch(expand_members_kernel, constants, options)
@@ -156,7 +160,8 @@ def columns_of(widths: Sequence[int], offset: int) -> dict[str, object]:
 
 
 def launch_shrink(
-    h: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float, config: ShrinkConfig
+    h: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float, config: ShrinkConfig,
+    work: Tensor | None = None,
 ) -> None:  # fmt: skip
     """h: float32 [splits, slices, rows, rank], or any floating type where there is one split. Up to three
     slices."""
@@ -168,27 +173,37 @@ def launch_shrink(
     ]
     strides = (x.stride(0), first.stride(0), first.stride(-2), *offsets)
     rows, rank = x.shape[0], first.shape[-2]
+    told = work.shape[1] if work is not None and config.rows_a_slot else 0
     launch = _shrink_launch(
-        config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, x.device,
+        config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, told, x.device,
         (*form_of(h, x, first), *int_form(*strides)),
     )  # fmt: skip
     columns = -(-rank // config.block_rank) * (1 if config.fused else len(lora_a))
     members = rows if config.rows_a_slot else -(-rows // config.rows)
     grid = (config.split, columns, members)
-    launch(grid, h, x, first, *step.groups, scale, rows, *strides)
+    launch(grid, h, x, first, *step.groups, *_told(work, step, config), scale, rows, *strides)
 
 
 def launch_expand(
-    y: Tensor, h: Tensor, lora_b: Sequence[Tensor], offset: int, step: Step, config: ExpandConfig, *,
-    add_inputs: bool,
+    y: Tensor, h: Tensor, lora_b: Sequence[Tensor], offset: int, step: Step, config: ExpandConfig,
+    work: Tensor | None = None, *, add_inputs: bool,
 ) -> None:  # fmt: skip
     """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`."""
     slices, widths = three(lora_b), tuple(weight.shape[-2] for weight in lora_b)
     strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
+    told = work.shape[1] if work is not None and config.rows_a_slot else 0
     launch = _expand_launch(
         config, h.shape[0], add_inputs, offset, widths, lora_b[0].shape[0], step.num_ids,
-        lora_b[0].shape[-1], are_aligned(lora_b), y.device, (*form_of(y, h, *slices), *int_form(*strides)),
+        lora_b[0].shape[-1], told, are_aligned(lora_b), y.device,
+        (*form_of(y, h, *slices), *int_form(*strides)),
     )  # fmt: skip
     column_tiles, rows = sum(-(-width // config.columns) for width in widths), y.shape[0]
     members = rows if config.rows_a_slot else -(-rows // config.rows)
-    launch((column_tiles, members), y, h, *slices, *step.groups, rows, *strides)
+    launch((column_tiles, members), y, h, *slices, *step.groups, *_told(work, step, config), rows, *strides)
+
+
+def _told(work: Tensor | None, step: Step, config: ShrinkConfig | ExpandConfig) -> tuple[Tensor, ...]:
+    """What kernels for small steps have as `work`; not read where there is none."""
+    if not config.rows_a_slot:
+        return ()
+    return (step.lora_ids if work is None else work,)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.tiles.device import let_next_kernel_start, wait_for_former_kernel
-from kernels.vllm.dense.groups import groups_of, load_entry, load_group, load_places
+from kernels.vllm.dense.groups import groups_of, load_entry, load_group, load_places, load_work
 
 
 @triton.jit
@@ -73,22 +73,28 @@ def _columns(
 
 @triton.jit(do_not_specialize=["num_rows", "scale"])
 def shrink_members_kernel(
-    h, x, a, order, counts, starts, lora_ids, scale,
+    h, x, a, order, counts, starts, lora_ids, work, scale,
     num_rows, x_stride, slot_stride, rank_stride, offset1, offset2,
     K: tl.constexpr, SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr,
     LANES: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     BLOCK_K: tl.constexpr, ALONE_K: tl.constexpr, SPLIT: tl.constexpr, ROWS_A_SLOT: tl.constexpr,
-    PDL: tl.constexpr,
+    TOLD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (split, columns, entry): a row, or a team, over a share of K.
 
+    TOLD: so many entries `work` has, which says what each is; 0: the program finds out.
     h is [splits, slices, num_rows, MAX_RANK] in the order of the rows; those without an adapter stay.
     """
     let_next_kernel_start(PDL)
     split, group, entry = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slot, first, members = load_entry(
-        counts, starts, lora_ids, entry, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
-    )
+    if TOLD:
+        slot, first, members, number, row = load_work(work, entry, TOLD)
+        members = tl.where(number == 0, members, 0)
+    else:
+        slot, first, members = load_entry(
+            counts, starts, lora_ids, entry, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
+        )
+        row = tl.load(order + first, mask=members == 1, other=0).to(tl.int64)
     if (members == 0) | (slot < 0):
         wait_for_former_kernel(PDL)
         return
@@ -97,7 +103,6 @@ def shrink_members_kernel(
         h, a, group, split, num_rows, offset1, offset2, rank_stride, SLICES, MAX_RANK, 1, BLOCK_RANK
     )
     if members == 1:
-        row = tl.load(order + first).to(tl.int64)
         _one_row(h, x + row * x_stride, a_rows, row, split, scale, limit, r, K, MAX_RANK, ALONE_K, SPLIT, PDL)
     else:
         rows, mine = load_places(order, first, first, first + members, ROWS)

@@ -10,13 +10,9 @@ from functools import lru_cache
 
 import triton
 
-_FEW_ROWS = 8
-# Steps with more rows never take them one by one.
-_MOST_SINGLE_ROWS = 256
-# Up to two rows of a slot are worth more apart; of a higher rank, one.
-_LOW_RANK = 16
+from kernels.vllm.dense.work import FEW_ROWS, MOST_SINGLE_ROWS, TEAM, rows_a_slot
+
 _WIDE = 8192
-_TEAM = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +49,21 @@ class ExpandConfig:
 
 @lru_cache(maxsize=4096)
 def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: int = 2) -> ShrinkConfig:
-    block_rank, alone = block_rank_of(rank), _rows_a_slot(rows, rank)
-    if rows <= _FEW_ROWS and width <= _WIDE:
+    block_rank, alone = block_rank_of(rank), rows_a_slot(rows, rank)
+    if rows <= FEW_ROWS and width <= _WIDE:
         # (1, 1): 4.5, (8, 8): 6.9; 1024 inputs a program 5.6 and 7.7.
-        return ShrinkConfig(_TEAM, alone, False, block_rank, 256, 512, -(-width // 512), 4, 3)
-    if rows <= _MOST_SINGLE_ROWS:
+        return ShrinkConfig(TEAM, alone, False, block_rank, 256, 512, -(-width // 512), 4, 3)
+    if rows <= MOST_SINGLE_ROWS:
         # down, (64, 64): 8.9, two splits of 1024 each 9.9.
         split = -(-width // (2048 if width > _WIDE and rows >= 64 else 1024))
         if rows > 128:
             # (256, 64): 39.9, (256, 8): 24.4; four warps 50.8 and 29.6.
-            return ShrinkConfig(_TEAM, alone, False, block_rank, 128, 512, split, 2, 4)
+            return ShrinkConfig(TEAM, alone, False, block_rank, 128, 512, split, 2, 4)
         # (64, 64): 25.1, (64, 8): 21.0; two warps 29.0 and 18.9.
-        return ShrinkConfig(_TEAM, alone, False, block_rank, 256, 1024, split, 4, 3)
+        return ShrinkConfig(TEAM, alone, False, block_rank, 256, 1024, split, 4, 3)
     if rows < 1024:
         # (512, 8): 24.9, (512, 64): 48.8; tiles of 64 rows and 8 splits 19.0 and 127.
-        return ShrinkConfig(_TEAM, 0, False, block_rank, 256, 0, 4, 2, 3)
+        return ShrinkConfig(TEAM, 0, False, block_rank, 256, 0, 4, 2, 3)
     columns = block_rank * triton.next_power_of_2(slices)
     # (2048, 8): 41.3, one split 73.6; (8192, 8): 121, 4 splits 141.
     split, num_warps = 4 if rows <= 4096 else 1, 8 if columns >= 128 else 4
@@ -79,34 +75,28 @@ def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: i
 @lru_cache(maxsize=4096)
 def expand_config(rows: int, columns: int, rank: int, *, head: bool = False) -> ExpandConfig:
     """`columns` of all slices. head: most adapters have no such module, so what comes in is zero."""
-    block_rank, alone = block_rank_of(rank), _rows_a_slot(rows, rank)
-    if head and rows <= _MOST_SINGLE_ROWS:
-        return ExpandConfig(_TEAM, alone, block_rank, 2048, 256, 256, 2, skip_zeros=True)
-    if rows <= _FEW_ROWS:
-        return ExpandConfig(_TEAM, alone, block_rank, 512, 256, 512, 2)
+    block_rank, alone = block_rank_of(rank), rows_a_slot(rows, rank)
+    if head and rows <= MOST_SINGLE_ROWS:
+        return ExpandConfig(TEAM, alone, block_rank, 2048, 256, 256, 2, skip_zeros=True)
+    if rows <= FEW_ROWS:
+        return ExpandConfig(TEAM, alone, block_rank, 512, 256, 512, 2)
     if rows <= 128:
         # (64, 64): 31.1, (64, 8): 14.6, (64, 1): 12.4; 512 columns a team 28.6, 16.0 and 13.8.
         shared = 1024 if rows > 32 or columns > _WIDE else 512
-        return ExpandConfig(_TEAM, alone, block_rank, shared, 128, 512, 2)
-    if rows <= _MOST_SINGLE_ROWS:
+        return ExpandConfig(TEAM, alone, block_rank, shared, 128, 512, 2)
+    if rows <= MOST_SINGLE_ROWS:
         # gate_up at (256, 64): 39.1, at (256, 8): 16.8; 1024 columns a team 42.1 and 19.2, the others alike.
         if columns > _WIDE:
-            return ExpandConfig(_TEAM, alone, block_rank, 2048, 256, 256, 2)
-        return ExpandConfig(_TEAM, alone, block_rank, 1024, 128, 512, 2)
+            return ExpandConfig(TEAM, alone, block_rank, 2048, 256, 256, 2)
+        return ExpandConfig(TEAM, alone, block_rank, 1024, 128, 512, 2)
     if rows <= 4096:
         # (512, 8): 35.8, (2048, 8): 135, (2048, 64): 143; 256 columns and two warps 41, 161 and 179.
-        return ExpandConfig(_TEAM, 0, block_rank, 128, 128, 0, 1)
+        return ExpandConfig(TEAM, 0, block_rank, 128, 128, 0, 1)
     # (8192, 8): 412; 16 rows and one warp 438.
-    return ExpandConfig(2 * _TEAM, 0, block_rank, 128, 128, 0, 4)
+    return ExpandConfig(2 * TEAM, 0, block_rank, 128, 128, 0, 4)
 
 
 def block_rank_of(rank: int) -> int:
     """Ranks at once: 64 at most, and 16 at least, which a matrix instruction takes."""
     power: int = triton.next_power_of_2(rank)
     return min(max(power, 16), 64)
-
-
-def _rows_a_slot(rows: int, rank: int) -> int:
-    if rows <= _FEW_ROWS:
-        return _FEW_ROWS
-    return 2 if rank <= _LOW_RANK else 1

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.vllm.dense.step import Step
+from kernels.vllm.dense.work import WORK, write_work
+from kernels.vllm.kernel_meta import group_tokens
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,13 @@ class Layer:
     def step(self) -> Step:
         return describe(self.mapping(), self.max_loras, self.rows + self.beyond).to(self.device)
 
+    def work(self) -> Tensor:
+        """What `kernels.vllm.dense.work` says of the step."""
+        groups = group_tokens(self.mapping().numpy(), self.max_loras, self.rows)
+        work = np.full(WORK.shape, 99, dtype=np.int32)
+        write_work(work, groups.order, groups.ids, groups.counts, self.rank)
+        return torch.from_numpy(work).to(self.device)
+
     def weights(self) -> tuple[list[Tensor], list[Tensor]]:
         return (
             [self._random(self.max_loras, 1, self.rank, self.width) for _ in self.outs],
@@ -51,6 +61,12 @@ class Layer:
         scale = shape[-1] ** -0.5
         values = torch.randn(*shape, generator=generator, device=self.device, dtype=torch.float32)
         return (values * scale).to(self.dtype)
+
+
+def slots_of(rows: int, first: int, number: int) -> Sequence[int]:
+    """Slots for a step that is captured: one without any adapter would be left out of the graph."""
+    some = range(first, first + number)
+    return some if rows == 1 else (-1, *some)
 
 
 @dataclass(frozen=True)

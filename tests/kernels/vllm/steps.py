@@ -22,6 +22,7 @@ class Config:
 
     max_loras: int
     specialize_active_lora: bool = False
+    max_lora_rank: int = 16
 
 
 # Adapter ids by slot, as the model manager keeps them: one slot is empty, and no id is a slot.

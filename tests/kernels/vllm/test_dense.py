@@ -16,7 +16,7 @@ from kernels.vllm.dense.tuning import expand_config, shrink_config
 from kernels.vllm.lora_expand import lora_expand
 from kernels.vllm.lora_linear import add_lora_linear
 from kernels.vllm.lora_shrink import lora_shrink
-from tests.kernels.vllm.dense_step import Layer, describe, expanded, shrunk
+from tests.kernels.vllm.dense_step import Layer, describe, expanded, shrunk, slots_of
 
 LAYERS = {
     "one row": Layer(1, slots=(2,)),
@@ -65,6 +65,10 @@ def test_each_row_has_its_own_adapters_answer(layer: Layer, form) -> None:
     form.add_pair(out, x, a, b, step, 0.5, add_inputs=True)
     wanted = expanded(replace(layer, offset=0), y[:, layer.offset :], wanted, b, True)
     torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+    if form is launches:
+        told = y[:, layer.offset :].clone()
+        form.add_pair(told, x, a, b, step, 0.5, add_inputs=True, work=layer.work())
+        torch.testing.assert_close(told, out, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -173,17 +177,20 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
     shape = {**REAL, "rank": rank, "dtype": dtype, "outs": (1024, 512, 512)}
     fewer = max(rows - 3, 1)
     layers = [
-        Layer(count, (-1, *range(first, first + n)), beyond=rows - count, seed=n, **shape)
+        Layer(count, slots_of(count, first, n), beyond=rows - count, seed=n, **shape)
         for count, first, n in ((rows, 0, adapters), (fewer, 9, max(1, adapters // 2)), (rows, 20, 1))
     ]
     first = layers[0]
     step, (a, b), (x, y) = first.step(), first.weights(), first.inputs()
-    out, h = y.clone(), torch.empty(3, rows, rank, device="cuda")
+    out, h, work = y.clone(), torch.empty(3, rows, rank, device="cuda"), first.work()
+    told = y.clone()
 
     def run() -> None:
         out.copy_(y)
+        told.copy_(y)
         launches.shrink(h, x, a, step, 0.5)
         launches.add_pair(out, x, a, b, step, 0.5, add_inputs=True)
+        launches.add_pair(told, x, a, b, step, 0.5, add_inputs=True, work=work)
 
     run()
     torch.cuda.synchronize()
@@ -194,6 +201,7 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
         described = describe(layer.mapping(), 64, rows).to("cuda")
         for name in Step.__slots__[:5]:
             getattr(step, name).copy_(getattr(described, name))
+        work.copy_(layer.work())
         graph.replay()
         h_wanted, y_wanted = torch.zeros_like(h, dtype=torch.float64), y.double()
         mapping = layer.mapping().cuda()
@@ -204,7 +212,7 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
                 h_wanted[s, mine] = x[mine].double() @ a[s][slot, 0].double().T * 0.5
                 columns = slice(start, start := start + b[s].shape[-2])
                 y_wanted[mine, columns] += h_wanted[s, mine] @ b[s][slot, 0].double().T
-        for got, wanted in ((h[:, : layer.rows], h_wanted[:, : layer.rows]), (out, y_wanted)):
+        for got, wanted in ((h[:, : layer.rows], h_wanted[:, : layer.rows]), (out, y_wanted), (told, y_wanted)):
             error = (got.double() - wanted).norm()
             assert error <= TOLERANCE[dtype] * wanted.norm(), (layer.rows, error)
         again = out.clone()

@@ -18,7 +18,7 @@ from kernels.vllm.dense.step import Step
 from kernels.vllm.lora_expand_fp8 import lora_expand_fp8
 from kernels.vllm.lora_shrink_fp8 import lora_shrink_fp8
 from tests.kernels.stack import DEVICE
-from tests.kernels.vllm.dense_step import Layer, describe, expanded, shrunk
+from tests.kernels.vllm.dense_step import Layer, describe, expanded, shrunk, slots_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # The group of outputs and inputs that has a scale, and the reference's flags.
@@ -245,9 +245,7 @@ def test_real_sizes_and_captured_graphs(
     """One graph is replayed over steps of other adapters and fewer rows: the buffers say what there is."""
     fewer = max(rows - 3, 1)
     layers = [
-        Layer(
-            count, (-1, *range(first, first + n)), rank=rank, beyond=rows - count, seed=n, dtype=dtype, **REAL
-        )
+        Layer(count, slots_of(count, first, n), rank=rank, beyond=rows - count, seed=n, dtype=dtype, **REAL)
         for count, first, n in ((rows, 0, 8), (fewer, 9, 50), (rows, 20, 1))
     ]
     step, weights, (x, y) = layers[0].step(), layers[0].weights(), layers[0].inputs()
@@ -266,7 +264,7 @@ def test_real_sizes_and_captured_graphs(
     ]
     by = (1, 128 if way == "block" else 0)
     x_given, x_scale = quantized(x, E4M3, by) if rows_fp8 else (x, None)
-    x_wide = x.double() if x_scale is None else x_given.double() * spread(x_scale, x.shape[-1:], by)
+    x_wide = x.double() if x_scale is None else x_given.double() * spread(x_scale, x.shape, by)
     h, out, seven = torch.empty(3, rows, rank, device="cuda"), y.clone(), step_arguments(step)
 
     def run() -> None:
