@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.launching.checks import check, check_same_device
 from kernels.vllm.dense import reference
+from kernels.vllm.dense.beside import fork_of, pays
 from kernels.vllm.dense.step import Step
 from kernels.vllm.dense.work import MOST_SINGLE_ROWS
 from kernels.vllm.lora_expand import check_expand
@@ -29,11 +30,13 @@ def _add_lora_linear(
     scale: float,
     add_inputs: bool = True,
     work: Tensor | None = None,
+    mark: Tensor | None = None,
 ) -> None:
     """Semantics: lora_shrink of x into float32, then lora_expand into y from its first column on.
 
     What lies between is not written where nobody reads it, and summed where it is read. `work` is the step's
-    table of `kernels.vllm.dense.work`, which saves time. Raises KernelArgumentError.
+    table of `kernels.vllm.dense.work`, which saves time. With the `mark` of `mark_input(x)` shrink does not
+    wait for what came after it. Raises KernelArgumentError.
     """
     step = Step(
         token_lora_mapping, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
@@ -55,7 +58,8 @@ def _add_lora_linear(
         fits = work.dtype == torch.int32 and work.shape == (5, MOST_SINGLE_ROWS) and work.is_contiguous()
         check(fits, "work", f"must be contiguous int32 [5, {MOST_SINGLE_ROWS}], is {list(work.shape)}")
         check_same_device(y.device, work=work)
-    add_pair(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs=add_inputs, work=work)
+    fork = fork_of(x.device) if mark is not None and pays(rows) else None
+    add_pair(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs=add_inputs, work=work, fork=fork)
 
 
 add_lora_linear = register("add_lora_linear", _add_lora_linear, mutates=("y",))

@@ -7,16 +7,21 @@ import torch
 from torch.library import infer_schema
 
 
-def register(name: str, function: Callable[..., None], mutates: Sequence[str]) -> Any:
+def register(
+    name: str,
+    function: Callable[..., Any],
+    mutates: Sequence[str],
+    fake: Callable[..., Any] | None = None,
+) -> Any:
     """The operator lorafleet::`name`, which calls `function` for CPU and CUDA tensors.
 
-    The annotations of `function` give the schema, and `mutates` names the arguments that it writes. What is
-    written was given, and nothing is returned: a fake of it has nothing to do.
+    The annotations of `function` give the schema, and `mutates` names the arguments that it writes. One that
+    returns something needs a `fake`; else what is written was given, and a fake of it has nothing to do.
     """
     qualified = f"lorafleet::{name}"
     torch.library.define(qualified, infer_schema(function, mutates_args=tuple(mutates)))
     torch.library.impl(qualified, ("cpu", "cuda"), function)
-    torch.library.register_fake(qualified, _nothing)
+    torch.library.register_fake(qualified, fake or _nothing)
     return getattr(torch.ops.lorafleet, name)
 
 

@@ -1,11 +1,13 @@
 """PunicaWrapperGPU as vLLM has it, over our kernels: what its layers call in place of its own."""
 
+import sys
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
+from kernels.vllm.dense.beside import put_beside
 from kernels.vllm.dense.work import WORK, write_work
 from kernels.vllm.expert_lora import ExpertLoRA
 from kernels.vllm.kernel_meta import LoRAKernelMeta, group_tokens, meta_fields
@@ -56,6 +58,9 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         self._row_work, self._prompt_work = tensors[_ROWS + "work"], tensors[_PROMPTS + "work"]
         self._row_work.zero_()
         self._prompt_work.zero_()
+        # vLLM's layers are there when it makes a wrapper; who calls the wrapper alone has none.
+        if layers := sys.modules.get("vllm.lora.layers.base_linear"):
+            put_beside(layers.BaseLinearLayerWithLoRA)
 
     def _fields(self, max_num_batched_tokens: int) -> dict[str, Field]:
         # Prompt log-probabilities and speculation can send every row of a step to the head.
@@ -85,7 +90,7 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         for groups, prefix in ((rows, _ROWS), (prompts, _PROMPTS)):
             groups.write(host, prefix)
             rank = self.lora_config.max_lora_rank
-            write_work(host[prefix + "work"], groups.order, groups.ids, groups.counts, rank)
+            write_work(host[prefix + "work"], groups, rank)
         self._buffers.send()
         self._set_lengths(step)
         self.token_mapping_meta.set_counts(rows)
@@ -151,6 +156,21 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         meta = self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
         add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, add_inputs, self._row_work)
+
+    def finish_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        mark: Tensor,
+    ) -> None:
+        """`add_lora_linear` of a layer that has marked x [rows, in] before it made y [rows, out]."""
+        check_slices(lora_a_stacked, lora_b_stacked, output_slices)
+        meta = self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
+        add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, True, self._row_work, mark)
 
     def add_lora_logits(
         self,

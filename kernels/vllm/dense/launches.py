@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.launching.launch import Launch
 from kernels.metadata.launch_plan import MAX_SLICES
 from kernels.tiles.device import has_dependent_launch
+from kernels.vllm.dense.beside import Fork
 from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
 from kernels.vllm.dense.step import Step
@@ -68,10 +69,12 @@ def add_pair(
     *,
     add_inputs: bool,
     work: Tensor | None = None,
+    fork: Fork | None = None,
 ) -> None:
     """Both, without zeros for base rows between them, and with the splits' sum left to expand.
 
-    `work` is of `kernels.vllm.dense.work`; without it programs find out whose rows they have.
+    `work` is of `kernels.vllm.dense.work`; without it programs find out whose rows they have. With a `fork`
+    shrink runs behind its mark.
     """
     offset, rows = 0, x.shape[0]
     for first in range(0, len(lora_a), MAX_SLICES):
@@ -79,7 +82,8 @@ def add_pair(
         columns, rank = sum(weight.shape[-2] for weight in some_b), some_a[0].shape[-2]
         config = shrink_config(rows, x.shape[1], len(some_a), rank, x.element_size())
         h = torch.empty((config.split, len(some_a), rows, rank), dtype=torch.float32, device=x.device)
-        launch_shrink(h, x, some_a, step, scale, config, work)
+        shrink_some = partial(launch_shrink, h, x, some_a, step, scale, config, work)
+        fork.run(shrink_some) if fork else shrink_some()
         then = expand_config(rows, columns, rank, head=add_inputs and columns >= _VOCABULARY)
         launch_expand(y, h, some_b, offset, step, then, work, add_inputs=add_inputs)
         offset += columns

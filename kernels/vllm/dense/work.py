@@ -4,12 +4,13 @@ An entry is a row that works alone, or a member of a team: up to TEAM neighbouri
 their work. Those with something to shrink come first, and nothing waits behind idle programs.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from kernels.vllm.kernel_meta import TokenGroups
 from kernels.vllm.step_buffers import Field
-
-Ints = npt.NDArray[np.int32]
 
 FEW_ROWS = 8
 # Steps with more rows never take them one by one.
@@ -29,12 +30,13 @@ def rows_a_slot(rows: int, rank: int) -> int:
     return 2 if rank <= _LOW_RANK else 1
 
 
-def write_work(work: Ints, order: Ints, ids: Ints, counts: Ints, rank: int) -> None:
-    """Fill int32 [5, MOST_SINGLE_ROWS] for the groups of `kernels.vllm.kernel_meta.TokenGroups`, whose
-    adapters have `rank`. Of a step with more rows nothing is told."""
+def write_work(work: npt.NDArray[Any], groups: TokenGroups, rank: int) -> None:
+    """Fill int32 [5, MOST_SINGLE_ROWS] for a step whose adapters have `rank`; with zeros for one with more
+    rows, of which nothing is told."""
     work.fill(0)
+    order, ids, counts = groups.order, groups.ids, groups.counts
     rows = len(order)
-    if not len(ids) or rows > MOST_SINGLE_ROWS:
+    if groups.no_lora or rows > MOST_SINGLE_ROWS:
         return
     starts = np.cumsum(counts) - counts
     group = np.repeat(np.arange(len(ids)), counts)

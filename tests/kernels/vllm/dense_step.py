@@ -42,7 +42,7 @@ class Layer:
         """What `kernels.vllm.dense.work` says of the step."""
         groups = group_tokens(self.mapping().numpy(), self.max_loras, self.rows)
         work = np.full(WORK.shape, 99, dtype=np.int32)
-        write_work(work, groups.order, groups.ids, groups.counts, self.rank)
+        write_work(work, groups, self.rank)
         return torch.from_numpy(work).to(self.device)
 
     def weights(self) -> tuple[list[Tensor], list[Tensor]]:

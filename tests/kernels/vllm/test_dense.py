@@ -212,7 +212,11 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
                 h_wanted[s, mine] = x[mine].double() @ a[s][slot, 0].double().T * 0.5
                 columns = slice(start, start := start + b[s].shape[-2])
                 y_wanted[mine, columns] += h_wanted[s, mine] @ b[s][slot, 0].double().T
-        for got, wanted in ((h[:, : layer.rows], h_wanted[:, : layer.rows]), (out, y_wanted), (told, y_wanted)):
+        for got, wanted in (
+            (h[:, : layer.rows], h_wanted[:, : layer.rows]),
+            (out, y_wanted),
+            (told, y_wanted),
+        ):
             error = (got.double() - wanted).norm()
             assert error <= TOLERANCE[dtype] * wanted.norm(), (layer.rows, error)
         again = out.clone()
