@@ -1,18 +1,17 @@
 """PunicaWrapperGPU as vLLM has it, over our kernels: what its layers call in place of its own."""
 
-import sys
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.vllm.dense.beside import put_beside
+from kernels.vllm.dense.layer_step import take_over
 from kernels.vllm.dense.work import WORK, write_work
 from kernels.vllm.expert_lora import ExpertLoRA
 from kernels.vllm.kernel_meta import LoRAKernelMeta, group_tokens, meta_fields
 from kernels.vllm.lora_expand import lora_expand
-from kernels.vllm.lora_linear import add_lora_linear
+from kernels.vllm.lora_linear import add_lora_linear, linear_with_lora
 from kernels.vllm.lora_shrink import lora_shrink
 from kernels.vllm.punica_base import PunicaWrapperBase, check_options, check_slices
 from kernels.vllm.step_buffers import Field
@@ -58,9 +57,7 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         self._row_work, self._prompt_work = tensors[_ROWS + "work"], tensors[_PROMPTS + "work"]
         self._row_work.zero_()
         self._prompt_work.zero_()
-        # vLLM's layers are there when it makes a wrapper; who calls the wrapper alone has none.
-        if layers := sys.modules.get("vllm.lora.layers.base_linear"):
-            put_beside(layers.BaseLinearLayerWithLoRA)
+        take_over()
 
     def _fields(self, max_num_batched_tokens: int) -> dict[str, Field]:
         # Prompt log-probabilities and speculation can send every row of a step to the head.
@@ -157,20 +154,23 @@ class PunicaWrapperGPU(ExpertLoRA, PunicaWrapperBase):
         meta = self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
         add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, add_inputs, self._row_work)
 
-    def finish_lora_linear(
+    def linear_with_lora(
         self,
-        y: Tensor,
         x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         lora_a_stacked: tuple[Tensor, ...],
         lora_b_stacked: tuple[Tensor, ...],
-        scale: float,
         output_slices: tuple[int, ...],
-        mark: Tensor,
-    ) -> None:
-        """`add_lora_linear` of a layer that has marked x [rows, in] before it made y [rows, out]."""
+    ) -> Tensor:
+        """x @ weight.T + bias with `add_lora_linear` of scale 1 on it: what vLLM's layers ask for with
+        `kernels.vllm.dense.layer_step`."""
         check_slices(lora_a_stacked, lora_b_stacked, output_slices)
         meta = self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora)
-        add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, *meta, scale, True, self._row_work, mark)
+        both: Tensor = linear_with_lora(
+            x, weight, bias, lora_a_stacked, lora_b_stacked, *meta, self._row_work
+        )
+        return both
 
     def add_lora_logits(
         self,

@@ -1,7 +1,8 @@
 """Block sizes of the reference API's shrink and expand, by the step's rows and the layer's sizes.
 
 Measured on one H200 (triton 3.6, bfloat16, CUDA graphs), rank 16, with the layers of Llama-3.1-8B; every
-figure is us of shrink or of expand of its four layers. (tokens, adapters) names a point. Nothing depends on
+figure is us of shrink or of expand of its four layers, or "added", what both add to the base products with
+shrink beside them (beside.py). (tokens, adapters) names a point. Nothing depends on
 how many adapters a step has: a captured graph replays steps of all kinds.
 """
 
@@ -59,7 +60,10 @@ def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: i
         if rows > 128:
             # (256, 64): 39.9, (256, 8): 24.4; four warps 50.8 and 29.6.
             return ShrinkConfig(TEAM, alone, False, block_rank, 128, 512, split, 2, 4)
-        # (64, 64): 25.1, (64, 8): 21.0; two warps 29.0 and 18.9.
+        if rows <= 64 and slices == 1 and width <= _WIDE:
+            # o, added at (64, 8) and (64, 64) together: 12.9, 1024 inputs a program 15.3.
+            return ShrinkConfig(TEAM, alone, False, block_rank, 256, 512, -(-width // 512), 4, 3)
+        # Added at (64, 8) and (64, 64) together: 83, 512 inputs a program 86, two warps 87.
         return ShrinkConfig(TEAM, alone, False, block_rank, 256, 1024, split, 4, 3)
     if rows < 1024:
         # (512, 8): 24.9, (512, 64): 48.8; tiles of 64 rows and 8 splits 19.0 and 127.
@@ -80,20 +84,25 @@ def expand_config(rows: int, columns: int, rank: int, *, head: bool = False) -> 
         return ExpandConfig(TEAM, alone, block_rank, 2048, 256, 256, 2, skip_zeros=True)
     if rows <= FEW_ROWS:
         return ExpandConfig(TEAM, alone, block_rank, 512, 256, 512, 2)
-    if rows <= 128:
-        # (64, 64): 31.1, (64, 8): 14.6, (64, 1): 12.4; 512 columns a team 28.6, 16.0 and 13.8.
-        shared = 1024 if rows > 32 or columns > _WIDE else 512
+    if rows <= 32:
+        shared = 1024 if columns > _WIDE else 512
         return ExpandConfig(TEAM, alone, block_rank, shared, 128, 512, 2)
+    if rows <= 128:
+        # gate_up, added at (64, 8) and (64, 64) together: 27.9, 1024 columns a team 30.2.
+        if columns > _WIDE:
+            return ExpandConfig(TEAM, alone, block_rank, 2048, 128, 512, 2)
+        # The others: 48.3, with 128 columns at once and two warps 54.3.
+        return ExpandConfig(TEAM, alone, block_rank, 1024, 256, 512, 4)
     if rows <= MOST_SINGLE_ROWS:
         # gate_up at (256, 64): 39.1, at (256, 8): 16.8; 1024 columns a team 42.1 and 19.2, the others alike.
         if columns > _WIDE:
             return ExpandConfig(TEAM, alone, block_rank, 2048, 256, 256, 2)
         return ExpandConfig(TEAM, alone, block_rank, 1024, 128, 512, 2)
     if rows <= 4096:
-        # (512, 8): 35.8, (2048, 8): 135, (2048, 64): 143; 256 columns and two warps 41, 161 and 179.
-        return ExpandConfig(TEAM, 0, block_rank, 128, 128, 0, 1)
-    # (8192, 8): 412; 16 rows and one warp 438.
-    return ExpandConfig(2 * TEAM, 0, block_rank, 128, 128, 0, 4)
+        # (512, 8): 35.9, four tiles of columns a program 47.6; (2048, 8): 127, one 135.
+        return ExpandConfig(TEAM, 0, block_rank, 128 if rows <= 1024 else 512, 128, 0, 1)
+    # (8192, 8) and (16384, 8): 404 and 775; one tile of columns a program and four warps 414 and 813.
+    return ExpandConfig(2 * TEAM, 0, block_rank, 512, 128, 0, 2)
 
 
 def block_rank_of(rank: int) -> int:

@@ -14,7 +14,7 @@ from kernels.vllm.dense import launches, reference
 from kernels.vllm.dense.step import Step
 from kernels.vllm.dense.tuning import expand_config, shrink_config
 from kernels.vllm.lora_expand import lora_expand
-from kernels.vllm.lora_linear import add_lora_linear
+from kernels.vllm.lora_linear import add_lora_linear, linear_with_lora
 from kernels.vllm.lora_shrink import lora_shrink
 from tests.kernels.vllm.dense_step import Layer, describe, expanded, shrunk, slots_of
 
@@ -90,19 +90,23 @@ def test_operators_run_as_functions_and_in_a_traced_graph() -> None:
     step, (a, b), (x, y) = layer.step(), layer.weights(), layer.inputs()
     seven = tuple(getattr(step, name) for name in Step.__slots__)
 
-    def run(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = torch.empty(len(a), len(x), layer.rank)
         lora_shrink(x, a, h, *seven, 0.5)
         apart, together = y.clone(), y.clone()
         lora_expand(h, b, apart, *seven, offset_start=0, add_inputs=True)
         add_lora_linear(together, x, a, b, *seven, 0.5, True)
-        return apart, together
+        return apart, together, linear_with_lora(x, weight, bias, a, b, *seven, None)
 
-    apart, together = run(x, y)
+    weight, bias = torch.randn(sum(layer.outs), x.shape[1]), torch.randn(sum(layer.outs))
+    apart, together, whole = run(x, y)
     assert torch.equal(apart, together)
+    product = torch.nn.functional.linear(x, weight, bias)
+    product_wanted = expanded(layer, product, shrunk(layer, x, a, 1.0), b, True)
+    torch.testing.assert_close(whole.double(), product_wanted, atol=1e-5, rtol=1e-5)
     torch._dynamo.reset()
     traced = torch.compile(run, backend="aot_eager", fullgraph=True)(x, y)
-    assert torch.equal(traced[0], apart) and torch.equal(traced[1], together)
+    assert all(torch.equal(*pair) for pair in zip(traced, (apart, together, whole), strict=True))
     wanted = expanded(layer, y, shrunk(layer, x, a, 0.5), b, True)
     torch.testing.assert_close(together.double(), wanted, atol=1e-5, rtol=1e-5)
 
@@ -191,7 +195,11 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
         launches.shrink(h, x, a, step, 0.5)
         launches.add_pair(out, x, a, b, step, 0.5, add_inputs=True)
         launches.add_pair(told, x, a, b, step, 0.5, add_inputs=True, work=work)
+        whole.copy_(linear_with_lora(x, product, None, a, b, *seven, work))
 
+    seven = tuple(getattr(step, name) for name in Step.__slots__)
+    product = torch.randn(sum(first.outs), x.shape[1], device="cuda").to(dtype)
+    whole = torch.empty(rows, sum(first.outs), device="cuda", dtype=dtype)
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -204,6 +212,7 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
         work.copy_(layer.work())
         graph.replay()
         h_wanted, y_wanted = torch.zeros_like(h, dtype=torch.float64), y.double()
+        whole_wanted = x.double() @ product.double().T
         mapping = layer.mapping().cuda()
         for slot in set(mapping.tolist()) - {-1}:
             mine = (mapping == slot).nonzero().view(-1)
@@ -211,14 +220,15 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
             for s in range(3):
                 h_wanted[s, mine] = x[mine].double() @ a[s][slot, 0].double().T * 0.5
                 columns = slice(start, start := start + b[s].shape[-2])
-                y_wanted[mine, columns] += h_wanted[s, mine] @ b[s][slot, 0].double().T
-        for got, wanted in (
-            (h[:, : layer.rows], h_wanted[:, : layer.rows]),
-            (out, y_wanted),
-            (told, y_wanted),
-        ):
+                delta = h_wanted[s, mine] @ b[s][slot, 0].double().T
+                y_wanted[mine, columns] += delta
+                whole_wanted[mine, columns] += 2 * delta
+        of_h = h[:, : layer.rows], h_wanted[:, : layer.rows]
+        for got, wanted in (of_h, (out, y_wanted), (told, y_wanted)):
             error = (got.double() - wanted).norm()
             assert error <= TOLERANCE[dtype] * wanted.norm(), (layer.rows, error)
+        error = (whole.double() - whole_wanted).norm()
+        assert error <= max(TOLERANCE[dtype], 1e-5) * whole_wanted.norm(), (layer.rows, error)
         again = out.clone()
         graph.replay()
         assert torch.equal(out, again)
