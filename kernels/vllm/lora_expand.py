@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check, check_same_device
+from kernels.launching.fp8 import is_fp8
 from kernels.vllm.dense import reference
 from kernels.vllm.dense.step import Step
 from kernels.vllm.lora_shrink import check_weights
@@ -60,22 +62,22 @@ def check_expand(
     output: Tensor, lora_b_weights: Sequence[Tensor], offset: int, step: Step, *, fp8: bool = False
 ) -> int:
     """The number of rows. fp8: of FP8 weights. Raises KernelArgumentError."""
-    fits = output.dim() == 2 and output.stride(1) == 1
-    fits = fits and output.is_floating_point() and output.element_size() >= 2
-    check(fits, "output_tensor", "must be floating [rows, columns] with contiguous rows")
-    check_weights(lora_b_weights, "lora_b_weights", fp8=fp8)
-    first, end = lora_b_weights[0], offset
+    if output.dim() != 2 or output.stride(1) != 1 or not output.dtype.is_floating_point or is_fp8(output):
+        raise KernelArgumentError("output_tensor", "must be floating [rows, columns] with contiguous rows")
+    first, end = check_weights(lora_b_weights, "lora_b_weights", fp8=fp8), offset
+    rank, stride = first.shape[-1], first.stride(-2)
     for s, weight in enumerate(lora_b_weights):
-        alike = weight.shape[-1] == first.shape[-1] and weight.stride(-2) == first.stride(-2)
-        check(
-            alike, f"lora_b_weights[{s}]", "has another rank or another stride of rows than the first slice"
-        )
+        if weight.shape[-1] != rank or weight.stride(-2) != stride:
+            problem = "has another rank or another stride of rows than the first slice"
+            raise KernelArgumentError(f"lora_b_weights[{s}]", problem)
         end += weight.shape[-2]
-    fits = offset >= 0 and end <= output.shape[1]
-    check(fits, "output_tensor", f"has {output.shape[1]} columns, the slices take [{offset}, {end})")
+    rows, columns = output.shape
+    if offset < 0 or end > columns:
+        problem = f"has {columns} columns, the slices take [{offset}, {end})"
+        raise KernelArgumentError("output_tensor", problem)
     check_same_device(output.device, lora_b_weights=first)
-    step.check(output.shape[0], output.device)
-    return output.shape[0]
+    step.check(rows, output.device)
+    return rows
 
 
 lora_expand = register("lora_expand", _lora_expand, mutates=("output_tensor",))

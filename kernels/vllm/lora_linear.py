@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.launching.checks import check, check_same_device
+from kernels.errors import KernelArgumentError
+from kernels.launching.checks import check_same_device
 from kernels.vllm.dense import reference
 from kernels.vllm.dense.beside import Fork, fork_of, pays
 from kernels.vllm.dense.step import Step
@@ -78,18 +79,20 @@ def _add(
     y: Tensor, x: Tensor, lora_a: Sequence[Tensor], lora_b: Sequence[Tensor], step: Step, scale: float,
     add_inputs: bool, work: Tensor | None, fork: Fork | None,
 ) -> None:  # fmt: skip
+    if step.idle:
+        return
     check_shrink(x, lora_a, step)
     rows = check_expand(y, lora_b, 0, step)
     pairs = len(lora_a), lora_a[0].shape[0], lora_a[0].shape[-2]
-    fits = pairs == (len(lora_b), lora_b[0].shape[0], lora_b[0].shape[-1])
-    check(fits, "lora_b_stacked", f"does not fit lora_a_stacked's {pairs} slices, slots and ranks")
+    if pairs != (len(lora_b), lora_b[0].shape[0], lora_b[0].shape[-1]):
+        problem = f"does not fit lora_a_stacked's {pairs} slices, slots and ranks"
+        raise KernelArgumentError("lora_b_stacked", problem)
     if work is not None:
-        fits = work.dtype == torch.int32 and work.shape == WORK.shape and work.is_contiguous()
-        check(
-            fits, "work", f"must be contiguous int32 {list(WORK.shape)}, is {work.dtype} {list(work.shape)}"
-        )
+        if work.dtype != torch.int32 or work.shape != WORK.shape or not work.is_contiguous():
+            found = f"{work.dtype} {list(work.shape)}"
+            raise KernelArgumentError("work", f"must be contiguous int32 {list(WORK.shape)}, is {found}")
         check_same_device(y.device, work=work)
-    if step.idle or not rows:
+    if not rows:
         return
     if y.is_cpu:
         reference.add_pair(y, x, lora_a, lora_b, step, scale, add_inputs=add_inputs)

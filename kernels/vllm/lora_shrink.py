@@ -64,39 +64,47 @@ def check_hidden(output_tensor: Tensor, inputs: Tensor, lora_a_weights: Sequence
 
 def check_shrink(inputs: Tensor, lora_a_weights: Sequence[Tensor], step: Step, *, fp8: bool = False) -> None:
     """fp8: of FP8 weights, whose inputs may have another type. Raises KernelArgumentError."""
-    check(inputs.dim() == 2 and inputs.stride(1) == 1, "inputs", "must be [rows, in] with contiguous rows")
-    check_weights(lora_a_weights, "lora_a_weights", fp8=fp8)
-    first = lora_a_weights[0]
-    check(
-        first.shape[-1] == inputs.shape[1], "inputs", f"have {inputs.shape[1]} columns, A {first.shape[-1]}"
-    )
-    check(fp8 or first.dtype == inputs.dtype, "inputs", f"are {inputs.dtype}, lora_a_weights {first.dtype}")
+    if inputs.dim() != 2 or inputs.stride(1) != 1:
+        raise KernelArgumentError("inputs", "must be [rows, in] with contiguous rows")
+    first = check_weights(lora_a_weights, "lora_a_weights", fp8=fp8)
+    rows, width = inputs.shape
+    if first.shape[-1] != width:
+        raise KernelArgumentError("inputs", f"have {width} columns, A {first.shape[-1]}")
+    if not fp8 and first.dtype != inputs.dtype:
+        raise KernelArgumentError("inputs", f"are {inputs.dtype}, lora_a_weights {first.dtype}")
+    shape, strides = first.shape, first.stride()
     for s, weight in enumerate(lora_a_weights):
-        alike = weight.shape == first.shape and weight.stride() == first.stride()
-        check(alike, f"lora_a_weights[{s}]", "has another shape or other strides than lora_a_weights[0]")
+        if weight.shape != shape or weight.stride() != strides:
+            problem = "has another shape or other strides than lora_a_weights[0]"
+            raise KernelArgumentError(f"lora_a_weights[{s}]", problem)
     check_same_device(inputs.device, lora_a_weights=first)
-    step.check(inputs.shape[0], inputs.device)
+    step.check(rows, inputs.device)
 
 
-def check_weights(weights: Sequence[Tensor], argument: str, *, fp8: bool = False) -> None:
-    """Slices [max_loras, 1, out, in] or [max_loras, out, in] of one type. Raises KernelArgumentError."""
-    check(len(weights) > 0, argument, "holds no slice")
+def check_weights(weights: Sequence[Tensor], argument: str, *, fp8: bool = False) -> Tensor:
+    """Slices [max_loras, 1, out, in] or [max_loras, out, in] of one type; the first of them.
+
+    Raises KernelArgumentError. Called for each layer of each step, so words are made for an error alone.
+    """
+    if not weights:
+        raise KernelArgumentError(argument, "holds no slice")
+    first = weights[0]
+    max_loras, dtype, device = first.shape[0], first.dtype, first.device
+    if not (is_fp8(first) if fp8 else dtype.is_floating_point and first.element_size() >= 2):
+        raise KernelArgumentError(f"{argument}[0]", f"is {dtype}")
     for s, weight in enumerate(weights):
-        name, shape = f"{argument}[{s}]", tuple(weight.shape)
-        if len(shape) not in (3, 4) or (len(shape) == 4 and shape[1] != 1) or shape[0] != weights[0].shape[0]:
-            expected = f"[{weights[0].shape[0]}, 1, out, in]"
-            raise KernelArgumentError(name, f"must be {expected} or without its 1, is {list(shape)}")
-        served = is_fp8(weight) if fp8 else weight.is_floating_point() and weight.element_size() >= 2
-        check(served, name, f"is {weight.dtype}")
-        check(
-            weight.dtype == weights[0].dtype, name, f"is {weight.dtype}, the first slice {weights[0].dtype}"
-        )
-        check(weight.stride(-1) == 1, name, "must have contiguous rows")
-        check(
-            weight.device == weights[0].device,
-            name,
-            f"is on {weight.device}, the first on {weights[0].device}",
-        )
+        shape = weight.shape
+        if len(shape) not in (3, 4) or (len(shape) == 4 and shape[1] != 1) or shape[0] != max_loras:
+            expected = f"[{max_loras}, 1, out, in]"
+            problem = f"must be {expected} or without its 1, is {list(shape)}"
+            raise KernelArgumentError(f"{argument}[{s}]", problem)
+        if weight.dtype != dtype:
+            raise KernelArgumentError(f"{argument}[{s}]", f"is {weight.dtype}, the first slice {dtype}")
+        if weight.stride(-1) != 1:
+            raise KernelArgumentError(f"{argument}[{s}]", "must have contiguous rows")
+        if weight.device != device:
+            raise KernelArgumentError(f"{argument}[{s}]", f"is on {weight.device}, the first on {device}")
+    return first
 
 
 lora_shrink = register("lora_shrink", _lora_shrink, mutates=("output_tensor",))

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelArgumentError
-from kernels.launching.checks import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +47,24 @@ class Step:
 
     def check(self, rows: int, device: torch.device) -> None:
         """Whether it describes so many rows there. Raises KernelArgumentError."""
-        sizes = {
-            "token_lora_mapping": (self.token_lora_mapping, rows),
-            "token_indices_sorted_by_lora_ids": (self.token_indices_sorted_by_lora_ids, rows),
-            "num_tokens_per_lora": (self.num_tokens_per_lora, self.num_ids),
-            "lora_token_start_loc": (self.lora_token_start_loc, self.num_ids + 1),
-            "lora_ids": (self.lora_ids, self.num_ids),
-        }
-        for name, (tensor, size) in sizes.items():
-            if tensor.shape != (size,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
-                found = f"{tensor.dtype} {list(tensor.shape)}"
-                raise KernelArgumentError(name, f"must be contiguous int32 [{size}], is {found}")
-            check(
-                tensor.device == device, name, f"is on {tensor.device}, the other arguments are on {device}"
-            )
-        for name, flag in (
-            ("no_lora_flag_cpu", self.no_lora_flag_cpu),
-            ("num_active_loras", self.num_active_loras),
-        ):
-            check(flag.numel() == 1 and flag.is_cpu, name, "must be one element on the CPU")
+        groups = self.num_ids
+        _check_list("token_lora_mapping", self.token_lora_mapping, rows, device)
+        _check_list("token_indices_sorted_by_lora_ids", self.token_indices_sorted_by_lora_ids, rows, device)
+        _check_list("num_tokens_per_lora", self.num_tokens_per_lora, groups, device)
+        _check_list("lora_token_start_loc", self.lora_token_start_loc, groups + 1, device)
+        _check_list("lora_ids", self.lora_ids, groups, device)
+        _check_flag("no_lora_flag_cpu", self.no_lora_flag_cpu)
+        _check_flag("num_active_loras", self.num_active_loras)
+
+
+def _check_list(name: str, tensor: Tensor, size: int, device: torch.device) -> None:
+    if tensor.shape != (size,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        found = f"{tensor.dtype} {list(tensor.shape)}"
+        raise KernelArgumentError(name, f"must be contiguous int32 [{size}], is {found}")
+    if tensor.device != device:
+        raise KernelArgumentError(name, f"is on {tensor.device}, the other arguments are on {device}")
+
+
+def _check_flag(name: str, flag: Tensor) -> None:
+    if flag.numel() != 1 or not flag.is_cpu:
+        raise KernelArgumentError(name, "must be one element on the CPU")
