@@ -171,7 +171,7 @@ class Metrics:
         )
         self._executors = Gauge(
             "lorafleet_scheduler_executors",
-            "Executors by state; those that are ready and cordoned are counted as cordoned only.",
+            "Executors by state; those that are ready, and cordoned or leaving, are counted as that only.",
             ["state"],
             registry=registry,
         )
@@ -322,7 +322,7 @@ class Metrics:
 
     def executors(self, conditions: Iterable[str]) -> None:
         counts = Counted(conditions)
-        for condition in ("cordoned", *(phase.name.lower() for phase in Phase)):
+        for condition in ("cordoned", "leaving", *(phase.name.lower() for phase in Phase)):
             self._executors.labels(condition).set(counts[condition])
 
     def follow_pins(self, executor: str, missing: Callable[[], int]) -> None:

@@ -35,7 +35,7 @@ LASTS_S = 3 * REPEAT_S
 class ColdNotice:
     """Tell that executor that a version waits for a slot there; `waiting_s` of 0 takes it back."""
 
-    address: str
+    address: str  # The executor's name.
     digest: str
     waiting_s: float
 
@@ -45,6 +45,7 @@ class _Place:
     """Where the version of a lane is in a line."""
 
     position: int
+    state: ExecutorState  # Of its executor, in whose position another may be by now.
     stream: int  # A new stream knows nothing of it.
     since: float
     told_at: float
@@ -173,7 +174,7 @@ class ColdLines:
 
     def _give_place(self, lane: Lane, home: int, since: float, now: float) -> ColdNotice:
         state = self._index.states[home]
-        self._places[lane] = _Place(home, state.streams, since, told_at=now)
+        self._places[lane] = _Place(home, state, state.streams, since, told_at=now)
         self._own.setdefault(home, {})[lane.digest] = since
         self.refresh(home)
         return _notice(state, lane, since, now)
@@ -182,7 +183,7 @@ class ColdLines:
         """Executors repeat what they were told for a while, also while they take nothing."""
         notices: list[ColdNotice] = []
         for lane, place in list(self._places.items()):
-            state = self._index.states[place.position]
+            state = place.state
             knows = state.streams == place.stream
             waits = bool(lane.size) and lane.cold_since == place.since
             if knows and waits and state.takes_requests and _limit(state):
@@ -192,7 +193,7 @@ class ColdLines:
                 continue
             self._take_place(lane, place)
             if knows and not state.claims(lane.digest):  # Else a dispatch came after, which has told it.
-                notices.append(ColdNotice(state.address, lane.digest, 0.0))
+                notices.append(ColdNotice(state.name, lane.digest, 0.0))
         return notices
 
     def _take_place(self, lane: Lane, place: _Place) -> None:
@@ -204,6 +205,13 @@ class ColdLines:
         self.refresh(place.position)
 
     # Lines.
+
+    def follow(self) -> None:
+        """Executors have joined or left: what waited at those that left waits nowhere any more."""
+        self._rooms.grow(len(self._index.states))
+        for lane, place in list(self._places.items()):
+            if self._index.states[place.position] is not place.state:
+                self._take_place(lane, place)
 
     def refresh(self, position: int) -> None:
         """Computes the line of an executor anew, where something changed."""
@@ -260,7 +268,7 @@ class ColdLines:
 
 
 def _notice(state: ExecutorState, lane: Lane, since: float, now: float) -> ColdNotice:
-    return ColdNotice(state.address, lane.digest, max(now - since, LEAST_WAIT_S))
+    return ColdNotice(state.name, lane.digest, max(now - since, LEAST_WAIT_S))
 
 
 def _limit(state: ExecutorState) -> int:

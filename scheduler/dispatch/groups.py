@@ -24,10 +24,10 @@ class Waiting:
     cost: int  # Prompt tokens, what the tenant is charged on leaving.
     max_rank: int  # What a slot must be able to hold; 0 for the base model.
     modules: frozenset[str]
-    avoid: frozenset[str] = frozenset()  # Executors where an attempt failed: the last choice.
+    avoid: frozenset[str] = frozenset()  # Names of executors where an attempt failed: the last choice.
     full_heads: int = 0  # Places for such that an executor must have.
     max_length: int = 0  # Tokens of prompt and answer that an executor must take.
-    refused: frozenset[str] = frozenset()  # Executors that can never serve it.
+    refused: frozenset[str] = frozenset()  # Names of executors that can never serve it.
     arrived: float = 0.0  # When it was accepted, in seconds on the clock of `Queue.age`.
 
 

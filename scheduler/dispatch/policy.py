@@ -35,7 +35,7 @@ class Placement(NamedTuple):  # One is made for each dispatch: cheaper than a fr
     """Send this request to that executor."""
 
     number: int
-    address: str
+    address: str  # The executor's name.
 
 
 _Key = TypeVar("_Key")
@@ -66,7 +66,8 @@ class Policy:
         self._queue = queue
         self._index = index
         self._aging_s = aging_s
-        self._next = salt % max(1, len(index.states))  # Where the choice among equals begins.
+        self._next = salt  # Where the choice among equals begins, by turns of all positions.
+        self._membership = index.membership  # As of the last plan.
         self._serials = count()
         self._ready = self._source()
         self._unslotted: dict[Needs, _Source] = {}
@@ -116,6 +117,9 @@ class Policy:
     def _absorb(self, now: float) -> None:
         queue, index = self._queue, self._index
         queue.follow(index.lengths)
+        if index.membership != self._membership:
+            self._membership = index.membership
+            self.cold.follow()
         if index.changed:
             changed = index.changed & (self.cold.lined | index.told) | index.resized
             index.changed = index.resized = 0
@@ -269,10 +273,11 @@ class Policy:
             here = fit & claimed
             fit = index.closest(here, digest) if here else index.slots.most(index.closest(fit, digest))
         fit = index.seats.most(fit)
-        later = fit >> self._next << self._next
+        begin = self._next % len(index.states)
+        later = fit >> begin << begin
         position = lowest(later or fit)
-        self._next = (position + 1) % len(index.states)
-        return index.states[position].address
+        self._next = position + 1
+        return index.states[position].name
 
     # Sources.
 

@@ -1,12 +1,13 @@
 """The executors by what plans ask for: room, claims, copies, tenants. Never walked. Pure.
 
 A set of executors is an int: bit i is the executor at position i, so "takes requests, has a seat and a copy"
-is two ANDs however many executors there are.
+is two ANDs however many executors there are. Executors come and go: who joins takes the lowest position that
+is vacant, so masks stay as short as the fleet was large.
 """
 
 from collections.abc import Iterable, Sequence
 
-from scheduler.fleet.levels import Levels
+from scheduler.fleet.levels import Levels, lowest
 from scheduler.fleet.needs import Needs
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState, Limits
@@ -16,22 +17,24 @@ MAX_CACHED_NEEDS = 4096
 
 
 class FleetIndex:
-    """Watches all states from its making on. The masks are for reading.
+    """Watches the states of its members. The masks are for reading, and have members only.
 
-    `reserve_seats` of an executor, where it has 8 or more, are only for tenants with nothing running there.
+    `states` has a state for each position; at a vacant one it is nobody's, and in no mask. `reserve_seats` of
+    an executor, where it has 8 or more, are only for tenants with nothing running there.
     """
 
     def __init__(self, states: Sequence[ExecutorState], reserve_seats: int = 0) -> None:
-        self.states = tuple(states)
-        self.everyone = (1 << len(self.states)) - 1
+        self.states: list[ExecutorState] = []
+        self.everyone = 0  # The members.
+        self.membership = 0  # Joins and leaves so far: what was computed from positions or names is old then.
         self.serving = 0  # They take requests, or will when a trial there is over.
         self.open = 0  # They take requests.
         self.seated = 0  # They take requests and have a seat for somebody.
         self.shared = 0  # They take requests and have a seat for everybody, above the reserve.
         self.slotted = 0  # They take requests and have a slot for a version without a claim there.
         self.unknown = 0  # They have not said yet what they can hold.
-        self.seats = Levels(len(self.states))
-        self.slots = Levels(len(self.states))
+        self.seats = Levels(0)
+        self.slots = Levels(0)
         self.lengths: tuple[int, ...] = ()  # What executors take at most, all that were ever told, sorted.
         self.grown = 0  # Since it was last set to 0: they may take somebody whom they could not take before.
         self.changed = 0  # Since it was last set to 0: other slots, claims, phase, limits, or who waits cold.
@@ -39,18 +42,68 @@ class FleetIndex:
         self.told = 0  # They tell of somebody who waits cold.
         self.reclaimed: dict[str, None] = {}  # Versions with other claims, or claims that count otherwise.
         self._reserve = reserve_seats
-        self._pinned = [0] * len(self.states)  # Slots of each.
-        self._kept = [0] * len(self.states)  # Seats of each that are not for everybody.
-        self._bits = {state.address: 1 << position for position, state in enumerate(self.states)}
+        self._pinned: list[int] = []  # Slots of each.
+        self._kept: list[int] = []  # Seats of each that are not for everybody.
+        self._bits: dict[str, int] = {}  # By name.
         self._claims: dict[str, int] = {}
         # By tier, the closest first, then by version.
         self._copies: dict[Tier, dict[str, int]] = {tier: {} for tier in (Tier.SLOT, Tier.HOST, Tier.DISK)}
         self._tenants: dict[str, int] = {}
         self._limits: dict[Limits, int] = {}
         self._holders: dict[Needs, int] = {}
-        for position, state in enumerate(self.states):
-            state.watch(self, position)
-            self._take_all(position, state)
+        for state in states:
+            self.join(state)
+
+    # Who is a member.
+
+    def join(self, state: ExecutorState) -> int:
+        """The position of a new member, whose name no other has."""
+        if state.name in self._bits:
+            raise ValueError(f"executor {state.name} is a member already")
+        position = lowest(~self.everyone)
+        if position == len(self.states):
+            self._grow()
+        bit = 1 << position
+        self.states[position] = state
+        self.everyone |= bit
+        self.membership += 1
+        self._bits[state.name] = bit
+        self._holders.clear()
+        state.watch(self, position)
+        for digest in state.digests():
+            self.claim_changed(position, digest, True)
+        for tenant in state.tenants():
+            self.tenant_changed(position, tenant, True)
+        self.copies_changed(position, state.residency.digests())
+        self.limits_changed(position)
+        return position
+
+    def leave(self, position: int) -> None:
+        """Its member is one no more, whatever it holds; the next that joins may get the position."""
+        state, bit = self.states[position], 1 << position
+        if not self.everyone & bit:
+            raise ValueError(f"nobody is at position {position}")
+        state.watch(None, position)
+        for digest in state.digests():
+            self.claim_changed(position, digest, False)
+        for tenant in state.tenants():
+            self.tenant_changed(position, tenant, False)
+        gone = state.residency.digests()
+        self.states[position] = ExecutorState("")
+        self.copies_changed(position, gone)
+        self.limits_changed(position)  # Which clears the bit wherever a state without room has none.
+        self.everyone &= ~bit
+        self.unknown &= ~bit
+        self.membership += 1
+        del self._bits[state.name]
+
+    def _grow(self) -> None:
+        size = len(self.states) + 1
+        self.states.append(ExecutorState(""))
+        self._pinned.append(0)
+        self._kept.append(0)
+        self.seats.grow(size)
+        self.slots.grow(size)
 
     # What plans ask.
 
@@ -65,7 +118,7 @@ class FleetIndex:
 
     def may_ever_run(self, needs: Needs) -> bool:
         """False only when every executor has said what it takes, and it fits none."""
-        return bool(not self.states or self.unknown or self.holders(needs))
+        return bool(not self.everyone or self.unknown or self.holders(needs))
 
     @property
     def longest(self) -> int:
@@ -93,14 +146,14 @@ class FleetIndex:
                 return found
         return mask
 
-    def positions(self, addresses: Iterable[str]) -> int:
-        """The mask of some addresses."""
+    def positions(self, names: Iterable[str]) -> int:
+        """The mask of some names; those of nobody count for nothing."""
         mask = 0
-        for address in addresses:
-            mask |= self._bits.get(address, 0)
+        for name in names:
+            mask |= self._bits.get(name, 0)
         return mask
 
-    # What states tell (scheduler.fleet.state.Watcher).
+    # What states tell (scheduler.fleet.watcher.Watcher).
 
     def state_changed(self, position: int) -> None:
         state, bit = self.states[position], 1 << position
@@ -192,14 +245,6 @@ class FleetIndex:
         has_many = state.limits is not None and state.limits.max_seats >= RESERVES_FROM_SEATS
         return self._reserve if has_many else 0
 
-    def _take_all(self, position: int, state: ExecutorState) -> None:
-        for digest in state.digests():
-            self.claim_changed(position, digest, True)
-        for tenant in state.tenants():
-            self.tenant_changed(position, tenant, True)
-        self.copies_changed(position, state.residency.digests())
-        self.limits_changed(position)
-
     def _find_holders(self, needs: Needs) -> int:
         mask = 0
         for limits, having in self._limits.items():
@@ -210,12 +255,14 @@ class FleetIndex:
     def check(self) -> None:
         """Raises AssertionError when a mask is not what a walk over the states finds."""
         states = self.states
+        members = {state.name: 1 << at for at, state in enumerate(states) if self.everyone >> at & 1}
+        assert self._bits == members and self.everyone < 1 << len(states)
         seats = [state.free_seats if state.takes_requests else 0 for state in states]
         slots = [state.free_slots if state.takes_requests else 0 for state in states]
         kept = [self._reserve_of(state) for state in states]
         assert self.open == _mask(state.takes_requests for state in states)
         assert self.serving == _mask(state.serves for state in states)
-        assert self.unknown == _mask(state.limits is None for state in states)
+        assert self.unknown == _mask(state.limits is None for state in states) & self.everyone
         assert self.seated == _mask(room > 0 for room in seats)
         assert self.shared == _mask(room > reserve for room, reserve in zip(seats, kept, strict=True))
         assert self.slotted == _mask(room > 0 for room in slots)

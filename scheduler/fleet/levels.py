@@ -27,7 +27,16 @@ class Levels:
         self.rooms = [0] * size  # For reading.
         self._levels = [0] * size
         self._masks: dict[int, int] = {0: (1 << size) - 1}
-        self._used = 1  # Bit n: somebody is on level n.
+        self._used = int(size > 0)  # Bit n: somebody is on level n.
+
+    def grow(self, size: int) -> None:
+        """There are as many positions from now on, the further ones with room 0. They never get fewer."""
+        more = size - len(self.rooms)
+        if more > 0:
+            self._masks[0] = self._masks.get(0, 0) | (1 << size) - (1 << len(self.rooms))
+            self._used |= 1
+            self.rooms += [0] * more
+            self._levels += [0] * more
 
     def put(self, position: int, room: int) -> None:
         self.rooms[position] = room

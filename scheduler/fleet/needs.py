@@ -15,7 +15,7 @@ class Needs(NamedTuple):
     modules: frozenset[str] = frozenset()
     full_heads: int = 0
     max_length: int = 0  # Tokens of prompt and answer, rounded up to what some executor takes at most.
-    refused: frozenset[str] = frozenset()  # Addresses of executors that can never serve it.
+    refused: frozenset[str] = frozenset()  # Names of executors that can never serve it.
 
     def fit(self, limits: Limits) -> bool:
         """Whether an executor with such limits can run it, busy or not, if it does not refuse it."""

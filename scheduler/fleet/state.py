@@ -1,13 +1,13 @@
 """What the scheduler knows of one executor: its limits, its last report and what was sent since. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, KeysView
+from collections.abc import Collection, KeysView
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
 
 from scheduler.fleet.residency import BASE, Copy, Residency, Tier
 from scheduler.fleet.usage import Usage
+from scheduler.fleet.watcher import Watcher
 
 
 class Phase(IntEnum):
@@ -56,27 +56,6 @@ class Report:
     cold: tuple[tuple[str, float], ...] = ()
 
 
-class Watcher(Protocol):
-    """Told of every change of an executor's state as it happens; `position` is the executor's among all."""
-
-    def room_changed(self, position: int) -> None:
-        """A dispatch was sent, or ended: it may have other seats and slots."""
-
-    def state_changed(self, position: int) -> None:
-        """It takes requests or takes none any more, or has reported."""
-
-    def limits_changed(self, position: int) -> None: ...
-
-    def claim_changed(self, position: int, digest: str, claimed: bool) -> None:
-        """The first dispatch of a version was sent, or the last one ended."""
-
-    def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
-        """The first dispatch of a tenant was sent, or the last one ended."""
-
-    def copies_changed(self, position: int, digests: Iterable[str]) -> None:
-        """Their closest copies may be elsewhere now."""
-
-
 @dataclass(slots=True)
 class _Version:
     """Dispatches of one version, while one of them has not ended or is not covered by the last report."""
@@ -110,7 +89,10 @@ class ExecutorState:
     before the next report, so we never promise more than the executor does.
     """
 
-    def __init__(self, address: str, phase: Phase = Phase.CONNECTING) -> None:
+    def __init__(self, address: str, phase: Phase = Phase.CONNECTING, name: str = "") -> None:
+        """`name` is what it is known by while it is a member; `address`, which it is if left out, is only
+        how it is reached."""
+        self.name = name or address
         self.address = address
         self.detail = "not connected yet"
         self.instance_id = ""
@@ -120,6 +102,7 @@ class ExecutorState:
         self.dropping: dict[int, str] = {}  # Digests by number, of drops not done.
         self._phase = phase
         self._cordoned = False
+        self._leaving = False
         self._on_trial = False
         self._limits: Limits | None = None
         self._residency = Residency()
@@ -132,8 +115,8 @@ class ExecutorState:
         self._watcher: Watcher | None = None
         self._position = 0
 
-    def watch(self, watcher: Watcher, position: int) -> None:
-        """Tells one watcher of every change from now on."""
+    def watch(self, watcher: Watcher | None, position: int) -> None:
+        """Tells one watcher of every change from now on, or none."""
         self._watcher, self._position = watcher, position
 
     @property
@@ -152,6 +135,16 @@ class ExecutorState:
     @cordoned.setter
     def cordoned(self, cordoned: bool) -> None:
         self._cordoned = cordoned
+        self._tell_state()
+
+    @property
+    def leaving(self) -> bool:
+        """It is no executor of this fleet any more, and goes when what it runs has ended."""
+        return self._leaving
+
+    @leaving.setter
+    def leaving(self, leaving: bool) -> None:
+        self._leaving = leaving
         self._tell_state()
 
     @property
@@ -189,7 +182,7 @@ class ExecutorState:
     @property
     def serves(self) -> bool:
         """Whether requests may wait for it: on trial it is soon there again."""
-        return self._phase is Phase.READY and not self._cordoned
+        return self._phase is Phase.READY and not self._cordoned and not self._leaving
 
     @property
     def takes_requests(self) -> bool:
@@ -197,9 +190,10 @@ class ExecutorState:
 
     @property
     def condition(self) -> str:
-        """Its phase, or "cordoned" where it would be ready."""
-        cordoned = self._cordoned and self._phase is Phase.READY
-        return "cordoned" if cordoned else self._phase.name.lower()
+        """Its phase, or "leaving" or "cordoned" where it would be ready."""
+        if self._phase is Phase.READY and (self._leaving or self._cordoned):
+            return "leaving" if self._leaving else "cordoned"
+        return self._phase.name.lower()
 
     @property
     def num_running(self) -> int:

@@ -66,9 +66,13 @@ class Fleet:
 
     def __init__(self, queue: Queue, *states: ExecutorState, aging_s: float = 1.0, reserve: int = 0) -> None:
         self.queue = queue
-        self.states = {state.address: state for state in states}
+        self.states = {state.name: state for state in states}
         self.index = FleetIndex(states, reserve)
         self.policy = Policy(queue, self.index, aging_s)
+
+    def leave(self, name: str) -> None:
+        """It has gone, and what ran there with it."""
+        self.index.leave(self.index.states.index(self.states.pop(name)))
 
     def plan(self, now: float = 0.0) -> list[Placement]:
         placed = []

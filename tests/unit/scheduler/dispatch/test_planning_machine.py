@@ -111,12 +111,41 @@ class PlanningMachine(RuleBasedStateMachine):
     @rule(at=which, pinned=st.booleans())
     def connect(self, at: int, pinned: bool) -> None:
         state = self.states[at]
-        if state.limits is None:
+        if state.limits is None and not state.leaving:
             state.limits = LIMITS[at]
             state.residency = Residency.from_snapshot(0, [Copy("u", Tier.HOST, 0, 1, pinned)])
             self.deltas[at] = 0
             state.phase = Phase.READY
             self.report(at)
+
+    @rule(at=which)
+    def leave(self, at: int) -> None:
+        """It gets nothing new, and goes when nothing runs there any more, which is at once with luck."""
+        state = self.states[at]
+        if not state.leaving:
+            state.leaving = True
+            self.report(at)
+        if not state.num_running:
+            self.go(at)
+
+    @rule(at=which, moved=st.booleans())
+    def join(self, at: int, moved: bool) -> None:
+        """Under the name of the one that left, with luck at another address and in another's position."""
+        if self.states[at].name not in self.fleet.states:
+            state = ExecutorState(f"{'moved' if moved else 'e'}:{at}", name=f"e:{at}")
+            self.states[at] = self.fleet.states[state.name] = state
+            self.fleet.index.join(state)
+            self.connect(at, pinned=False)
+
+    @rule(at=which)
+    def go(self, at: int) -> None:
+        """Whatever it holds."""
+        state = self.states[at]
+        if state.name in self.fleet.states:
+            if not state.leaving:
+                state.leaving = True
+            self.lose(at)
+            self.fleet.leave(state.name)
 
     @rule(at=which)
     def report(self, at: int) -> None:
@@ -182,18 +211,18 @@ class PlanningMachine(RuleBasedStateMachine):
         assert not waiting.keys() & self.running.keys()
         assert waiting.keys() | self.running.keys() == self.expected.keys()
         for state, limits in zip(self.states, LIMITS, strict=True):
-            here = [item for address, item in self.running.values() if address == state.address]
+            here = [item for name, item in self.running.values() if name == state.name]
             assert sorted(state.dispatch_ids()) == sorted(str(item.number) for item in here)
             assert len(here) <= limits.max_seats
             assert len({item.digest for item in here} - {""}) <= limits.max_loras
             assert all(limits.can_hold(item.max_rank, item.modules) for item in here)
             assert all(item.max_length <= limits.max_model_len for item in here)
-            assert all(state.address not in item.refused for item in here)
+            assert all(state.name not in item.refused for item in here)
         self.nothing_waits_that_could_run(waiting.values())
 
     def nothing_waits_that_could_run(self, waiting: "list[Waiting]") -> None:
         cold = self.fleet.policy.cold
-        for position, state in enumerate(self.states):
+        for position, state in enumerate(self.fleet.index.states):
             limits = state.limits
             kept = RESERVE if limits and limits.max_seats >= 8 else 0
             if limits is None or not state.takes_requests or state.free_seats <= kept:
@@ -202,7 +231,7 @@ class PlanningMachine(RuleBasedStateMachine):
                 fits = (
                     limits.can_hold(item.max_rank, item.modules) and item.max_length <= limits.max_model_len
                 )
-                barred = state.address in item.refused
+                barred = state.name in item.refused
                 if not fits or barred or cold.closed(item.digest) >> position & 1:
                     continue
                 held = cold.held >> position & 1
