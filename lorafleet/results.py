@@ -267,6 +267,8 @@ class Executor:
 
     slot_hits, host_hits, misses: requests sent there, by where their version was. page_in_mean, page_in_max:
     seconds from a request without a slot copy to that copy, of the last 64. in_host: copies in host memory.
+    name: its pod's own where discovery found one, else its address. leaving: it is no executor of this fleet
+    any more, or has moved, and ends what runs there.
     """
 
     address: str
@@ -287,6 +289,8 @@ class Executor:
     page_in_mean: float = 0.0
     page_in_max: float = 0.0
     on_trial: bool = False
+    name: str = ""
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,4 +174,6 @@ def executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
         page_in_mean=message.page_in_mean_ms / 1000,
         page_in_max=message.page_in_max_ms / 1000,
         on_trial=message.on_trial,
+        name=message.name or message.address,  # A scheduler of an earlier release knows addresses only.
+        leaving=message.leaving,
     )

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -126,8 +125,7 @@ class Scheduler:
         self._metrics.store_age_seconds.set_function(lambda: self._versions.age_s)
         self._metrics.store_refuses_changes.set_function(lambda: bool(self._store.problem()))
         self._metrics.known_names.set_function(lambda: len(self._versions))
-        for executor in config.executor:
-            self._metrics.follow_pins(executor, partial(self.dispatcher.fleet.missing_pins, executor))
+        self._metrics.missing_pins.follow(self.dispatcher.fleet.missing_pins)
         self._admission = Admission(
             self._versions,
             self._tokenizer,

@@ -70,24 +70,22 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if state.cordoned != cordoned:
             state.cordoned = cordoned
             told = "cordoned: it gets no new requests" if cordoned else "uncordoned"
-            logger.warning("executor %s: %s", state.address, told)
-            audit.changed(context, "cordoned" if cordoned else "uncordoned", executor=state.address)
+            logger.warning("executor %s: %s", state.name, told)
+            audit.changed(context, "cordoned" if cordoned else "uncordoned", executor=state.name)
             self._dispatcher.on_phase()
             self._dispatcher.on_room()
 
-    def _state(self, address: str) -> ExecutorState:
-        state = self._dispatcher.fleet.state(address)
+    def _state(self, name: str) -> ExecutorState:
+        state = self._dispatcher.fleet.state(name)
         if state is None:
-            known = ", ".join(state.address for state in self._dispatcher.fleet.states)
-            raise InvalidRequest(
-                "address", f"{address!r} is not an executor of this scheduler; it has {known}"
-            )
+            known = ", ".join(state.name for state in self._dispatcher.fleet.states)
+            raise InvalidRequest("address", f"{name!r} is not an executor of this scheduler; it has {known}")
         return state
 
 
 def snapshot(fleet: Fleet, queue: Queue) -> fleet_pb2.FleetSnapshot:
     """The fleet as Fleet.Watch tells it, beside the counts of the queue."""
-    states = sorted(fleet.states, key=lambda state: state.address)
+    states = sorted(fleet.states, key=lambda state: state.name)
     sizes = sorted((-queue.group_size(digest), digest) for digest in queue.digests())[:MAX_QUEUES]
     return fleet_pb2.FleetSnapshot(
         executors=map(status, states),
@@ -120,4 +118,6 @@ def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
         max_seats=state.limits.max_seats if state.limits else 0,
         in_host=state.residency.count(Tier.HOST),
         on_trial=state.on_trial,
+        name=state.name,
+        leaving=state.leaving,
     )

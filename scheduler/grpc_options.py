@@ -39,7 +39,7 @@ def server_options(keepalive_time_s: float, max_streams: int, max_connections: i
     return [*_SERVER, *pings, *connection_limits(max_streams, max_connections)]
 
 
-EXECUTOR_OPTIONS: list[tuple[str, int]] = [
+EXECUTOR_OPTIONS: list[tuple[str, int | str]] = [
     *_MESSAGES,
     *keepalive(10.0, 5.0),
     # A new channel resolves and connects anew instead of sharing a connection to where the executor was.

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import Phase
 from scheduler.loop_histogram import LoopHistogram
+from scheduler.member_gauge import MemberGauge
 
 OTHER = "other"
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -175,11 +176,10 @@ class Metrics:
             ["state"],
             registry=registry,
         )
-        self._missing_pins = Gauge(
+        self.missing_pins = MemberGauge(
             "lorafleet_scheduler_missing_pins",
             "Versions that were pinned through this scheduler and that an executor does not keep.",
-            ["executor"],
-            registry=registry,
+            registry,
         )
         self._certificate_expiry = Gauge(
             "lorafleet_scheduler_certificate_expiry_timestamp_seconds",
@@ -325,12 +325,9 @@ class Metrics:
         for condition in ("cordoned", "leaving", *(phase.name.lower() for phase in Phase)):
             self._executors.labels(condition).set(counts[condition])
 
-    def follow_pins(self, executor: str, missing: Callable[[], int]) -> None:
-        """`missing` is asked whenever the metrics are read, on a thread of theirs."""
-        self._missing_pins.labels(executor).set_function(missing)
-
     def follow_certificate(self, file: str, end: Callable[[], float]) -> None:
-        """`file`: its flag. `end`, in unix seconds, is asked as `missing` is."""
+        """`file`: its flag. `end`, in unix seconds, is asked whenever the metrics are read, on a thread of
+        theirs."""
         self._certificate_expiry.labels(file).set_function(end)
 
     def _counters_of(self, tenant: str, adapter: str) -> _Counters:

@@ -26,7 +26,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def _add(group: Subparsers, name: str, summary: str, run: Run) -> None:
     parser = connection.add_command(group, name, summary, f"  lorafleet executors {name} 10.0.0.7:50061", run)
-    parser.add_argument("address", metavar="HOST:PORT", help="as `lorafleet top` shows it")
+    parser.add_argument("address", metavar="NAME", help="as `lorafleet top` shows it, or its host:port")
 
 
 def cordon(args: argparse.Namespace) -> int:
@@ -49,5 +49,5 @@ def _tell(args: argparse.Namespace, executor: Executor, text: str) -> int:
         say_json(executor)
     else:
         running = f"; {executor.running} still run there" if executor.running else ""
-        say(f"{executor.address} {text}{running}")
+        say(f"{executor.name} {text}{running}")
     return 0

@@ -75,7 +75,7 @@ def render(
 ) -> list[str]:
     """The picture. `before`: the last fleet and when it was shown, on the clock of `now`. Pure."""
     seconds = now - before[1] if before else 0.0
-    old = {executor.address: executor for executor in before[0].executors} if before else {}
+    old = {executor.name: executor for executor in before[0].executors} if before else {}
     ready = sum(executor.state == "ready" for executor in fleet.executors)
     running = sum(executor.running for executor in fleet.executors)
     lines = [
@@ -83,9 +83,9 @@ def render(
         f"{running} running   {fleet.waiting} waiting for {fleet.groups} versions",
         "",
     ]
-    rows = [_row(executor, old.get(executor.address), seconds) for executor in fleet.executors]
+    rows = [_row(executor, old.get(executor.name), seconds) for executor in fleet.executors]
     lines += table(_HEAD, rows).splitlines()
-    lines += [f"  {executor.address}: {executor.detail}" for executor in fleet.executors if executor.detail]
+    lines += [f"  {executor.name}: {executor.detail}" for executor in fleet.executors if executor.detail]
     if fleet.queues:
         lines += ["", "longest queues"]
         lines += [
@@ -113,10 +113,10 @@ _HEAD = (
 def _row(executor: Executor, old: Executor | None, seconds: float) -> tuple[str, ...]:
     slot, host, missed = _hits(executor, old)
     requests = slot + host + missed
-    closed = ("cordoned" if executor.cordoned else "", "on trial" if executor.on_trial else "")
-    state = ", ".join(filter(None, (executor.state, *closed)))
+    marks = {"cordoned": executor.cordoned, "on trial": executor.on_trial, "leaving": executor.leaving}
+    state = ", ".join((executor.state, *(mark for mark, is_so in marks.items() if is_so)))
     return (
-        executor.address,
+        executor.name,
         state,
         f"{executor.running}/{executor.max_seats}",
         _bar(executor.running, executor.max_seats),

@@ -29,7 +29,7 @@ class WatchFleetRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class ExecutorStatus(_message.Message):
-    __slots__ = ("address", "state", "detail", "instance_id", "cordoned", "running", "free_seats", "free_kv_blocks", "max_loras", "resident", "slot_hits", "host_hits", "misses", "page_in_mean_ms", "page_in_max_ms", "max_seats", "in_host", "on_trial")
+    __slots__ = ("address", "state", "detail", "instance_id", "cordoned", "running", "free_seats", "free_kv_blocks", "max_loras", "resident", "slot_hits", "host_hits", "misses", "page_in_mean_ms", "page_in_max_ms", "max_seats", "in_host", "on_trial", "name", "leaving")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,8 @@ class ExecutorStatus(_message.Message):
     MAX_SEATS_FIELD_NUMBER: _ClassVar[int]
     IN_HOST_FIELD_NUMBER: _ClassVar[int]
     ON_TRIAL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: ExecutorState
     detail: str
@@ -66,7 +68,9 @@ class ExecutorStatus(_message.Message):
     max_seats: int
     in_host: int
     on_trial: bool
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., detail: _Optional[str] = ..., instance_id: _Optional[str] = ..., cordoned: bool = ..., running: _Optional[int] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., max_loras: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., slot_hits: _Optional[int] = ..., host_hits: _Optional[int] = ..., misses: _Optional[int] = ..., page_in_mean_ms: _Optional[int] = ..., page_in_max_ms: _Optional[int] = ..., max_seats: _Optional[int] = ..., in_host: _Optional[int] = ..., on_trial: bool = ...) -> None: ...
+    name: str
+    leaving: bool
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., detail: _Optional[str] = ..., instance_id: _Optional[str] = ..., cordoned: bool = ..., running: _Optional[int] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., max_loras: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., slot_hits: _Optional[int] = ..., host_hits: _Optional[int] = ..., misses: _Optional[int] = ..., page_in_mean_ms: _Optional[int] = ..., page_in_max_ms: _Optional[int] = ..., max_seats: _Optional[int] = ..., in_host: _Optional[int] = ..., on_trial: bool = ..., name: _Optional[str] = ..., leaving: bool = ...) -> None: ...
 
 class WaitingGroup(_message.Message):
     __slots__ = ("digest", "waiting")

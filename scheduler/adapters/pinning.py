@@ -17,13 +17,13 @@ class Copies:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def check(self, addresses: Iterable[str]) -> None:
-        """Raises InvalidRequest for one that is not an executor of this scheduler."""
-        for address in addresses:
-            if self._fleet.state(address) is None:
-                known = ", ".join(sorted(state.address for state in self._fleet.states))
+    def check(self, executors: Iterable[str]) -> None:
+        """Raises InvalidRequest for one that is not an executor of this scheduler, by name or address."""
+        for name in executors:
+            if self._fleet.state(name) is None:
+                known = ", ".join(sorted(state.name for state in self._fleet.states))
                 raise InvalidRequest(
-                    "executors", f"{address!r} is not an executor of this scheduler; it has {known}"
+                    "executors", f"{name!r} is not an executor of this scheduler; it has {known}"
                 )
 
     def resident(self) -> frozenset[str]:
@@ -40,38 +40,38 @@ class Copies:
         return self._fleet.residency()
 
     def unreachable(self) -> list[str]:
-        return sorted(state.address for state in self._fleet.states if state.limits is None)
+        return sorted(state.name for state in self._fleet.states if state.limits is None)
 
     async def pin(
-        self, digest: str, adapter: str, tier: Tier, addresses: Collection[str]
+        self, digest: str, adapter: str, tier: Tier, executors: Collection[str]
     ) -> tuple[list[str], list[str]]:
         """Executors that hold and keep it, and those that do not after `WAIT_S`. An executor that has no room
         for it in slots keeps it in host memory."""
-        self._fleet.pin(digest, adapter, tier, addresses)
+        self._fleet.pin(digest, adapter, tier, executors)
 
         def lacking() -> list[str]:
-            return self._where(addresses, lambda state: not _is_pinned(state, digest))
+            return self._where(executors, lambda state: not _is_pinned(state, digest))
 
         missing = await _wait(lacking, WAIT_S)
-        everywhere = self._where(addresses, lambda state: True)
-        return [address for address in everywhere if address not in missing], missing
+        everywhere = self._where(executors, lambda state: True)
+        return [name for name in everywhere if name not in missing], missing
 
-    def unpin(self, digest: str, adapter: str, addresses: Collection[str]) -> None:
-        self._fleet.unpin(digest, adapter, addresses)
+    def unpin(self, digest: str, adapter: str, executors: Collection[str]) -> None:
+        self._fleet.unpin(digest, adapter, executors)
 
-    async def drop(self, digest: str, adapter: str, addresses: Collection[str]) -> list[str]:
+    async def drop(self, digest: str, adapter: str, executors: Collection[str]) -> list[str]:
         """Executors that still hold it after `WAIT_S`."""
-        self._fleet.drop(digest, adapter, addresses)
-        return await _wait(lambda: self.holders(digest, addresses), WAIT_S)
+        self._fleet.drop(digest, adapter, executors)
+        return await _wait(lambda: self.holders(digest, executors), WAIT_S)
 
-    def holders(self, digest: str, addresses: Collection[str]) -> list[str]:
+    def holders(self, digest: str, executors: Collection[str]) -> list[str]:
         """Those of the executors that have a copy, or may still get one."""
-        return self._where(addresses, lambda state: state.may_hold(digest))
+        return self._where(executors, lambda state: state.may_hold(digest))
 
-    def _where(self, addresses: Collection[str], holds: Callable[[ExecutorState], bool]) -> list[str]:
+    def _where(self, executors: Collection[str], holds: Callable[[ExecutorState], bool]) -> list[str]:
         states: Sequence[ExecutorState] = self._fleet.states
-        chosen = (state for state in states if not addresses or state.address in addresses)
-        return sorted(state.address for state in chosen if holds(state))
+        chosen = (each for each in states if not executors or {each.name, each.address} & {*executors})
+        return sorted(state.name for state in chosen if holds(state))
 
 
 def _is_pinned(state: ExecutorState, digest: str) -> bool:

@@ -80,7 +80,7 @@ class Retirement:
         Each executor is told to drop it after the last request, whether or not it told of a copy: a load that
         is under way, or that a hint asked for, is in no report yet."""
         name = (adapter, digest)
-        told: set[tuple[str, int]] = set()  # Executors, each by its address and stream.
+        told: set[tuple[str, int]] = set()  # Executors, each by its name and stream.
         self.withdrawn(adapter, digest)
         since = await self._leases.changes()
         while True:
@@ -182,15 +182,15 @@ class Retirement:
     def _drop_where_untold(self, name: Name, told: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
         adapter, digest = name
         fleet = self._dispatcher.fleet
-        connected = {(state.address, state.streams) for state in fleet.states if state.limits}
+        connected = {(state.name, state.streams) for state in fleet.states if state.limits}
         untold = connected.difference(told)
         if untold:
-            fleet.drop(digest, adapter, [address for address, _ in untold])
+            fleet.drop(digest, adapter, [executor for executor, _ in untold])
         return untold
 
     def _holders(self, digest: str) -> list[str]:
         states = self._dispatcher.fleet.states
-        return [state.address for state in states if state.residency.copies_of(digest)]
+        return [state.name for state in states if state.residency.copies_of(digest)]
 
     async def _in_pool(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)

@@ -19,13 +19,19 @@ from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.dispatch.reaper import Reaper
+from scheduler.dispatch.rejections import (
+    BUSY_REASONS,
+    EXECUTOR_LOST,
+    LOCAL_REASONS,
+    STORE_UNAVAILABLE,
+    error_of,
+)
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.dispatch.trials import Trials
 from scheduler.dispatch.waits import Waits
 from scheduler.errors import (
     DeadlineExceeded,
     Draining,
-    ExecutorFailed,
     NoExecutor,
     QueueFull,
     SchedulerError,
@@ -33,6 +39,7 @@ from scheduler.errors import (
     Superseded,
     from_exception,
 )
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet.residency import BASE
@@ -41,14 +48,6 @@ from scheduler.metrics import Metrics
 from scheduler.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-# Rejections that only say "not now": they are no failure of the attempt.
-BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
-EXECUTOR_LOST = "EXECUTOR_LOST"
-STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
-# Final, but of one executor: another may have another form, dtype or cache, or another store by mistake.
-LOCAL_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPTER", "INVALID_LOGITS"})
-CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 class Dispatcher:
@@ -75,7 +74,7 @@ class Dispatcher:
         )
         self._awake = awake or clock
         links_awake = awake or asyncio.get_running_loop().time
-        self.fleet = Fleet(settings.executors, link_settings, self, links_awake, settings.reserve_seats)
+        self.fleet = Fleet(link_settings, self, links_awake, settings.reserve_seats)
         self.line = ReaderLine()
         self.draining = False
         self._settings = settings
@@ -104,6 +103,7 @@ class Dispatcher:
             self.fleet, self._accepted, self._planner, metrics, patience, self._fail, clock, self._awake
         )
         self._sweeper: asyncio.Task[None] | None = None
+        self.fleet.settle(map(Endpoint, settings.executors))
 
     # Beginning and end.
 
@@ -212,14 +212,14 @@ class Dispatcher:
 
     # What executors cause (scheduler.fleet.link.Listener).
 
-    def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
+    def on_tokens(self, name: str, step: Sequence[Tokens]) -> None:
         now, made, gaps = self._clock(), Counter[tuple[str, str, str]](), Counter[float]()
         for tokens in step:
             live = self._accepted.running(tokens.dispatch_id)
             if live is None:
                 continue  # Of an attempt that is over.
             if not live.progress.accept(tokens.first_index, tokens.token_ids):
-                self.fleet.cancel(address, tokens.dispatch_id)
+                self.fleet.cancel(name, tokens.dispatch_id)
                 why = f"token {tokens.first_index} does not follow the last one"
                 self._attempt_failed(live, "TOKEN_GAP", why)
                 continue
@@ -242,7 +242,7 @@ class Dispatcher:
         live.cached_prompt_tokens = max(live.cached_prompt_tokens, finished.cached_prompt_tokens)
         self._finish(live, finished.reason)
 
-    def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None:
+    def on_rejected(self, name: str, rejected: executor_pb2.Rejected) -> None:
         live = self._accepted.running(rejected.dispatch_id)
         if live is None:
             return
@@ -250,30 +250,28 @@ class Dispatcher:
             pause_s = self._settings.retry_pause_s * 2**live.failures
             self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
             return
-        code = CODES.get(rejected.code)
-        if code is None:
-            said = f"executor {address} says status {rejected.code}, {rejected.reason}: {rejected.message}"
-            self._fail(live, from_exception(ValueError(said)))
+        try:
+            error = error_of(live, name, rejected)
+        except ValueError as unknown:
+            self._fail(live, from_exception(unknown))
             return
         adapter, digest = live.admitted.adapter, live.admitted.digest
-        is_told = live.refusal is not None and live.refusal.code is code
-        if code is grpc.StatusCode.DATA_LOSS and adapter and not is_told:
+        is_told = live.refusal is not None and live.refusal.code is error.code
+        if error.code is grpc.StatusCode.DATA_LOSS and adapter and not is_told:
             self._data_loss(adapter, digest)
-        about = {"adapter": adapter, "digest": digest} if adapter else {}
-        error = ExecutorFailed(code, rejected.reason, rejected.message, about)
         if rejected.reason in LOCAL_REASONS:
-            live.refuse(address, error)
+            live.refuse(name, error)
             if self._may_ever_run(live):
                 self._attempt_failed(live, rejected.reason, rejected.message)
                 return
         self._fail(live, error)
 
-    def on_lost(self, address: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
+    def on_lost(self, name: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
         for live in filter(None, map(self._accepted.running, dispatch_ids)):
             if crashed and (guilt := self._trials.crashed(live, why)):
                 self._fail(live, guilt)
             else:
-                self._attempt_failed(live, EXECUTOR_LOST, f"executor {address}: {why}")
+                self._attempt_failed(live, EXECUTOR_LOST, f"executor {name}: {why}")
 
     def on_room(self) -> None:
         self._trials.begin()
@@ -383,6 +381,7 @@ class Dispatcher:
         """Ends requests that waited too long for an executor, and looks after what comes with time."""
         now, awake = self._clock(), self._awake()
         self.queue.age(now)
+        self.fleet.tend()
         self._reaper.sweep(awake)
         self._trials.tend()
         self._planner.tend()

@@ -21,7 +21,7 @@ from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
 from scheduler.errors import NoExecutor, SchedulerError, from_exception
 from scheduler.fleet.fleet import Fleet
-from scheduler.fleet.state import ExecutorState, Phase
+from scheduler.fleet.state import ExecutorState
 from scheduler.metrics import Metrics
 
 SUSPECT_CRASHES = 2
@@ -57,7 +57,7 @@ class Trials:
         self._tended_at = clock()
         self._paused_until = -math.inf
         self._waiting: dict[int, LiveRequest] = {}  # By number, in the order of their turns.
-        self._places: dict[str, LiveRequest] = {}  # By address, also while those there are not proven yet.
+        self._places: dict[str, LiveRequest] = {}  # By name, also while those there are not proven yet.
 
     def crashed(self, live: LiveRequest, why: str) -> SchedulerError | None:
         """Its executor is lost and did not drain. Returns what it is to fail with, if it was that."""
@@ -101,13 +101,13 @@ class Trials:
         """A few times a second, and when an executor comes or goes; also ends what waits too long."""
         self._note_pause()
         for address, live in list(self._places.items()):
-            if not live.dispatch_id and not _serves(self._state(address)):
+            if not live.dispatch_id and not self._state(address).serves:
                 self._open(address)
                 self._waiting[live.waiting.number] = live
         self.begin()
         now = self._awake()
         for live in list(self._waiting.values()):
-            if any(_serves(state) and _can_run(state, live.waiting) for state in self._fleet.states):
+            if any(state.serves and _can_run(state, live.waiting) for state in self._fleet.states):
                 live.served_at = now
             elif now - live.served_at >= self._timeout_s:
                 self._fail(live, live.refusal or NoExecutor("no executor is ready that can run it"))
@@ -130,13 +130,13 @@ class Trials:
 
     def _find_place(self, live: LiveRequest) -> None:
         """Half of the executors that serve have trials at most, or one, so that others find room, too."""
-        serving = [state for state in self._fleet.states if _serves(state)]
+        serving = [state for state in self._fleet.states if state.serves]
         fitting = [state for state in serving if not state.on_trial and _can_run(state, live.waiting)]
         if fitting and len(self._places) < max(1, len(serving) // 2):
             avoid = live.waiting.avoid
-            state = max(fitting, key=lambda each: (each.address not in avoid, each.free_seats))
+            state = max(fitting, key=lambda each: (each.name not in avoid, each.free_seats))
             del self._waiting[live.waiting.number]
-            self._places[state.address] = live
+            self._places[state.name] = live
             state.on_trial = True
 
     def _open(self, address: str) -> None:
@@ -151,14 +151,9 @@ class Trials:
         return state
 
 
-def _serves(state: ExecutorState) -> bool:
-    """A trial aside, it takes requests."""
-    return state.phase is Phase.READY and not state.cordoned
-
-
 def _can_run(state: ExecutorState, request: Waiting) -> bool:
     """Busy or not."""
     limits = state.limits
-    if limits is None or request.max_length > limits.max_model_len or state.address in request.refused:
+    if limits is None or request.max_length > limits.max_model_len or state.name in request.refused:
         return False
     return limits.can_hold(request.max_rank, request.modules, request.full_heads)

@@ -7,6 +7,7 @@ import grpc
 from lorafleet.tls.credentials import channel_credentials_of
 from lorafleet.tls.files import WatchedFiles
 from lorafleet.tls.trouble import Settings, describe, find_trouble, may_be_trouble
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.grpc_options import EXECUTOR_OPTIONS
 
 _FLAGS = Settings(
@@ -17,12 +18,14 @@ _FLAGS = Settings(
 )
 
 
-def open_channel(address: str, files: WatchedFiles | None) -> grpc.aio.Channel:
+def open_channel(endpoint: Endpoint, files: WatchedFiles | None) -> grpc.aio.Channel:
     """In clear without files, and never when there are some."""
     if files is None:
-        return grpc.aio.insecure_channel(address, options=EXECUTOR_OPTIONS)
-    credentials = channel_credentials_of(files.pem)
-    return grpc.aio.secure_channel(address, credentials, options=EXECUTOR_OPTIONS)
+        return grpc.aio.insecure_channel(endpoint.address, options=EXECUTOR_OPTIONS)
+    options = [*EXECUTOR_OPTIONS]
+    if endpoint.tls_name:
+        options.append(("grpc.ssl_target_name_override", endpoint.tls_name))
+    return grpc.aio.secure_channel(endpoint.address, channel_credentials_of(files.pem), options=options)
 
 
 async def explained(details: str, files: WatchedFiles | None) -> str:

@@ -1,46 +1,124 @@
-"""All executors of this scheduler: their links and states by address, and commands to them."""
+"""All executors of this scheduler by name: links and states, who comes and goes, commands to them."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from lorafleet.v1 import adapters_pb2, executor_pb2
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.link import ExecutorLink, LinkSettings, Listener
+from scheduler.fleet.memory import Memory
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState, Phase
 from scheduler.fleet.wire import residency_rows
 
+logger = logging.getLogger(__name__)
+
 
 class Fleet:
-    """Links by address. Starts connecting at `start`, lets go of everything at `stop`."""
+    """Links by name. Starts connecting at `start`, lets go of everything at `stop`."""
 
     def __init__(
         self,
-        addresses: Iterable[str],
         settings: LinkSettings,
         listener: Listener,
         awake: Callable[[], float],
         reserve_seats: int = 0,
     ) -> None:
-        """`awake` is a clock in seconds that runs only while this loop is alive. `reserve_seats` of an
-        executor are only for tenants with nothing running there."""
-        self._links = {address: ExecutorLink(address, settings, listener, awake) for address in addresses}
-        self.states: Sequence[ExecutorState] = tuple(link.state for link in self._links.values())
-        self.index = FleetIndex(self.states, reserve_seats)
-        self._tasks: list[asyncio.Task[None]] = []
+        """Without executors. `awake` is a clock in seconds that runs only while this loop is alive.
+        `reserve_seats` of an executor are only for tenants with nothing running there."""
+        self._settings = settings
+        self._listener = listener
+        self._awake = awake
+        self._links: dict[str, ExecutorLink] = {}
+        self._memory = Memory()
+        self.states: tuple[ExecutorState, ...] = ()
+        self.index = FleetIndex((), reserve_seats)
+        self._tasks: dict[str, asyncio.Task[None]] | None = None  # By name, once started.
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(link.run(), name=f"executor {address}")
-            for address, link in self._links.items()
-        ]
+        self._tasks = {}
+        for name in self._links:
+            self._connect(name)
 
     async def stop(self) -> None:
         """Closes all streams; executors cancel what was running there."""
-        for task in self._tasks:
+        tasks = [*(self._tasks or {}).values(), *self._ending]
+        self._tasks = None
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Who is here.
+
+    def settle(self, endpoints: Iterable[Endpoint]) -> None:
+        """The executors are these from now on: others leave."""
+        wanted = {endpoint.name: endpoint for endpoint in endpoints}
+        for name in self._links.keys() - wanted.keys():
+            self.leave(name)
+        for endpoint in wanted.values():
+            self.join(endpoint)
+
+    def join(self, endpoint: Endpoint) -> None:
+        """An executor comes, or comes back before it was gone, or is somewhere else now: then it gets nothing
+        new before what runs at the former place has ended. Nothing when it is here as it was."""
+        link, name = self._links.get(endpoint.name), endpoint.name
+        if link:
+            if not link.stay(endpoint):
+                return
+            where = f"moves to {endpoint.address}" if link.has_moved else "is here again"
+        else:
+            where = f"joins at {endpoint.address}"
+            kept = self._memory.joins(name)
+            link = ExecutorLink(endpoint, self._settings, self._listener, self._awake, kept)
+            self._links[name] = link
+            self.index.join(link.state)
+            self.states = tuple(each.state for each in self._links.values())
+            if self._tasks is not None:
+                self._connect(name)
+        logger.info("executor %s: %s", name, where)
+        self._listener.on_phase()
+
+    def leave(self, name: str) -> None:
+        """It gets nothing new from now on. What runs there goes on to its end; then it is gone, with all that
+        is kept by its name: but cordons and pins of one with a name of its own wait for it to come back."""
+        link = self._links[name]
+        if not link.is_leaving:
+            link.leave()
+            logger.info("executor %s: leaves, %d requests run there", name, link.state.num_running)
+            self._listener.on_phase()
+
+    def tend(self) -> None:
+        """A few times a second: lets go of those that leave, or have moved, where nothing runs any more."""
+        idle = [link for link in self._links.values() if link.state.leaving and not link.state.num_running]
+        for link in idle:
+            if link.has_moved:
+                link.connect_anew()
+            else:
+                self._let_go(link)
+
+    def _let_go(self, link: ExecutorLink) -> None:
+        name = link.state.name
+        del self._links[name]
+        if task := (self._tasks or {}).pop(name, None):
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        if link.has_own_name:
+            link.kept.cordoned = link.state.cordoned
+            self._memory.left(name, link.kept)
+        self.index.leave(self.index.states.index(link.state))
+        self.states = tuple(each.state for each in self._links.values())
+        logger.info("executor %s: is gone", name)
+        self._listener.on_phase()
+
+    def _connect(self, name: str) -> None:
+        if self._tasks is not None:
+            run = self._links[name].run()
+            self._tasks[name] = asyncio.create_task(run, name=f"executor {name}")
 
     @property
     def any_ready(self) -> bool:
@@ -52,65 +130,79 @@ class Fleet:
         states = self.states
         if not states or any(state.phase is not Phase.REFUSED for state in states):
             return None
-        return "; ".join(f"executor {state.address} was refused: {state.detail}" for state in states)
+        return "; ".join(f"executor {state.name} was refused: {state.detail}" for state in states)
 
-    def state(self, address: str) -> ExecutorState | None:
-        link = self._links.get(address)
-        return link.state if link else None
+    def state(self, name: str) -> ExecutorState | None:
+        """By name, or else by the address where it is reached."""
+        link = self._links.get(name)
+        if link:
+            return link.state
+        return next((state for state in self.states if state.address == name), None)
 
-    def tier(self, address: str, digest: str) -> Tier:
+    # Commands, by name.
+
+    def tier(self, name: str, digest: str) -> Tier:
         """Where an executor's closest copy is."""
-        return self._links[address].state.residency.tier(digest)
+        return self._links[name].state.residency.tier(digest)
 
-    def promise(self, address: str, dispatch_id: str, digest: str, tenant: str) -> None:
+    def promise(self, name: str, dispatch_id: str, digest: str, tenant: str) -> None:
         """Counts a dispatch that will be sent with the next `dispatch`."""
-        self._links[address].state.sent(dispatch_id, digest, time.monotonic(), tenant)
+        self._links[name].state.sent(dispatch_id, digest, time.monotonic(), tenant)
 
-    def dispatch(self, address: str, dispatches: list[executor_pb2.Dispatch]) -> None:
+    def dispatch(self, name: str, dispatches: list[executor_pb2.Dispatch]) -> None:
         """Sends what was promised."""
-        self._links[address].dispatch(dispatches)
+        self._links[name].dispatch(dispatches)
 
-    def cancel(self, address: str, dispatch_id: str) -> None:
-        self._links[address].cancel(dispatch_id)
+    def cancel(self, name: str, dispatch_id: str) -> None:
+        self._links[name].cancel(dispatch_id)
 
-    def prefetch(self, address: str, digest: str, need_by_s: float, expected_uses: int) -> None:
-        self._links[address].prefetch(digest, need_by_s, expected_uses)
+    def prefetch(self, name: str, digest: str, need_by_s: float, expected_uses: int) -> None:
+        self._links[name].prefetch(digest, need_by_s, expected_uses)
 
-    def tell_wait(
-        self, address: str, digest: str, expected_uses: int, waiting_s: float, lasts_s: float
-    ) -> None:
-        self._links[address].tell_wait(digest, expected_uses, waiting_s, lasts_s)
+    def tell_wait(self, name: str, digest: str, expected_uses: int, waiting_s: float, lasts_s: float) -> None:
+        self._links[name].tell_wait(digest, expected_uses, waiting_s, lasts_s)
 
-    def drop(self, digest: str, adapter: str = "", addresses: Iterable[str] = ()) -> None:
+    # Copies. Without `names` it is about all executors, also those that left and those that are to come.
+
+    def drop(self, digest: str, adapter: str = "", names: Iterable[str] = ()) -> None:
         """Ends the pins of an adapter ("tenant/name"; "": of all), and frees the copies that no other adapter
-        pins, once nobody uses them: on these executors, all when none is named."""
-        for link in self._chosen(addresses):
+        pins, once nobody uses them."""
+        if not names:
+            self._memory.drop(digest, adapter)
+        for link in self._chosen(names):
             link.drop(digest, adapter)
 
-    def pin(self, digest: str, adapter: str, tier: Tier, addresses: Iterable[str] = ()) -> None:
+    def pin(self, digest: str, adapter: str, tier: Tier, names: Iterable[str] = ()) -> None:
         """Executors load the version and keep it while any adapter pins it; those that are away do when they
         come back."""
-        for link in self._chosen(addresses):
+        if not names:
+            self._memory.pin((digest, adapter), tier)
+        for link in self._chosen(names):
             link.pin(digest, adapter, tier)
 
-    def unpin(self, digest: str, adapter: str, addresses: Iterable[str] = ()) -> None:
+    def unpin(self, digest: str, adapter: str, names: Iterable[str] = ()) -> None:
         """Ends the pins of one adapter."""
-        for link in self._chosen(addresses):
+        if not names:
+            self._memory.unpin((digest, adapter))
+        for link in self._chosen(names):
             link.unpin(digest, adapter)
 
     def pinned(self) -> set[tuple[str, str]]:
         """("tenant/name", digest) of all pins that were asked for here."""
-        return {(adapter, digest) for link in self._links.values() for digest, adapter in link.pins}
+        here = {pin for link in self._links.values() for pin in link.kept.pins}
+        return {(adapter, digest) for digest, adapter in here | self._memory.pinned()}
 
-    def missing_pins(self, address: str) -> int:
-        """Versions that an executor should keep and does not. From any thread."""
-        return self._links[address].missing_pins()
+    def missing_pins(self) -> Mapping[str, int]:
+        """By name: versions that an executor should keep and does not. From any thread."""
+        return {link.state.name: link.missing_pins() for link in list(self._links.values())}
 
-    def _chosen(self, addresses: Iterable[str]) -> list[ExecutorLink]:
-        return [self._links[address] for address in addresses or self._links]
+    def _chosen(self, names: Iterable[str]) -> list[ExecutorLink]:
+        """Those by their names or addresses that are here, or all."""
+        states = [state for name in names if (state := self.state(name))]
+        return [self._links[state.name] for state in states] if names else list(self._links.values())
 
     def residency(self) -> list[adapters_pb2.AdapterResidency]:
         """Every copy on every executor, by executor, then digest."""
-        states = sorted(self.states, key=lambda state: state.address)
+        states = sorted(self.states, key=lambda state: state.name)
         epoch = time.time() - time.monotonic()
         return [row for state in states for row in residency_rows(state, epoch)]

@@ -14,6 +14,7 @@ from scheduler.fleet.state import ExecutorState, Limits
 
 RESERVES_FROM_SEATS = 8
 MAX_CACHED_NEEDS = 4096
+MAX_FORMER = 64
 
 
 class FleetIndex:
@@ -51,6 +52,7 @@ class FleetIndex:
         self._tenants: dict[str, int] = {}
         self._limits: dict[Limits, int] = {}
         self._holders: dict[Needs, int] = {}
+        self._former: dict[str, Limits] = {}  # Of the last ones that left, by name.
         for state in states:
             self.join(state)
 
@@ -68,6 +70,7 @@ class FleetIndex:
         self.everyone |= bit
         self.membership += 1
         self._bits[state.name] = bit
+        self._former.pop(state.name, None)
         self._holders.clear()
         state.watch(self, position)
         for digest in state.digests():
@@ -96,6 +99,10 @@ class FleetIndex:
         self.unknown &= ~bit
         self.membership += 1
         del self._bits[state.name]
+        if state.last_limits:
+            self._former[state.name] = state.last_limits
+            if len(self._former) > MAX_FORMER:
+                del self._former[next(iter(self._former))]
 
     def _grow(self) -> None:
         size = len(self.states) + 1
@@ -117,8 +124,11 @@ class FleetIndex:
         return mask
 
     def may_ever_run(self, needs: Needs) -> bool:
-        """False only when every executor has said what it takes, and it fits none."""
-        return bool(not self.everyone or self.unknown or self.holders(needs))
+        """False only when every executor has said what it takes, and it fits none; nor one that left, which
+        may come back."""
+        if not self.everyone or self.unknown or self.holders(needs):
+            return True
+        return any(map(needs.fit, self._former.values()))
 
     @property
     def longest(self) -> int:

@@ -1,6 +1,7 @@
 """The connection to one executor: keeps an Execute stream open, keeps its state, passes its events on."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -13,7 +14,9 @@ import grpc
 
 from lorafleet.tls.files import WatchedFiles
 from lorafleet.v1 import adapters_pb2, executor_pb2, executor_pb2_grpc
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.executor_channel import explained, open_channel
+from scheduler.fleet.memory import Kept
 from scheduler.fleet.residency import Residency, Tier
 from scheduler.fleet.state import ExecutorState, Phase
 from scheduler.fleet.wire import Tokens, copies_of, limits_of, report_of, split_batches, tokens_of
@@ -28,16 +31,16 @@ LAST_CHANCE_S = 0.25
 
 
 class Listener(Protocol):
-    """Told what executors say, on the event loop. Must not block and must not raise."""
+    """Told what executors say, by their names, on the event loop. Must not block and must not raise."""
 
-    def on_tokens(self, address: str, step: Sequence[Tokens]) -> None:
+    def on_tokens(self, name: str, step: Sequence[Tokens]) -> None:
         """All tokens of one step."""
 
     def on_finished(self, finished: executor_pb2.Finished) -> None: ...
 
-    def on_rejected(self, address: str, rejected: executor_pb2.Rejected) -> None: ...
+    def on_rejected(self, name: str, rejected: executor_pb2.Rejected) -> None: ...
 
-    def on_lost(self, address: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
+    def on_lost(self, name: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
         """The stream ended and these dispatches with it; `crashed` unless the executor had begun to drain."""
 
     def on_room(self) -> None:
@@ -70,15 +73,27 @@ class StreamEnded(Exception):
 
 
 class ExecutorLink:
-    """One `--executor`. `state` is for reading; commands go through the methods, in order.
+    """One executor. `state` and `kept` are for reading; commands go through the methods, in order.
 
-    `awake` is a clock in seconds that runs only while this loop is alive.
+    `awake` is a clock in seconds that runs only while this loop is alive. `kept` is what is remembered of an
+    executor of this name.
     """
 
     def __init__(
-        self, address: str, settings: LinkSettings, listener: Listener, awake: Callable[[], float]
+        self,
+        endpoint: Endpoint,
+        settings: LinkSettings,
+        listener: Listener,
+        awake: Callable[[], float],
+        kept: Kept | None = None,
     ) -> None:
-        self.state = ExecutorState(address)
+        self.state = ExecutorState(endpoint.address, name=endpoint.name)
+        self.kept = kept or Kept()
+        self.state.cordoned = self.kept.cordoned
+        self._endpoint = endpoint
+        self._next: Endpoint | None = None  # Where it has moved, while streams of the former place go on.
+        self._call: grpc.aio.StreamStreamCall | None = None
+        self._hurry = asyncio.Event()  # There is a reason to connect at once.
         self._settings = settings
         self._listener = listener
         self._awake = awake
@@ -87,8 +102,6 @@ class ExecutorLink:
         self._outgoing: asyncio.Queue[executor_pb2.ExecutorCommand] = asyncio.Queue()
         self._failures = 0
         self._drops = 0  # Sent, on all streams.
-        self.pins: dict[tuple[str, str], Tier] = {}  # By (digest, adapter). For reading.
-        self._unpinned: dict[tuple[str, str], None] = {}  # What ended while there was no connection.
 
     async def run(self) -> NoReturn:
         """Keeps a stream open until cancelled."""
@@ -96,8 +109,53 @@ class ExecutorLink:
             try:
                 self._forget(await self._end_of_stream())
             except Exception:
-                logger.exception("executor %s: bug while its stream's end was told", self.state.address)
-            await asyncio.sleep(self._backoff())
+                logger.exception("executor %s: bug while its stream's end was told", self.state.name)
+            if not self._next:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._backoff())
+            self._hurry.clear()
+            self._move()
+
+    def leave(self) -> None:
+        """It gets nothing new. Its stream goes on."""
+        self._next = None
+        self.state.leaving = True
+
+    def stay(self, endpoint: Endpoint) -> bool:
+        """It is an executor of this fleet, at this place. One that has moved gets nothing new before what
+        runs at the former place has ended: then `connect_anew`. False: nothing is new."""
+        goes_to = None if endpoint == self._endpoint else endpoint
+        if (goes_to, goes_to is not None) == (self._next, self.state.leaving):
+            return False
+        self._next = goes_to
+        self.state.leaving = goes_to is not None
+        return True
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state.leaving and not self._next
+
+    @property
+    def has_moved(self) -> bool:
+        return self._next is not None
+
+    @property
+    def has_own_name(self) -> bool:
+        """Whether another executor can never be at its address under its name."""
+        return bool(self._endpoint.pod)
+
+    def connect_anew(self) -> None:
+        """Ends the stream to the former place, where nothing runs any more."""
+        self._hurry.set()
+        if self._call and not self._cut:
+            self._cut = StreamEnded(Phase.CONNECTING, "it has moved")
+            self._call.cancel()  # Which the reader notices.
+
+    def _move(self) -> None:
+        if self._next:
+            self._endpoint, self._next = self._next, None
+            self.state.address, self.state.leaving = self._endpoint.address, False
+            self._failures = 0
 
     def dispatch(self, dispatches: list[executor_pb2.Dispatch]) -> None:
         """Sends requests that `state` counts as sent already, in messages of bounded size."""
@@ -137,7 +195,7 @@ class ExecutorLink:
         """Ends the adapter's pin ("": all pins), and frees the copies if no other pins them, as soon as
         nothing uses them. While there is no connection it only ends pins. Until the executor says that it is
         done, the drop is in `state.dropping`."""
-        for pin in [pin for pin in self.pins if pin[0] == digest and adapter in ("", pin[1])]:
+        for pin in self.kept.ends(digest, adapter):
             self.unpin(*pin)
         if self.state.limits:
             self._drops += 1
@@ -148,24 +206,24 @@ class ExecutorLink:
 
     def pin(self, digest: str, adapter: str, tier: Tier) -> None:
         """Now, and again on every stream to come, until `unpin` or `drop`."""
-        self.pins[digest, adapter] = tier
-        self._unpinned.pop((digest, adapter), None)
+        self.kept.pins[digest, adapter] = tier
+        self.kept.unpinned.pop((digest, adapter), None)
         if self.state.limits:
             self._send_pin(digest, adapter, tier)
 
     def unpin(self, digest: str, adapter: str) -> None:
         """Now, or on the next stream if it was pinned here."""
-        pinned = self.pins.pop((digest, adapter), None)
         if self.state.limits:
+            self.kept.pins.pop((digest, adapter), None)
             self._send_unpin(digest, adapter)
-        elif pinned is not None:
-            self._unpinned[digest, adapter] = None
+        else:
+            self.kept.unpin((digest, adapter))
 
     def missing_pins(self) -> int:
         """Versions pinned here that the executor does not keep, by its own account: it is away, still loads
         them, or cannot. From any thread."""
         residency = self.state.residency
-        return sum(not residency.keeps(digest) for digest in {digest for digest, _ in list(self.pins)})
+        return sum(not residency.keeps(digest) for digest in {digest for digest, _ in list(self.kept.pins)})
 
     def _send_pin(self, digest: str, adapter: str, tier: Tier) -> None:
         on_wire = cast(adapters_pb2.ResidencyTier, int(tier))
@@ -185,14 +243,14 @@ class ExecutorLink:
         except StreamEnded as end:
             return end
         except Exception:
-            logger.exception("executor %s: bug in its link", self.state.address)
+            logger.exception("executor %s: bug in its link", self.state.name)
             return StreamEnded(Phase.CONNECTING, "internal error; the log has more")
 
     async def _one_stream(self) -> NoReturn:
         self._outgoing, self._cut = asyncio.Queue(), None
         self._due = self._awake() + self._settings.hello_timeout_s
-        async with open_channel(self.state.address, self._settings.tls) as channel:
-            call = executor_pb2_grpc.ExecutorStub(channel).Execute(metadata=ENDS_WITH_STEPS)
+        async with open_channel(self._endpoint, self._settings.tls) as channel:
+            call = self._call = executor_pb2_grpc.ExecutorStub(channel).Execute(metadata=ENDS_WITH_STEPS)
             helpers = [
                 asyncio.create_task(self._write(call, self._outgoing)),
                 asyncio.create_task(self._cut_off_when_silent(call)),
@@ -206,6 +264,7 @@ class ExecutorLink:
                     if event.HasField("load"):
                         self._due = self._awake() + self._settings.report_timeout_s
             finally:
+                self._call = None
                 for helper in helpers:
                     helper.cancel()
                 call.cancel()
@@ -241,9 +300,9 @@ class ExecutorLink:
             while True:
                 await call.write(await outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            logger.debug("executor %s: stream ended while writing; the reader knows", self.state.address)
+            logger.debug("executor %s: stream ended while writing; the reader knows", self.state.name)
         except Exception:
-            logger.exception("executor %s: bug while writing", self.state.address)
+            logger.exception("executor %s: bug while writing", self.state.name)
             call.cancel()  # Which the reader notices.
 
     def _greet(self, event: executor_pb2.ExecutorEvent) -> None:
@@ -261,24 +320,24 @@ class ExecutorLink:
         self.state.instance_id = hello.instance_id
         self.state.limits = limits_of(hello)
         self.state.residency = Residency.from_snapshot(hello.residency_number, copies_of(hello.residency))
-        for digest, adapter in self._unpinned:
+        for digest, adapter in self.kept.unpinned:
             self._send_unpin(digest, adapter)
-        self._unpinned.clear()
-        for (digest, adapter), tier in self.pins.items():
+        self.kept.unpinned.clear()
+        for (digest, adapter), tier in self.kept.pins.items():
             self._send_pin(digest, adapter, tier)
         self._set_phase(Phase.CONNECTING, "waiting for its first report")
 
     def _handle(self, event: executor_pb2.ExecutorEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "step":
-            self._listener.on_tokens(self.state.address, tokens_of(event.step))
+            self._listener.on_tokens(self.state.name, tokens_of(event.step))
             for finished in event.step.finished:
                 self._finished(finished)
         elif kind == "finished":
             self._finished(event.finished)
         elif kind == "rejected":
             if self.state.ended(event.rejected.dispatch_id, time.monotonic()):
-                self._listener.on_rejected(self.state.address, event.rejected)
+                self._listener.on_rejected(self.state.name, event.rejected)
         elif kind == "residency":
             self._apply(event.residency)
         elif kind == "dropped":
@@ -286,7 +345,7 @@ class ExecutorLink:
         elif kind == "load":
             self._report(event.load)
         else:
-            logger.warning("executor %s: ignored an event of kind %s", self.state.address, kind)
+            logger.warning("executor %s: ignored an event of kind %s", self.state.name, kind)
 
     def _finished(self, finished: executor_pb2.Finished) -> None:
         if self.state.ended(finished.dispatch_id, time.monotonic()):
@@ -312,7 +371,7 @@ class ExecutorLink:
         if (phase, detail) == (self.state.phase, self.state.detail):
             return
         level = logging.WARNING if phase in (Phase.REFUSED, Phase.HUNG) else logging.INFO
-        logger.log(level, "executor %s: %s %s", self.state.address, phase.name, detail)
+        logger.log(level, "executor %s: %s %s", self.state.name, phase.name, detail)
         self.state.phase, self.state.detail = phase, detail
         self._listener.on_phase()
 
@@ -321,7 +380,7 @@ class ExecutorLink:
         crashed = self.state.phase is not Phase.DRAINING
         lost = self.state.reset()
         self._set_phase(end.phase, end.detail)
-        self._listener.on_lost(self.state.address, lost, end.detail, crashed=crashed)
+        self._listener.on_lost(self.state.name, lost, end.detail, crashed=crashed)
 
     def _backoff(self) -> float:
         doublings = min(self._failures, 32)  # No float holds 2 ** 1024: an executor may be away for hours.

@@ -98,6 +98,7 @@ class ExecutorState:
         self.instance_id = ""
         self.report = Report()
         self.usage = Usage()
+        self.last_limits: Limits | None = None  # Of the last hello, whether or not its stream has ended.
         self.streams = 0  # that have ended
         self.dropping: dict[int, str] = {}  # Digests by number, of drops not done.
         self._phase = phase
@@ -165,6 +166,7 @@ class ExecutorState:
     @limits.setter
     def limits(self, limits: Limits | None) -> None:
         self._limits = limits
+        self.last_limits = limits or self.last_limits
         if self._watcher:
             self._watcher.limits_changed(self._position)
 

@@ -96,7 +96,7 @@ def residency_rows(state: ExecutorState, epoch: float) -> list[adapters_pb2.Adap
         last_use = state.last_use(copy.digest)
         rows.append(
             adapters_pb2.AdapterResidency(
-                executor=state.address,
+                executor=state.name,
                 digest=copy.digest,
                 tier=cast(adapters_pb2.ResidencyTier, int(copy.tier)),
                 slot=copy.slot,

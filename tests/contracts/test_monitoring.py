@@ -15,6 +15,7 @@ from executor.metrics import Metrics as ExecutorMetrics
 from executor.metrics import Snapshot, StateCollector
 from scheduler.fleet.state import Phase
 from scheduler.loop_histogram import LoopHistogram
+from scheduler.member_gauge import MemberGauge
 from scheduler.metrics import Metrics as SchedulerMetrics
 
 FOLDER = Path(__file__).parents[2] / "deploy/monitoring"
@@ -36,6 +37,8 @@ def exported() -> Mapping[str, set[str]]:
             elif isinstance(instrument, LoopHistogram):
                 for family in instrument.collect():
                     found |= {family.name + suffix: set() for suffix in SUFFIXES["histogram"]}
+            elif isinstance(instrument, MemberGauge):
+                found |= {family.name: {"executor"} for family in instrument.collect()}
     info = EngineInfo("m", "float32", "f", 64, 8, (), 4, 8, 16, 16)
     for family in StateCollector(lambda: Snapshot(info, Status(), ()), lambda: 0.0).collect():
         found[family.name] = set()

@@ -13,6 +13,7 @@ import pytest
 from adapter_store import ModelSpec
 from lorafleet import IncompatibleAdapter, InvalidRequest
 from lorafleet.v1 import executor_pb2, inference_pb2
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.link import MAX_BATCH_BYTES, ExecutorLink, LinkSettings
 from scheduler.fleet.wire import Tokens
 from tests.support.services.cluster import Cluster, Pair
@@ -114,7 +115,7 @@ async def test_a_scheduler_and_an_executor_exchange_messages_beyond_grpcs_defaul
     token than clients may ask for."""
     heard = Heard()
     settings = LinkSettings(ModelSpec.from_folder(cluster.model).fingerprint, report_timeout_s=60.0)
-    link = ExecutorLink(main.executor.address, settings, heard, time.monotonic)
+    link = ExecutorLink(Endpoint(main.executor.address), settings, heard, time.monotonic)
     running = asyncio.create_task(link.run())
     await until(lambda: link.state.takes_requests)
     batch = [dispatch(f"long{n}", [300] * 1_200_000) for n in range(3)]

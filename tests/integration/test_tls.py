@@ -12,6 +12,7 @@ from adapter_store import ModelSpec
 from lorafleet import Client, Unavailable
 from lorafleet.tls.expiry import ends
 from lorafleet.tls.files import Tls, WatchedFiles
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.link import ExecutorLink, LinkSettings
 from tests.integration.conftest import CALLERS, token_entry
 from tests.support.services.certificates import Certificates, make_certificates
@@ -67,7 +68,7 @@ async def link_trouble(cluster: Cluster, address: str, tls: Tls | None) -> str:
 
     fingerprint = ModelSpec.from_folder(cluster.model).fingerprint
     settings = LinkSettings(fingerprint, tls=WatchedFiles(tls) if tls else None)
-    link = ExecutorLink(address, settings, Deaf(), time.monotonic)
+    link = ExecutorLink(Endpoint(address), settings, Deaf(), time.monotonic)
     task = asyncio.create_task(link.run())
     async with asyncio.timeout(PATIENCE_S):
         while not link.state.detail.startswith("stream ended"):

@@ -105,7 +105,7 @@ async def test_a_pin_ends_with_its_version_also_for_an_executor_that_is_away(
     away = links[0]
     away.state.limits, away.state.residency = None, Residency()  # As after the end of its stream.
     await service.stub.Delete(pb.DeleteAdapterRequest(adapter="short-lived"), **as_("acme"))
-    await until(lambda: not any((digest, "acme/short-lived") in link.pins for link in links))
+    await until(lambda: not any((digest, "acme/short-lived") in link.kept.pins for link in links))
     service.executors[0].break_after = 0
     await until(lambda: away.state.limits is not None)
 

@@ -114,7 +114,7 @@ async def test_pins_that_an_executor_does_not_keep_are_counted(tokenizer: Tokeni
             fleet = dispatcher.fleet
 
             def missing() -> list[int]:
-                return [fleet.missing_pins(each.address) for each in (good, bad)]
+                return [fleet.missing_pins()[each.address] for each in (good, bad)]
 
             for adapter in ("acme/a", "acme/b"):
                 fleet.pin(DIGEST, adapter, Tier.SLOT)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from lorafleet.tls.files import WatchedFiles
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.link import ExecutorLink, LinkSettings
 from tests.support.services.certificates import make_certificates
 from tests.support.services.fakes import FakeExecutor
@@ -21,7 +22,7 @@ async def test_a_new_certificate_is_shown_at_the_next_connection(tmp_path: Path)
     fake = FakeExecutor("f")
     await fake.start(tls=WatchedFiles(made.tls("good")))
     settings = LinkSettings("f", tls=WatchedFiles(made.tls("client")), max_backoff_s=0.01)
-    link = ExecutorLink(fake.address, settings, Deaf(), time.monotonic)
+    link = ExecutorLink(Endpoint(fake.address), settings, Deaf(), time.monotonic)
     running = asyncio.create_task(link.run())
     await until(lambda: fake.streams == 1)
     first = (tmp_path / "client.crt").read_bytes()
@@ -38,7 +39,7 @@ async def test_an_executor_in_clear_is_not_spoken_to(tmp_path: Path) -> None:
     fake = FakeExecutor("f")
     await fake.start()
     settings = LinkSettings("f", tls=WatchedFiles(made.tls("client")), max_backoff_s=0.01)
-    link = ExecutorLink(fake.address, settings, Deaf(), time.monotonic)
+    link = ExecutorLink(Endpoint(fake.address), settings, Deaf(), time.monotonic)
     running = asyncio.create_task(link.run())
     await until(lambda: "does not speak TLS on this port" in link.state.detail)
     assert "leave --executor-ca-file out" in link.state.detail and fake.streams == 0
