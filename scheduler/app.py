@@ -35,11 +35,13 @@ from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.audit import Audit, AuditInterceptor
-from scheduler.config import Config
+from scheduler.config import Config, ConfigError
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.door import LIMITS, Doorkeeper
 from scheduler.event_loop import measure_lag
+from scheduler.fleet.discovery.discovery import Discovery
+from scheduler.fleet.discovery.source import DiscoveryError
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import server_options
@@ -75,7 +77,7 @@ class Scheduler:
     def __init__(self, config: Config) -> None:
         """On the event loop, which it blocks while it loads: nobody is served yet.
 
-        Raises InvalidModel, InvalidTokenizer, InvalidAuthFile, TlsError or StoreUnavailable.
+        Raises ConfigError, InvalidModel, InvalidTokenizer, InvalidAuthFile, TlsError or StoreUnavailable.
         """
         self.config = config
         self.address = ""  # Where it listens, once started.
@@ -111,6 +113,7 @@ class Scheduler:
             self._quarantine.suspect,
             self._heartbeat.awake,
         )
+        self._discovery = self._discovery_of(config)
         self._retirement = Retirement(
             self._store,
             self._versions,
@@ -157,6 +160,7 @@ class Scheduler:
         await self._retirement.start()
         await self._listen()
         self._versions.start()
+        self._discovery.start()
         self.dispatcher.start()
         self._tasks = [
             asyncio.create_task(self._follow_readiness(), name="readiness"),
@@ -177,6 +181,7 @@ class Scheduler:
         """Ends what is still live with UNAVAILABLE."""
         for task in self._tasks:
             task.cancel()
+        await self._discovery.stop()
         await self.dispatcher.stop()
         await self._retirement.stop()
         self._versions.stop()
@@ -189,6 +194,15 @@ class Scheduler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._metrics_server:
             await asyncio.to_thread(self._metrics_server.close)
+
+    def _discovery_of(self, config: Config) -> Discovery:
+        fleet, failed = self.dispatcher.fleet, self._metrics.discovery_failed
+        try:
+            discovery = Discovery(config.executor, config.discovery_interval, fleet.settle, failed)
+        except DiscoveryError as error:
+            raise ConfigError(f"executor: {error}") from error
+        self._metrics.follow_discovery(discovery.flags)
+        return discovery
 
     def _add_services(self) -> None:
         doorkeeper = Doorkeeper(self._authenticator, self._metrics.refused_at_door)
@@ -323,7 +337,6 @@ def _jwt_settings(config: Config) -> JwtSettings | None:
 
 def _dispatcher_settings(config: Config) -> DispatcherSettings:
     return DispatcherSettings(
-        executors=config.executor,
         max_queued=config.max_queued,
         max_queued_per_tenant=config.max_queued_per_tenant,
         aging_s=config.aging,

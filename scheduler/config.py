@@ -6,6 +6,8 @@ from pathlib import Path
 from lorafleet.doors.options import MAX_CONNECTIONS, MAX_STREAMS
 from lorafleet.tls.files import Tls
 from lorafleet.tls.listening import is_loopback, unmatched_pair, unmet_beyond_loopback
+from scheduler.fleet.discovery.flags import host_and_port, parse
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.logs import FORMATS, LEVELS
 
 
@@ -28,7 +30,16 @@ class Config:
         metadata=_help("adapter store: a folder, disk:<folder>, redis://... or rediss://...", "STORE")
     )
     executor: tuple[str, ...] = field(
-        metadata=_help("host:port of an executor; repeat it for more", "HOST:PORT")
+        metadata=_help(
+            "where executors are: host:port; dns:///name:port or dns://server:port/name:port, all that the "
+            "name has in DNS, by names of their own where it has SRV records (_grpc._tcp.name); file:path, "
+            "one a line, host:port and a name if it has one; repeat it for more",
+            "WHERE",
+        )
+    )
+    discovery_interval: float = field(
+        default=5.0,
+        metadata=_help("seconds after which names and files are asked again for executors"),
     )
     allow_volatile: bool = field(
         default=False,
@@ -205,11 +216,13 @@ class Config:
     log_level: str = field(default="info", metadata=_help(f"one of {', '.join(LEVELS)}"))
 
     def __post_init__(self) -> None:
-        for address in self.executor:
-            _split_address(address, "executor")
-        if not self.executor:
+        try:
+            places = [parse(flag) for flag in self.executor]
+        except ValueError as error:
+            raise ConfigError(f"executor: {error}") from error
+        if not places:
             raise ConfigError("executor: name at least one host:port")
-        if len(set(self.executor)) < len(self.executor):
+        if len(set(places)) < len(places):
             raise ConfigError("executor: an address is named twice")
         _split_address(self.listen, "listen")
         jwt_settings = (self.jwt_issuer, self.jwt_audience, self.jwt_keys_file)
@@ -232,6 +245,7 @@ class Config:
             "alias_max_staleness",
             "report_timeout",
             "step_timeout",
+            "discovery_interval",
         ):
             if not getattr(self, name) > 0:  # NaN is not, either.
                 raise ConfigError(f"{name}: must be above 0")
@@ -280,8 +294,13 @@ class Config:
 
     @property
     def far_executors(self) -> list[str]:
-        """Addresses of those beyond loopback."""
-        return [address for address in self.executor if not is_loopback(address.rpartition(":")[0])]
+        """Where executors are beyond loopback, or may be."""
+        places = [(flag, parse(flag)) for flag in self.executor]
+        return [
+            flag
+            for flag, place in places
+            if not isinstance(place, Endpoint) or not is_loopback(host_and_port(place.address)[0])
+        ]
 
     def _check_tls(self) -> None:
         for prefix in ("tls", "executor"):

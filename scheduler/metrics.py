@@ -170,6 +170,13 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self._discovery_failures = Counter(
+            "lorafleet_scheduler_discovery_failures",
+            "Times that a name or a file could not tell who the executors are, by its flag; what it told "
+            "before is kept.",
+            ["source"],
+            registry=registry,
+        )
         self._executors = Gauge(
             "lorafleet_scheduler_executors",
             "Executors by state; those that are ready, and cordoned or leaving, are counted as that only.",
@@ -324,6 +331,14 @@ class Metrics:
         counts = Counted(conditions)
         for condition in ("cordoned", "leaving", *(phase.name.lower() for phase in Phase)):
             self._executors.labels(condition).set(counts[condition])
+
+    def follow_discovery(self, flags: Iterable[str]) -> None:
+        """An alert on an increase needs the 0."""
+        for flag in flags:
+            self._discovery_failures.labels(flag)
+
+    def discovery_failed(self, flag: str) -> None:
+        self._discovery_failures.labels(flag).inc()
 
     def follow_certificate(self, file: str, end: Callable[[], float]) -> None:
         """`file`: its flag. `end`, in unix seconds, is asked whenever the metrics are read, on a thread of

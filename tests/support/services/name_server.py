@@ -1,53 +1,106 @@
-"""A name server for one name whose address tests move: answers over UDP, to be asked anew each time."""
+"""A name server whose records tests change: answers over UDP and TCP, to be asked anew each time."""
 
 import asyncio
-import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-A, IN = 1, 1
+import dns.flags
+import dns.message
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+
+UDP_BYTES = 512
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """`target(name, port)` is what a gRPC channel takes; `address` is what the name means now."""
+    """`put` says what a name means now. A name without records is NXDOMAIN.
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.asked = 0
+    rcode      what every question is answered with, in place of records: "SERVFAIL", "REFUSED" ...
+    is_silent  no question is answered
+    asked      questions so far, by (name, type)
+    over_tcp   how many of them came over TCP
+    """
+
+    def __init__(self) -> None:
+        self.rcode = ""
+        self.is_silent = False
+        self.brings_addresses = True  # Of SRV records' targets, with their answer.
+        self.asked: list[tuple[str, str]] = []
+        self.over_tcp = 0
         self.port = 0
+        self._records: dict[str, dict[str, list[str]]] = {}
         self._transport: asyncio.DatagramTransport | None = None
 
+    @property
+    def authority(self) -> str:
+        """As gRPC and `--executor` have it in dns://<authority>/name:port."""
+        return f"127.0.0.1:{self.port}"
+
     def target(self, name: str, port: int) -> str:
-        return f"dns://127.0.0.1:{self.port}/{name}:{port}"
+        return f"dns://{self.authority}/{name}:{port}"
+
+    def put(self, name: str, kind: str, records: Sequence[str]) -> None:
+        """The records of one type, as texts of a zone file; none of any type: there is no such name."""
+        kinds = self._records.setdefault(name, {})
+        kinds[kind] = list(records)
+        if not any(kinds.values()):
+            del self._records[name]
+
+    def answer(self, data: bytes, max_bytes: int) -> bytes:
+        """RFC 1035. What does not fit is left out, and said to be."""
+        query = dns.message.from_wire(data)
+        [question] = query.question
+        name, kind = question.name.to_text(omit_final_dot=True), dns.rdatatype.to_text(question.rdtype)
+        self.asked.append((name, kind))
+        response = dns.message.make_response(query, recursion_available=True)
+        if self.rcode or name not in self._records:
+            response.set_rcode(dns.rcode.from_text(self.rcode or "NXDOMAIN"))
+        elif records := self._records[name].get(kind):
+            found = dns.rrset.from_text(question.name, 0, "IN", kind, *records)
+            response.answer.append(found)
+            if kind == "SRV" and self.brings_addresses:
+                response.additional += [
+                    dns.rrset.from_text(target, 0, "IN", "A", *addresses)
+                    for target in {record.target.to_text() for record in found}
+                    if (addresses := self._records.get(target.removesuffix("."), {}).get("A"))
+                ]
+        wire = response.to_wire(max_size=65535)
+        if len(wire) > max_bytes:
+            response.answer, response.additional = [], []
+            response.flags |= dns.flags.TC
+            wire = response.to_wire()
+        return wire
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
-        self.port = transport.get_extra_info("sockname")[1]
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """RFC 1035: the question again, and an A record that no one may keep if an IPv4 address was asked."""
-        end = data.index(b"\0", 12) + 5
-        question, kind = data[12:end], struct.unpack("!H", data[end - 4 : end - 2])[0]
-        answers = 0
-        record = b""
-        if kind == A:
-            self.asked += 1
-            answers = 1
-            record = struct.pack("!HHHIH", 0xC00C, A, IN, 0, 4) + socket.inet_aton(self.address)
-        header = data[:2] + struct.pack("!HHHHH", 0x8580, 1, answers, 0, 0)
-        assert self._transport
-        self._transport.sendto(header + question + record, addr)
+        if not self.is_silent and self._transport:
+            self._transport.sendto(self.answer(data, UDP_BYTES), addr)
+
+    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One question."""
+        [length] = struct.unpack("!H", await reader.readexactly(2))
+        answer = self.answer(await reader.readexactly(length), 65535)
+        self.over_tcp += 1
+        writer.write(struct.pack("!H", len(answer)) + answer)
+        await writer.drain()
+        writer.close()
 
 
 @asynccontextmanager
-async def name_server(address: str) -> AsyncIterator[NameServer]:
+async def name_server() -> AsyncIterator[NameServer]:
+    """On one port of loopback for both."""
+    names = NameServer()
+    tcp = await asyncio.start_server(names.serve_tcp, "127.0.0.1", 0)
+    names.port = tcp.sockets[0].getsockname()[1]
     loop = asyncio.get_running_loop()
-    transport, server = await loop.create_datagram_endpoint(
-        lambda: NameServer(address), local_addr=("127.0.0.1", 0)
-    )
+    udp, _ = await loop.create_datagram_endpoint(lambda: names, local_addr=("127.0.0.1", names.port))
     try:
-        yield server
+        yield names
     finally:
-        transport.close()
+        udp.close()
+        tcp.close()

@@ -49,6 +49,9 @@ async def test_what_keeps_it_from_starting_is_one_line(model: Path, tmp_path: Pa
     status, errors = await output_of("--model", str(tmp_path / "missing"), *store)
     assert (status, len(errors.splitlines())) == (2, 1)
     assert errors.startswith("scheduler: ")
+    flag = f"file:{tmp_path / 'no-fleet'}"
+    status, errors = await output_of("--model", str(model), *store, "--executor", flag)
+    assert (status, errors) == (2, f"scheduler: executor: {flag}: No such file or directory\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         status, errors = await output_of("--model", str(model), *store, "--listen", address)

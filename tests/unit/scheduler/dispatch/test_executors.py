@@ -137,17 +137,19 @@ async def test_a_restarted_executor_comes_back(tokenizer: Tokenizer) -> None:
 
 async def test_an_executor_moves_to_another_address_behind_its_name(tokenizer: Tokenizer) -> None:
     """The old address takes connections and says nothing: who dials it again never hears of anyone."""
-    async with executors(1) as [old], name_server("127.0.0.1") as names:
+    async with executors(1) as [old], name_server() as names:
         port = int(old.address.rpartition(":")[2])
         new = FakeExecutor(LINK.fingerprint)
         await new.start(port, host="127.0.0.2")
+        names.put("executor.test", "A", ["127.0.0.1"])
         target = names.target("executor.test", port)
         async with running(dispatcher_of([target], tokenizer, link=IMPATIENT)) as dispatcher:
             await ready(dispatcher)
             request = admitted(max_new_tokens=60)
             reader = asyncio.create_task(read_all(live := dispatcher.submit(request, None)))
             await until(lambda: len(live.progress.output) > 3)
-            names.address, old.mute = "127.0.0.2", True
+            names.put("executor.test", "A", ["127.0.0.2"])
+            old.mute = True
             assert tokens_in(await reader) == expected_tokens(request)
         await new.stop()
         delivered = list(new.dispatches[0].output_token_ids)

@@ -45,3 +45,20 @@ async def test_an_executor_in_clear_is_not_spoken_to(tmp_path: Path) -> None:
     assert "leave --executor-ca-file out" in link.state.detail and fake.streams == 0
     running.cancel()
     await fake.stop()
+
+
+async def test_the_name_that_discovery_found_is_looked_for_in_the_certificate(tmp_path: Path) -> None:
+    """An address in a cluster is in no certificate."""
+    made = make_certificates(tmp_path)
+    made.authority.issue("pod", ["pod-0.fleet.test"], server=True, days=1)
+    fake = FakeExecutor("f")
+    await fake.start(tls=WatchedFiles(made.tls("pod")))
+    settings = LinkSettings("f", tls=WatchedFiles(made.tls("client")), max_backoff_s=0.01)
+    for name, served in (("pod-1.fleet.test", False), ("pod-0.fleet.test", True)):
+        endpoint = Endpoint(fake.address, "pod", name)
+        link = ExecutorLink(endpoint, settings, Deaf(), time.monotonic)
+        running = asyncio.create_task(link.run())
+        await until(lambda link=link: link.state.limits is not None or link.state.streams > 0)  # type: ignore[misc]
+        assert (fake.streams > 0) is served
+        running.cancel()
+    await fake.stop()
