@@ -268,7 +268,8 @@ class Executor:
     slot_hits, host_hits, misses: requests sent there, by where their version was. page_in_mean, page_in_max:
     seconds from a request without a slot copy to that copy, of the last 64. in_host: copies in host memory.
     name: its pod's own where discovery found one, else its address. leaving: it is no executor of this fleet
-    any more, or has moved, and ends what runs there.
+    any more, or has moved, and ends what runs there. seat_limit: of requests while it warms up, else 0.
+    tripped: it failed what it was sent, and gets nothing for a while.
     """
 
     address: str
@@ -291,6 +292,8 @@ class Executor:
     on_trial: bool = False
     name: str = ""
     leaving: bool = False
+    seat_limit: int = 0
+    tripped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,4 +176,6 @@ def executor(message: fleet_pb2.ExecutorStatus) -> results.Executor:
         on_trial=message.on_trial,
         name=message.name or message.address,  # A scheduler of an earlier release knows addresses only.
         leaving=message.leaving,
+        seat_limit=message.seat_limit,
+        tripped=message.tripped,
     )

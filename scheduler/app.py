@@ -43,6 +43,7 @@ from scheduler.event_loop import measure_lag
 from scheduler.fleet.discovery.discovery import Discovery
 from scheduler.fleet.discovery.source import DiscoveryError
 from scheduler.fleet.link import LinkSettings
+from scheduler.fleet.settings import FleetSettings
 from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
@@ -342,7 +343,11 @@ def _dispatcher_settings(config: Config) -> DispatcherSettings:
         aging_s=config.aging,
         priority_aging_s=config.priority_aging,
         prompt_token_price=config.prompt_token_price,
-        reserve_seats=config.reserve_seats if config.tells_callers_apart else 0,
+        fleet=FleetSettings(
+            reserve_seats=config.reserve_seats if config.tells_callers_apart else 0,
+            slow_start_s=config.slow_start,
+            circuit_failures=config.circuit_failures,
+        ),
         queue_timeout_s=config.queue_timeout,
         max_attempts=config.max_attempts,
     )

@@ -168,6 +168,18 @@ class Config:
             "without tokens_file"
         ),
     )
+    slow_start: float = field(
+        default=10.0,
+        metadata=_help(
+            "seconds in which an executor that joins others at work gets more and more seats; 0 is none"
+        ),
+    )
+    circuit_failures: int = field(
+        default=5,
+        metadata=_help(
+            "failed attempts, of the last twice as many, that close an executor for a while; 0 is never"
+        ),
+    )
     max_attempts: int = field(
         default=3, metadata=_help("failed attempts in a row, none with a new token, that fail a request")
     )
@@ -251,6 +263,8 @@ class Config:
                 raise ConfigError(f"{name}: must be above 0")
         for name in (
             "queue_timeout",
+            "slow_start",
+            "circuit_failures",
             "aging",
             "priority_aging",
             "prompt_token_price",

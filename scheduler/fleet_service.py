@@ -120,4 +120,6 @@ def status(state: ExecutorState) -> fleet_pb2.ExecutorStatus:
         on_trial=state.on_trial,
         name=state.name,
         leaving=state.leaving,
+        seat_limit=state.seat_limit or 0,
+        tripped=state.tripped,
     )

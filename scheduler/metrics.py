@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scheduler.fleet.residency import Tier
-from scheduler.fleet.state import Phase
+from scheduler.fleet.state import CLOSED, Phase
 from scheduler.loop_histogram import LoopHistogram
 from scheduler.member_gauge import MemberGauge
 
@@ -179,7 +179,7 @@ class Metrics:
         )
         self._executors = Gauge(
             "lorafleet_scheduler_executors",
-            "Executors by state; those that are ready, and cordoned or leaving, are counted as that only.",
+            "Executors by state; those that are ready, and cordoned, leaving or tripped, count as that only.",
             ["state"],
             registry=registry,
         )
@@ -329,7 +329,7 @@ class Metrics:
 
     def executors(self, conditions: Iterable[str]) -> None:
         counts = Counted(conditions)
-        for condition in ("cordoned", "leaving", *(phase.name.lower() for phase in Phase)):
+        for condition in (*CLOSED, *(phase.name.lower() for phase in Phase)):
             self._executors.labels(condition).set(counts[condition])
 
     def follow_discovery(self, flags: Iterable[str]) -> None:

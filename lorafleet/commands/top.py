@@ -113,7 +113,13 @@ _HEAD = (
 def _row(executor: Executor, old: Executor | None, seconds: float) -> tuple[str, ...]:
     slot, host, missed = _hits(executor, old)
     requests = slot + host + missed
-    marks = {"cordoned": executor.cordoned, "on trial": executor.on_trial, "leaving": executor.leaving}
+    marks = {
+        "cordoned": executor.cordoned,
+        "on trial": executor.on_trial,
+        "leaving": executor.leaving,
+        "warming up": executor.seat_limit > 0,
+        "tripped": executor.tripped,
+    }
     state = ", ".join((executor.state, *(mark for mark, is_so in marks.items() if is_so)))
     return (
         executor.name,

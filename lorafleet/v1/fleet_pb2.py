@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18lorafleet/v1/fleet.proto\x12\x0clorafleet.v1\"(\n\x11WatchFleetRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xa2\x03\n\x0e\x45xecutorStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.lorafleet.v1.ExecutorState\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x05 \x01(\x08\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x12\n\nfree_seats\x18\x07 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x08 \x01(\r\x12\x11\n\tmax_loras\x18\t \x01(\r\x12\x10\n\x08resident\x18\n \x03(\t\x12\x11\n\tslot_hits\x18\x0b \x01(\x04\x12\x11\n\thost_hits\x18\x0c \x01(\x04\x12\x0e\n\x06misses\x18\r \x01(\x04\x12\x17\n\x0fpage_in_mean_ms\x18\x0e \x01(\r\x12\x16\n\x0epage_in_max_ms\x18\x0f \x01(\r\x12\x11\n\tmax_seats\x18\x10 \x01(\r\x12\x0f\n\x07in_host\x18\x11 \x01(\r\x12\x10\n\x08on_trial\x18\x12 \x01(\x08\x12\x0c\n\x04name\x18\x13 \x01(\t\x12\x0f\n\x07leaving\x18\x14 \x01(\x08\"/\n\x0cWaitingGroup\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\"\x8d\x01\n\rFleetSnapshot\x12/\n\texecutors\x18\x01 \x03(\x0b\x32\x1c.lorafleet.v1.ExecutorStatus\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06groups\x18\x03 \x01(\r\x12*\n\x06queues\x18\x04 \x03(\x0b\x32\x1a.lorafleet.v1.WaitingGroup\"2\n\rCordonRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x02 \x01(\x08\"@\n\x0e\x43ordonResponse\x12.\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x1c.lorafleet.v1.ExecutorStatus\"\'\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"G\n\x15\x44rainExecutorResponse\x12.\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x1c.lorafleet.v1.ExecutorStatus*\xba\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x45XECUTOR_STATE_CONNECTING\x10\x01\x12\x18\n\x14\x45XECUTOR_STATE_READY\x10\x02\x12\x1b\n\x17\x45XECUTOR_STATE_DRAINING\x10\x03\x12\x1a\n\x16\x45XECUTOR_STATE_REFUSED\x10\x04\x12\x17\n\x13\x45XECUTOR_STATE_HUNG\x10\x05\x32\xe7\x01\n\x05\x46leet\x12G\n\x05Watch\x12\x1f.lorafleet.v1.WatchFleetRequest\x1a\x1b.lorafleet.v1.FleetSnapshot0\x01\x12\x43\n\x06\x43ordon\x12\x1b.lorafleet.v1.CordonRequest\x1a\x1c.lorafleet.v1.CordonResponse\x12P\n\x05\x44rain\x12\".lorafleet.v1.DrainExecutorRequest\x1a#.lorafleet.v1.DrainExecutorResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18lorafleet/v1/fleet.proto\x12\x0clorafleet.v1\"(\n\x11WatchFleetRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xc7\x03\n\x0e\x45xecutorStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.lorafleet.v1.ExecutorState\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x05 \x01(\x08\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x12\n\nfree_seats\x18\x07 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x08 \x01(\r\x12\x11\n\tmax_loras\x18\t \x01(\r\x12\x10\n\x08resident\x18\n \x03(\t\x12\x11\n\tslot_hits\x18\x0b \x01(\x04\x12\x11\n\thost_hits\x18\x0c \x01(\x04\x12\x0e\n\x06misses\x18\r \x01(\x04\x12\x17\n\x0fpage_in_mean_ms\x18\x0e \x01(\r\x12\x16\n\x0epage_in_max_ms\x18\x0f \x01(\r\x12\x11\n\tmax_seats\x18\x10 \x01(\r\x12\x0f\n\x07in_host\x18\x11 \x01(\r\x12\x10\n\x08on_trial\x18\x12 \x01(\x08\x12\x0c\n\x04name\x18\x13 \x01(\t\x12\x0f\n\x07leaving\x18\x14 \x01(\x08\x12\x12\n\nseat_limit\x18\x15 \x01(\r\x12\x0f\n\x07tripped\x18\x16 \x01(\x08\"/\n\x0cWaitingGroup\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\"\x8d\x01\n\rFleetSnapshot\x12/\n\texecutors\x18\x01 \x03(\x0b\x32\x1c.lorafleet.v1.ExecutorStatus\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06groups\x18\x03 \x01(\r\x12*\n\x06queues\x18\x04 \x03(\x0b\x32\x1a.lorafleet.v1.WaitingGroup\"2\n\rCordonRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x02 \x01(\x08\"@\n\x0e\x43ordonResponse\x12.\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x1c.lorafleet.v1.ExecutorStatus\"\'\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"G\n\x15\x44rainExecutorResponse\x12.\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x1c.lorafleet.v1.ExecutorStatus*\xba\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x45XECUTOR_STATE_CONNECTING\x10\x01\x12\x18\n\x14\x45XECUTOR_STATE_READY\x10\x02\x12\x1b\n\x17\x45XECUTOR_STATE_DRAINING\x10\x03\x12\x1a\n\x16\x45XECUTOR_STATE_REFUSED\x10\x04\x12\x17\n\x13\x45XECUTOR_STATE_HUNG\x10\x05\x32\xe7\x01\n\x05\x46leet\x12G\n\x05Watch\x12\x1f.lorafleet.v1.WatchFleetRequest\x1a\x1b.lorafleet.v1.FleetSnapshot0\x01\x12\x43\n\x06\x43ordon\x12\x1b.lorafleet.v1.CordonRequest\x1a\x1c.lorafleet.v1.CordonResponse\x12P\n\x05\x44rain\x12\".lorafleet.v1.DrainExecutorRequest\x1a#.lorafleet.v1.DrainExecutorResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lorafleet.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTORSTATE']._serialized_start=931
-  _globals['_EXECUTORSTATE']._serialized_end=1117
+  _globals['_EXECUTORSTATE']._serialized_start=968
+  _globals['_EXECUTORSTATE']._serialized_end=1154
   _globals['_WATCHFLEETREQUEST']._serialized_start=42
   _globals['_WATCHFLEETREQUEST']._serialized_end=82
   _globals['_EXECUTORSTATUS']._serialized_start=85
-  _globals['_EXECUTORSTATUS']._serialized_end=503
-  _globals['_WAITINGGROUP']._serialized_start=505
-  _globals['_WAITINGGROUP']._serialized_end=552
-  _globals['_FLEETSNAPSHOT']._serialized_start=555
-  _globals['_FLEETSNAPSHOT']._serialized_end=696
-  _globals['_CORDONREQUEST']._serialized_start=698
-  _globals['_CORDONREQUEST']._serialized_end=748
-  _globals['_CORDONRESPONSE']._serialized_start=750
-  _globals['_CORDONRESPONSE']._serialized_end=814
-  _globals['_DRAINEXECUTORREQUEST']._serialized_start=816
-  _globals['_DRAINEXECUTORREQUEST']._serialized_end=855
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=857
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=928
-  _globals['_FLEET']._serialized_start=1120
-  _globals['_FLEET']._serialized_end=1351
+  _globals['_EXECUTORSTATUS']._serialized_end=540
+  _globals['_WAITINGGROUP']._serialized_start=542
+  _globals['_WAITINGGROUP']._serialized_end=589
+  _globals['_FLEETSNAPSHOT']._serialized_start=592
+  _globals['_FLEETSNAPSHOT']._serialized_end=733
+  _globals['_CORDONREQUEST']._serialized_start=735
+  _globals['_CORDONREQUEST']._serialized_end=785
+  _globals['_CORDONRESPONSE']._serialized_start=787
+  _globals['_CORDONRESPONSE']._serialized_end=851
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=853
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=892
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=894
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=965
+  _globals['_FLEET']._serialized_start=1157
+  _globals['_FLEET']._serialized_end=1388
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,7 @@ class WatchFleetRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class ExecutorStatus(_message.Message):
-    __slots__ = ("address", "state", "detail", "instance_id", "cordoned", "running", "free_seats", "free_kv_blocks", "max_loras", "resident", "slot_hits", "host_hits", "misses", "page_in_mean_ms", "page_in_max_ms", "max_seats", "in_host", "on_trial", "name", "leaving")
+    __slots__ = ("address", "state", "detail", "instance_id", "cordoned", "running", "free_seats", "free_kv_blocks", "max_loras", "resident", "slot_hits", "host_hits", "misses", "page_in_mean_ms", "page_in_max_ms", "max_seats", "in_host", "on_trial", "name", "leaving", "seat_limit", "tripped")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,8 @@ class ExecutorStatus(_message.Message):
     ON_TRIAL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    SEAT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TRIPPED_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: ExecutorState
     detail: str
@@ -70,7 +72,9 @@ class ExecutorStatus(_message.Message):
     on_trial: bool
     name: str
     leaving: bool
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., detail: _Optional[str] = ..., instance_id: _Optional[str] = ..., cordoned: bool = ..., running: _Optional[int] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., max_loras: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., slot_hits: _Optional[int] = ..., host_hits: _Optional[int] = ..., misses: _Optional[int] = ..., page_in_mean_ms: _Optional[int] = ..., page_in_max_ms: _Optional[int] = ..., max_seats: _Optional[int] = ..., in_host: _Optional[int] = ..., on_trial: bool = ..., name: _Optional[str] = ..., leaving: bool = ...) -> None: ...
+    seat_limit: int
+    tripped: bool
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., detail: _Optional[str] = ..., instance_id: _Optional[str] = ..., cordoned: bool = ..., running: _Optional[int] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., max_loras: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., slot_hits: _Optional[int] = ..., host_hits: _Optional[int] = ..., misses: _Optional[int] = ..., page_in_mean_ms: _Optional[int] = ..., page_in_max_ms: _Optional[int] = ..., max_seats: _Optional[int] = ..., in_host: _Optional[int] = ..., on_trial: bool = ..., name: _Optional[str] = ..., leaving: bool = ..., seat_limit: _Optional[int] = ..., tripped: bool = ...) -> None: ...
 
 class WaitingGroup(_message.Message):
     __slots__ = ("digest", "waiting")

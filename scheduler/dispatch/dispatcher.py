@@ -11,6 +11,8 @@ import grpc
 
 from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.admission.admission import AdmittedRequest
+from scheduler.dispatch import rejections
+from scheduler.dispatch.blame import Blame
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
@@ -19,13 +21,6 @@ from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.dispatch.reaper import Reaper
-from scheduler.dispatch.rejections import (
-    BUSY_REASONS,
-    EXECUTOR_LOST,
-    LOCAL_REASONS,
-    STORE_UNAVAILABLE,
-    error_of,
-)
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.dispatch.trials import Trials
 from scheduler.dispatch.waits import Waits
@@ -74,7 +69,8 @@ class Dispatcher:
         )
         self._awake = awake or clock
         links_awake = awake or asyncio.get_running_loop().time
-        self.fleet = Fleet(link_settings, self, links_awake, settings.reserve_seats)
+        self.fleet = Fleet(settings.fleet, link_settings, self, links_awake)
+        self._blame = Blame(self.fleet)
         self.line = ReaderLine()
         self.draining = False
         self._settings = settings
@@ -250,20 +246,17 @@ class Dispatcher:
             pause_s = self._settings.retry_pause_s * 2**live.failures
             self._attempt_failed(live, rejected.reason, rejected.message, pause_s)
             return
-        try:
-            error = error_of(live, name, rejected)
-        except ValueError as unknown:
-            self._fail(live, from_exception(unknown))
-            return
+        error = rejections.error_of(live, name, rejected)
         adapter, digest = live.admitted.adapter, live.admitted.digest
         is_told = live.refusal is not None and live.refusal.code is error.code
         if error.code is grpc.StatusCode.DATA_LOSS and adapter and not is_told:
             self._data_loss(adapter, digest)
-        if rejected.reason in LOCAL_REASONS:
+        if rejected.reason in rejections.LOCAL_REASONS:
             live.refuse(name, error)
             if self._may_ever_run(live):
                 self._attempt_failed(live, rejected.reason, rejected.message)
                 return
+        self._blame.failed(live, rejected.reason)
         self._fail(live, error)
 
     def on_lost(self, name: str, dispatch_ids: list[str], why: str, *, crashed: bool) -> None:
@@ -271,13 +264,14 @@ class Dispatcher:
             if crashed and (guilt := self._trials.crashed(live, why)):
                 self._fail(live, guilt)
             else:
-                self._attempt_failed(live, EXECUTOR_LOST, f"executor {name}: {why}")
+                self._attempt_failed(live, rejections.EXECUTOR_LOST, f"executor {name}: {why}")
 
     def on_room(self) -> None:
         self._trials.begin()
         self._planner.wake()
 
     def on_phase(self) -> None:
+        self.fleet.guard()
         self._metrics.executors(state.condition for state in self.fleet.states)
         self._reaper.phase_changed(self._awake())
         self._trials.tend()
@@ -287,6 +281,7 @@ class Dispatcher:
         live.failures = 0
         if not live.proven:
             self._trials.proven(live)
+            self._blame.served(live)
         if live.last_token_at is None:
             self._journal.first_token(live, now)
         else:
@@ -305,21 +300,22 @@ class Dispatcher:
         attempts would be used up at once. The loss of an executor is no failure: see trials.py.
         """
         self._trials.end(live)
+        self._blame.failed(live, reason)
         self._accepted.end_attempt(live)
         live.served_at = self._awake()
         if live.proven:
             live.waits_since = self._clock()
         self._journal.attempt_failed(live, reason, why)
-        if reason not in BUSY_REASONS:
-            live.failures += reason != EXECUTOR_LOST
+        if reason not in rejections.BUSY_REASONS:
+            live.failures += reason != rejections.EXECUTOR_LOST
             live.avoid(live.address)
         if complete := live.complete:
             self._finish(live, complete)
         elif live.failures >= self._settings.max_attempts:
-            kind = StoreUnavailable if reason == STORE_UNAVAILABLE else NoExecutor
+            kind = StoreUnavailable if reason == rejections.STORE_UNAVAILABLE else NoExecutor
             gave_up = kind(f"gave up after {live.failures} failed attempts; the last: {why}")
-            self._fail(live, live.refusal if live.refusal and reason in LOCAL_REASONS else gave_up)
-        elif pause_s and reason not in BUSY_REASONS:
+            self._fail(live, live.refusal if live.refusal and reason in rejections.LOCAL_REASONS else gave_up)
+        elif pause_s and reason not in rejections.BUSY_REASONS:
             live.pause = asyncio.get_running_loop().call_later(pause_s, self._put_back, live)
         else:
             self._put_back(live)

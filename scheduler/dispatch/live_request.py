@@ -63,6 +63,9 @@ class LiveRequest:
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # Where it runs.
         self.attempts = 0
+        self.doubtful: frozenset[str] = (
+            frozenset()
+        )  # Executors that failed it, for a reason of theirs or not.
         self.failures = 0  # Attempts in a row that failed before their first token.
         self.proven = False  # Whether the attempt that runs, or the last one, has had a token.
         self.crashes = 0  # Executors in a row that were lost while it ran there unproven.

@@ -4,7 +4,7 @@ import grpc
 
 from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.live_request import LiveRequest
-from scheduler.errors import ExecutorFailed
+from scheduler.errors import ExecutorFailed, SchedulerError, from_exception
 
 # Rejections that only say "not now": they are no failure of the attempt.
 BUSY_REASONS = frozenset({"NO_SEATS", "DRAINING"})
@@ -15,12 +15,12 @@ LOCAL_REASONS = frozenset({"ADAPTER_NOT_FOUND", "DATA_LOSS", "INCOMPATIBLE_ADAPT
 _CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
-def error_of(live: LiveRequest, name: str, rejected: executor_pb2.Rejected) -> ExecutorFailed:
-    """What the client of a request is told. Raises ValueError for a status that gRPC does not have."""
+def error_of(live: LiveRequest, name: str, rejected: executor_pb2.Rejected) -> SchedulerError:
+    """What the client of a request is told; an internal error for a status that gRPC does not have."""
     code = _CODES.get(rejected.code)
     if code is None:
         said = f"{rejected.reason}: {rejected.message}"
-        raise ValueError(f"executor {name} says status {rejected.code}, {said}")
+        return from_exception(ValueError(f"executor {name} says status {rejected.code}, {said}"))
     adapter, digest = live.admitted.adapter, live.admitted.digest
     about = {"adapter": adapter, "digest": digest} if adapter else {}
     return ExecutorFailed(code, rejected.reason, rejected.message, about)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.fleet.settings import FleetSettings
+
 
 @dataclass(frozen=True, slots=True)
 class DispatcherSettings:
@@ -14,7 +16,7 @@ class DispatcherSettings:
     aging_s: float = 2.0
     priority_aging_s: float = 5.0
     prompt_token_price: float = 0.5  # A generated token costs 1.
-    reserve_seats: int = 0  # Of an executor, for tenants with nothing running there.
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     weights: Mapping[str, float] = field(default_factory=dict)  # Of tenants; 1 where none is given.
     queue_timeout_s: float = 30.0
     max_attempts: int = 3

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from lorafleet.v1 import adapters_pb2, executor_pb2
+from scheduler.fleet.breaker import Breaker
 from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.link import ExecutorLink, LinkSettings, Listener
 from scheduler.fleet.memory import Memory
 from scheduler.fleet.residency import Tier
+from scheduler.fleet.settings import FleetSettings
+from scheduler.fleet.slow_start import SlowStart
 from scheduler.fleet.state import ExecutorState, Phase
 from scheduler.fleet.wire import residency_rows
 
@@ -22,20 +25,21 @@ class Fleet:
 
     def __init__(
         self,
-        settings: LinkSettings,
+        settings: FleetSettings,
+        link_settings: LinkSettings,
         listener: Listener,
         awake: Callable[[], float],
-        reserve_seats: int = 0,
     ) -> None:
-        """Without executors. `awake` is a clock in seconds that runs only while this loop is alive.
-        `reserve_seats` of an executor are only for tenants with nothing running there."""
-        self._settings = settings
+        """Without executors. `awake` is a clock in seconds that runs only while this loop is alive."""
+        self._link_settings = link_settings
         self._listener = listener
         self._awake = awake
         self._links: dict[str, ExecutorLink] = {}
         self._memory = Memory()
+        self._slow_start = SlowStart(settings.slow_start_s)
+        self._breaker = Breaker(settings.circuit_failures)
         self.states: tuple[ExecutorState, ...] = ()
-        self.index = FleetIndex((), reserve_seats)
+        self.index = FleetIndex((), settings.reserve_seats)
         self._tasks: dict[str, asyncio.Task[None]] | None = None  # By name, once started.
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -73,7 +77,7 @@ class Fleet:
         else:
             where = f"joins at {endpoint.address}"
             kept = self._memory.joins(name)
-            link = ExecutorLink(endpoint, self._settings, self._listener, self._awake, kept)
+            link = ExecutorLink(endpoint, self._link_settings, self._listener, self._awake, kept)
             self._links[name] = link
             self.index.join(link.state)
             self.states = tuple(each.state for each in self._links.values())
@@ -92,13 +96,47 @@ class Fleet:
             self._listener.on_phase()
 
     def tend(self) -> None:
-        """A few times a second: lets go of those that leave, or have moved, where nothing runs any more."""
+        """A few times a second: lets go of those that leave, or have moved, where nothing runs any more, and
+        looks after the others."""
         idle = [link for link in self._links.values() if link.state.leaving and not link.state.num_running]
         for link in idle:
             if link.has_moved:
                 link.connect_anew()
             else:
                 self._let_go(link)
+        self.guard()
+
+    # How far they are trusted.
+
+    def guard(self) -> None:
+        """At each change of a phase: before the next plan."""
+        now = self._awake()
+        self._slow_start.tend(self.states, now)
+        self._breaker.tend(self.states, now)
+
+    def served(self, name: str, dispatch_id: str) -> None:
+        """An attempt had its first token there."""
+        state = self._links[name].state
+        was_tripped = state.tripped
+        self._breaker.served(state, dispatch_id, self._awake())
+        if was_tripped and not state.tripped:
+            logger.info("executor %s: serves again, its circuit breaker is closed", name)
+            self._listener.on_phase()
+
+    def failed(self, name: str, dispatch_id: str = "") -> None:
+        """An attempt failed through its fault. Nothing when it has gone since."""
+        state = self._links[name].state if name in self._links else None
+        if state is None:
+            return
+        was_tripped = state.tripped
+        self._breaker.failed(state, dispatch_id, self._awake(), self.states)
+        if state.tripped and not was_tripped:
+            logger.warning("executor %s: fails what it is sent, so it gets nothing for a while", name)
+            self._listener.on_phase()
+
+    def failed_probe(self, name: str, dispatch_id: str) -> None:
+        """An attempt failed, and not for certain through its fault."""
+        self._breaker.failed_probe(self._links[name].state, dispatch_id, self._awake())
 
     def _let_go(self, link: ExecutorLink) -> None:
         name = link.state.name

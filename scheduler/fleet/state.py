@@ -5,9 +5,10 @@ from collections.abc import Collection, KeysView
 from dataclasses import dataclass
 from enum import IntEnum
 
+from scheduler.fleet.claims import Sent, Version
 from scheduler.fleet.residency import BASE, Copy, Residency, Tier
 from scheduler.fleet.usage import Usage
-from scheduler.fleet.watcher import Watcher
+from scheduler.fleet.watcher import Told, Watcher
 
 
 class Phase(IntEnum):
@@ -18,6 +19,10 @@ class Phase(IntEnum):
     DRAINING = 3
     REFUSED = 4
     HUNG = 5
+
+
+CLOSED = ("leaving", "cordoned", "tripped")
+"""Why executors that are ready take nothing, other than for a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +61,26 @@ class Report:
     cold: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(slots=True)
-class _Version:
-    """Dispatches of one version, while one of them has not ended or is not covered by the last report."""
-
-    tier: Tier  # The closest that holds it, as `Residency.tier` tells.
-    claims: int = 0  # Have not ended.
-    unreported: int = 0  # The last report does not cover them; they may have ended.
-    known: int = 0  # Have not ended, and the last report covers them: so it counts their slot as taken.
-    used_at: float = 0.0  # When the last one was sent or ended.
-
-    def is_promised(self) -> bool:
-        """Whether it takes a slot that the report does not know as taken."""
-        return self.unreported > 0 and not self.known
-
-
-@dataclass(slots=True, eq=False)
-class _Sent:
-    """One dispatch that has not ended, or that the last report does not cover."""
-
-    digest: str
-    tenant: str
-    version: _Version
-    has_ended: bool = False
-    is_reported: bool = False
-
-
 class ExecutorState:
     """One executor, for one stream at a time: `reset` forgets what the last stream told.
 
     Room is what the last report says less what was sent after it. What ended since does not count as room
     before the next report, so we never promise more than the executor does.
+
+    phase       the caller's to set, as all of these
+    cordoned    an operator has closed it
+    leaving     it is no executor of this fleet any more, and goes when what it runs has ended
+    on_trial    closed to all but one, which may crash it
+    tripped     its circuit breaker has closed it, since it fails what it is sent
+    half_open   tripped, and open for one dispatch, by which it is judged
     """
+
+    phase = Told(Phase.CONNECTING)
+    cordoned = Told(False)
+    leaving = Told(False)
+    on_trial = Told(False)
+    tripped = Told(False)
+    half_open = Told(False)
 
     def __init__(self, address: str, phase: Phase = Phase.CONNECTING, name: str = "") -> None:
         """`name` is what it is known by while it is a member; `address`, which it is if left out, is only
@@ -101,62 +94,23 @@ class ExecutorState:
         self.last_limits: Limits | None = None  # Of the last hello, whether or not its stream has ended.
         self.streams = 0  # that have ended
         self.dropping: dict[int, str] = {}  # Digests by number, of drops not done.
-        self._phase = phase
-        self._cordoned = False
-        self._leaving = False
-        self._on_trial = False
+        self.probe = ""  # The dispatch that went out while it was half open.
         self._limits: Limits | None = None
+        self._seat_limit: int | None = None
         self._residency = Residency()
         self._sent = 0
-        self._running: dict[str, _Sent] = {}  # By dispatch id.
-        self._unreported: deque[_Sent] = deque()  # What the last report does not cover.
-        self._versions: dict[str, _Version] = {}  # By digest, the base model's among them.
+        self._running: dict[str, Sent] = {}  # By dispatch id.
+        self._unreported: deque[Sent] = deque()  # What the last report does not cover.
+        self._versions: dict[str, Version] = {}  # By digest, the base model's among them.
         self._promised = 0  # Versions that need a slot that the report still counts as free.
         self._tenants: dict[str, int] = {}  # Unfinished dispatches by tenant, none zero.
         self._watcher: Watcher | None = None
         self._position = 0
+        self.phase = phase
 
     def watch(self, watcher: Watcher | None, position: int) -> None:
         """Tells one watcher of every change from now on, or none."""
         self._watcher, self._position = watcher, position
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @phase.setter
-    def phase(self, phase: Phase) -> None:
-        self._phase = phase
-        self._tell_state()
-
-    @property
-    def cordoned(self) -> bool:
-        return self._cordoned
-
-    @cordoned.setter
-    def cordoned(self, cordoned: bool) -> None:
-        self._cordoned = cordoned
-        self._tell_state()
-
-    @property
-    def leaving(self) -> bool:
-        """It is no executor of this fleet any more, and goes when what it runs has ended."""
-        return self._leaving
-
-    @leaving.setter
-    def leaving(self, leaving: bool) -> None:
-        self._leaving = leaving
-        self._tell_state()
-
-    @property
-    def on_trial(self) -> bool:
-        """Closed to all but one, which may crash it."""
-        return self._on_trial
-
-    @on_trial.setter
-    def on_trial(self, on_trial: bool) -> None:
-        self._on_trial = on_trial
-        self._tell_state()
 
     @property
     def limits(self) -> Limits | None:
@@ -183,19 +137,19 @@ class ExecutorState:
 
     @property
     def serves(self) -> bool:
-        """Whether requests may wait for it: on trial it is soon there again."""
-        return self._phase is Phase.READY and not self._cordoned and not self._leaving
+        """Whether requests may wait for it: on trial or tripped it is soon there again."""
+        return self.phase is Phase.READY and not self.cordoned and not self.leaving
 
     @property
     def takes_requests(self) -> bool:
-        return self.serves and not self._on_trial
+        return self.serves and not self.on_trial and (self.half_open or not self.tripped)
 
     @property
     def condition(self) -> str:
-        """Its phase, or "leaving" or "cordoned" where it would be ready."""
-        if self._phase is Phase.READY and (self._leaving or self._cordoned):
-            return "leaving" if self._leaving else "cordoned"
-        return self._phase.name.lower()
+        """Its phase, or the first of `CLOSED` that holds where it would be ready."""
+        ready = self.phase is Phase.READY
+        closed = next((name for name in CLOSED if getattr(self, name)), "") if ready else ""
+        return closed or self.phase.name.lower()
 
     @property
     def num_running(self) -> int:
@@ -211,7 +165,20 @@ class ExecutorState:
     def free_seats(self) -> int:
         """Room for more sequences."""
         free = self.report.free_seats - len(self._unreported)
+        if self._seat_limit is not None:
+            free = min(free, self._seat_limit - len(self._running))
         return free if free > 0 else 0
+
+    @property
+    def seat_limit(self) -> int | None:
+        """How many dispatches may run there at most; None: as many as it has seats."""
+        return self._seat_limit
+
+    @seat_limit.setter
+    def seat_limit(self, seats: int | None) -> None:
+        self._seat_limit = seats
+        if self._watcher:
+            self._watcher.room_changed(self._position)
 
     @property
     def free_slots(self) -> int:
@@ -248,17 +215,21 @@ class ExecutorState:
     def dispatch_ids(self) -> list[str]:
         return list(self._running)
 
+    def runs(self, dispatch_id: str) -> bool:
+        """Whether a dispatch was sent and has not ended."""
+        return dispatch_id in self._running
+
     def sent(self, dispatch_id: str, digest: str, now: float = 0.0, tenant: str = "") -> None:
         """Counts a dispatch that is written to the stream."""
         version = self._versions.get(digest)
         if version is None:
-            version = self._versions[digest] = _Version(self._residency.tier(digest))
+            version = self._versions[digest] = Version(self._residency.tier(digest))
         if digest != BASE:
             self.usage.used(digest, version.tier, now)
             if not version.unreported and not version.known:
                 self._promised += 1
         self._sent += 1
-        entry = self._running[dispatch_id] = _Sent(digest, tenant, version)
+        entry = self._running[dispatch_id] = Sent(digest, tenant, version)
         self._unreported.append(entry)
         version.unreported += 1
         version.claims += 1
@@ -271,6 +242,8 @@ class ExecutorState:
             if not of_tenant:
                 self._watcher.tenant_changed(self._position, tenant, True)
             self._watcher.room_changed(self._position)
+        if self.half_open:
+            self.probe, self.half_open = dispatch_id, False
 
     def ended(self, dispatch_id: str, now: float = 0.0) -> bool:
         """Forgets a dispatch. Whether it was one of ours and had not ended."""
@@ -313,7 +286,7 @@ class ExecutorState:
             entry = self._unreported.popleft()
             entry.is_reported = True
             self._count(entry, unreported=-1, known=0 if entry.has_ended else 1)
-        self._tell_state()
+        self.tell_state()
 
     def reset(self) -> list[str]:
         """The stream ended: forgets everything it told, and returns the dispatches that ended with it.
@@ -333,6 +306,7 @@ class ExecutorState:
             told.clear()
         self.usage.interrupted()
         self.limits, self.residency = None, Residency()
+        self.tripped = self.half_open = False
         if self._watcher:
             for digest in digests:
                 self._watcher.claim_changed(self._position, digest, False)
@@ -341,7 +315,7 @@ class ExecutorState:
             self._watcher.state_changed(self._position)
         return lost
 
-    def _count(self, entry: _Sent, unreported: int, known: int) -> None:
+    def _count(self, entry: Sent, unreported: int, known: int) -> None:
         """Moves the counts of a dispatch's version, and forgets it when it has none any more."""
         version = entry.version
         was_promised = version.is_promised()
@@ -359,7 +333,8 @@ class ExecutorState:
         if self._watcher:
             self._watcher.copies_changed(self._position, digests)
 
-    def _tell_state(self) -> None:
+    def tell_state(self) -> None:
+        """Something is other than before that decides whether it takes requests."""
         if self._watcher:
             self._watcher.state_changed(self._position)
 

@@ -1,7 +1,9 @@
-"""Who is told of every change of an executor's state."""
+"""Who is told of every change of an executor's state, and attributes whose changes are told."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Watcher(Protocol):
@@ -23,3 +25,27 @@ class Watcher(Protocol):
 
     def copies_changed(self, position: int, digests: Iterable[str]) -> None:
         """Their closest copies may be elsewhere now."""
+
+
+class Teller(Protocol):
+    """What has attributes that are `Told`."""
+
+    def tell_state(self) -> None: ...
+
+
+class Told(Generic[T]):
+    """An attribute; each time that it is set is told."""
+
+    def __init__(self, first: T) -> None:
+        self._first = first
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, teller: Teller, owner: type) -> T:
+        value: T = teller.__dict__.get(self._name, self._first)
+        return value
+
+    def __set__(self, teller: Teller, value: T) -> None:
+        teller.__dict__[self._name] = value
+        teller.tell_state()

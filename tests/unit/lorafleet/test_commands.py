@@ -247,13 +247,13 @@ def test_the_picture_of_a_fleet() -> None:
     assert " ".join(lines[3].split()) == row
     assert lines[5] == "  b:1: stream ended"
 
-    leaving = executor("c:1", name="pod-2", leaving=True)
+    leaving = executor("c:1", name="pod-2", leaving=True, tripped=True, seat_limit=3)
     closed = Fleet(
         (executor("a:1", cordoned=True), executor("b:1", on_trial=True, detail="why"), leaving), 0, 0
     )
     lines = [" ".join(line.split()) for line in top.render(closed, None, 50.0, DAY)]
     assert lines[3].startswith("a:1 ready, cordoned 3/8") and lines[4].startswith("b:1 ready, on trial 3/8")
-    assert lines[5].startswith("pod-2 ready, leaving 3/8") and lines[6] == "b:1: why"
+    assert lines[5].startswith("pod-2 ready, leaving, warming up, tripped 3/8") and lines[6] == "b:1: why"
 
     later = executor("a:1", slot_hits=19, host_hits=5, misses=6, page_in_mean=0.0123, page_in_max=0.2)
     second = Fleet((later,), 1, 1, (("sha256:" + "a" * 64, 40), ("", 2)))
