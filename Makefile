@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels rotation leavers chaos fuzz check format lint types contracts stubs wire-baseline
+.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ cancels: $(STAMP)  ## 10,000 quick cancels through real services: nothing stays 
 
 rotation: $(STAMP)  ## renew certificates, tokens and keys of JSON web tokens under 200 streams: none breaks
 	$(BIN)/python -m tests.support.chaos.rotation --json tests/faults/results/rotation.json $(ROTATION_ARGS)
+
+elastic: $(STAMP)  ## 1, 4 and 2 executors by DNS and by a file under 200 streams: none is lost
+	$(BIN)/python -m tests.support.chaos.elastic --json tests/faults/results/elastic.json $(ELASTIC_ARGS)
 
 leavers: $(STAMP)  ## RSS after 50,000 cancelled requests, and 20,000 calls whose channel or process goes (MODEL=folder)
 	$(BIN)/python -m scheduler.bench.leavers --model $(MODEL) --json scheduler/bench/results/leavers.json

@@ -6,7 +6,7 @@ scheduler is the cost of the way there and back, at any speed of steps: STEP_MS 
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from executor.batch.sequence import Dispatch, FinishReason, Key
 from executor.config import ExecutorConfig
 from executor.engine import Engine
 from executor.events import EngineInfo, Finished, NewToken, Status, StepEvents
+from executor.metrics import Metrics
 
 
 def paced_token(prompt: Sequence[int], index: int) -> int:
@@ -28,8 +29,10 @@ def paced_token(prompt: Sequence[int], index: int) -> int:
 class PacedEngine:
     """One token for every dispatch each `step_s`, never an end token; max_new_tokens must be set."""
 
-    def __init__(self, info: EngineInfo, step_s: float) -> None:
+    def __init__(self, info: EngineInfo, step_s: float, ended: Callable[[str], None] = lambda outcome: None):
+        """`ended` counts dispatches by how they ended."""
         self.info = info
+        self._ended = ended
         self.batcher = self  # the engine's thread asks it for `sequences`
         self.sequences: dict[Key, tuple[Dispatch, int]] = {}
         self._step_s = step_s
@@ -48,6 +51,7 @@ class PacedEngine:
             self.sequences[key] = dispatch, index + 1
             if index + 1 >= (dispatch.stop.max_new_tokens or 0):
                 del self.sequences[key]
+                self._ended(FinishReason.LENGTH.value)
                 finished.append(Finished(key, FinishReason.LENGTH, 0))
         return StepEvents(self._steps, True, False, tuple(tokens), tuple(finished), (), None, self._status())
 
@@ -55,7 +59,8 @@ class PacedEngine:
         self.sequences[dispatch.key] = dispatch, len(dispatch.output_token_ids)
 
     def cancel(self, key: Key) -> None:
-        self.sequences.pop(key, None)
+        if self.sequences.pop(key, None):
+            self._ended("cancelled")
 
     def prefetch(self, digest: str, in_s: float = 0.0, uses: int = 1) -> None:
         """Nothing is ever loaded."""
@@ -82,7 +87,7 @@ class PacedEngine:
         )
 
 
-def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
+def build(config: ExecutorConfig, *_: Any, metrics: Metrics, **__: Any) -> Engine:
     """In place of `executor.build.build_engine`."""
     spec = ModelSpec.from_folder(Path(config.model))
     info = EngineInfo(
@@ -97,9 +102,10 @@ def build(config: ExecutorConfig, *_: Any, **__: Any) -> Engine:
         num_kv_blocks=config.num_kv_blocks or 4096,  # unset, it is measured on the device
         block_size=config.block_size,
     )
-    return cast(Engine, PacedEngine(info, float(os.environ.get("STEP_MS", "9")) / 1000))
+    step_s = float(os.environ.get("STEP_MS", "9")) / 1000
+    return cast(Engine, PacedEngine(info, step_s, metrics.dispatch_ended))
 
 
 if __name__ == "__main__":
-    app.build_engine = build  # type: ignore[attr-defined]
+    app.build_engine = build  # type: ignore[attr-defined, assignment]
     raise SystemExit(main())
