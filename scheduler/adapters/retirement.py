@@ -18,6 +18,7 @@ from scheduler.adapters.leases import Leases, Name
 from scheduler.admission.versions import Versions
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.errors import AdapterRemoved, PushedAgain
+from scheduler.fleet.state import ExecutorState
 
 TICK_S = 0.2
 WATCHED_S = 120.0
@@ -80,7 +81,7 @@ class Retirement:
         Each executor is told to drop it after the last request, whether or not it told of a copy: a load that
         is under way, or that a hint asked for, is in no report yet."""
         name = (adapter, digest)
-        told: set[tuple[str, int]] = set()  # Executors, each by its name and stream.
+        told: set[tuple[ExecutorState, int]] = set()  # Each with its stream; who comes back is another.
         self.withdrawn(adapter, digest)
         since = await self._leases.changes()
         while True:
@@ -179,13 +180,15 @@ class Retirement:
         else:
             self._dispatcher.fleet.drop(digest, adapter)
 
-    def _drop_where_untold(self, name: Name, told: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+    def _drop_where_untold(
+        self, name: Name, told: Collection[tuple[ExecutorState, int]]
+    ) -> set[tuple[ExecutorState, int]]:
         adapter, digest = name
         fleet = self._dispatcher.fleet
-        connected = {(state.name, state.streams) for state in fleet.states if state.limits}
+        connected = {(state, state.streams) for state in fleet.states if state.limits}
         untold = connected.difference(told)
         if untold:
-            fleet.drop(digest, adapter, [executor for executor, _ in untold])
+            fleet.drop(digest, adapter, [state.name for state, _ in untold])
         return untold
 
     def _holders(self, digest: str) -> list[str]:

@@ -61,7 +61,7 @@ class LiveRequest:
         self.waits_since = now  # When it was accepted, or an attempt failed that had brought a token.
         self.last_token_at: float | None = None
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
-        self.address = ""  # Where it runs.
+        self.address = ""  # The name of the executor where it runs.
         self.attempts = 0
         self.doubtful: frozenset[str] = (
             frozenset()

@@ -17,6 +17,8 @@ import yaml
 from executor.config import load_config
 from lorafleet.cli import parser
 from scheduler.admission.auth import Authenticator
+from scheduler.fleet.discovery.dns_source import SERVICE
+from scheduler.fleet.discovery.flags import DnsName, parse
 from scheduler.settings import load
 
 ROOT = Path(__file__).parents[2]
@@ -255,8 +257,9 @@ def test_every_connection_has_certificates_on_both_ends(overlay: str, certificat
     assert files[str(executor_config.tls_key_file)] == (theirs.secret, "tls.key")
     assert files[str(executor_config.tls_client_ca_file)] == (theirs.secret, "ca.crt")
     assert not executor_config.insecure
-    for address in config.executor:
-        assert theirs.is_for("server auth", address.rpartition(":")[0])
+    for flag in config.executor:
+        place = parse(flag)
+        assert isinstance(place, DnsName) and theirs.is_for("server auth", f"any-pod.{place.name}")
     assert ours.is_for("client auth", "lorafleet-scheduler") and "server auth" not in ours.usages
     assert "client auth" not in theirs.usages
     assert ours.issuer == theirs.issuer != served.issuer, "a client's certificate would open executors"
@@ -277,14 +280,20 @@ def test_probes_name_real_health_services(scheduler: dict[str, Any], executor: d
         assert "service" not in container["livenessProbe"]["grpc"]
 
 
-def test_the_scheduler_names_executors_that_exist(
+def test_the_scheduler_asks_for_executors_where_their_service_tells_of_them(
     objects: list[dict[str, Any]], scheduler: dict[str, Any], executor: dict[str, Any]
 ) -> None:
+    """By names of their own, for which the port must be called as the SRV records are asked for."""
     _, container = pod(scheduler)
-    name, headless = executor["metadata"]["name"], executor["spec"]["serviceName"]
-    assert one(objects, "Service", headless)["spec"]["clusterIP"] == "None"
-    expected = [f"{name}-{index}.{headless}:50061" for index in range(executor["spec"]["replicas"])]
-    assert list(load(container["args"], {}).executor) == expected
+    (flag,) = load(container["args"], {}).executor
+    place = parse(flag)
+    assert isinstance(place, DnsName) and place.name == executor["spec"]["serviceName"]
+    service = one(objects, "Service", place.name)["spec"]
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
+    selected = service["selector"].items()
+    assert selected <= executor["spec"]["template"]["metadata"]["labels"].items()
+    (port,) = service["ports"]
+    assert (f"_{port['name']}._tcp", port["port"]) == (SERVICE, place.port)
 
 
 def test_selectors_find_their_pods(objects: list[dict[str, Any]]) -> None:

@@ -32,6 +32,8 @@ class DnsSource:
     def __init__(self, name: DnsName) -> None:
         self.flag = name.flag
         self._name = name
+        host = name.name.removesuffix(".")
+        self._of_pods = host.split(".", 2)[2] if name.is_service and host.count(".") > 1 else host
         self._resolver = _resolver(name)
 
     async def find(self) -> Sequence[Endpoint]:
@@ -45,14 +47,17 @@ class DnsSource:
 
     async def _pods(self, answer: "dns.resolver.Answer") -> list[Endpoint]:
         """Known by the first part of their names, as Kubernetes calls them; one that has gone since is left
-        out."""
+        out. Their certificates have that part before the name that was asked for, as far as that was written:
+        what a search list adds is known only in the cluster."""
         brought, turns = _brought(answer), asyncio.Semaphore(AT_ONCE)
 
         async def endpoint(target: str, port: int) -> Endpoint | None:
             async with turns:
                 hosts = brought.get(target) or await self._hosts(target)
-            tls_name = target.removesuffix(".")
-            return Endpoint(join(hosts[0], port), tls_name.partition(".")[0], tls_name) if hosts else None
+            pod, long = target.partition(".")[0], target.removesuffix(".")
+            short = f"{pod}.{self._of_pods}"
+            tls_name = short if f"{long}.".startswith(f"{short}.") else long
+            return Endpoint(join(hosts[0], port), pod, tls_name) if hosts else None
 
         pods = sorted({(record.target.to_text(), record.port) for record in answer} - {(".", 0)})
         found = await asyncio.gather(*(endpoint(*pod) for pod in pods))

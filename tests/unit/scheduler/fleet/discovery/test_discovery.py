@@ -81,6 +81,26 @@ async def test_pods_of_a_service_have_names_and_ports_of_their_own(names: NameSe
     assert await Told(f"dns://{names.authority}/{SERVICE}").look() == told.known
 
 
+@pytest.mark.parametrize("flag", ["/fleet.test:1", "/_grpc._tcp.fleet.test"])
+async def test_the_name_in_a_pods_certificate_is_as_long_as_the_name_that_was_asked_for(
+    names: NameServer, flag: str
+) -> None:
+    """What a cluster adds to names is in no manifest; a name elsewhere is what it is."""
+    targets = [f"pod-0.{NAME}", f"pod-1.{NAME}.svc.cluster.local", "gpu.elsewhere.test"]
+    names.put(SERVICE, "SRV", [f"0 10 9 {target}." for target in targets])
+    for target in targets:
+        names.put(target, "A", ["10.0.0.1"])
+    names.put(targets[1], "A", ["10.0.0.2"])
+    names.put(targets[2], "A", ["10.0.0.3"])
+    told = Told(f"dns://{names.authority}{flag}")
+    await told.look()
+    assert {each.pod: each.tls_name for each in told.endpoints} == {
+        "pod-0": f"pod-0.{NAME}",
+        "pod-1": f"pod-1.{NAME}",
+        "gpu": "gpu.elsewhere.test",
+    }
+
+
 async def test_more_than_a_datagram_holds_comes_over_tcp(names: NameServer) -> None:
     put_pods(names, *range(100))
     assert len(await Told(names.target(NAME, 1)).look()) == 100
