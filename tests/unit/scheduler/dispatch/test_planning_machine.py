@@ -178,6 +178,14 @@ class PlanningMachine(RuleBasedStateMachine):
     def try_out(self, at: int, on_trial: bool) -> None:
         self.states[at].on_trial = on_trial
 
+    @rule(at=which, tripped=st.booleans(), half_open=st.booleans())
+    def judge(self, at: int, tripped: bool, half_open: bool) -> None:
+        self.states[at].tripped, self.states[at].half_open = tripped, tripped and half_open
+
+    @rule(at=which, seats=st.sampled_from([None, 1, 5]))
+    def limit(self, at: int, seats: int | None) -> None:
+        self.states[at].seat_limit = seats
+
     @rule(at=which, digests=st.lists(st.sampled_from("uvwz"), max_size=1))
     def hear_of_others(self, at: int, digests: list[str]) -> None:
         self.others[at] = tuple((digest, self.now) for digest in digests)
@@ -202,11 +210,13 @@ class PlanningMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         queue = self.fleet.queue
+        narrow = {state.name: state.num_running for state in self.fleet.states.values() if state.half_open}
         for placement in self.fleet.plan(self.now):
             assert placement.number not in self.running
             item = self.expected[placement.number]
             self.running[placement.number] = (placement.address, item)
             self.told[self.states.index(self.fleet.states[placement.address])].pop(item.digest, None)
+        assert all(self.fleet.states[name].num_running <= ran + 1 for name, ran in narrow.items())
         waiting = {item.number: item for item in queue.requests()}
         assert not waiting.keys() & self.running.keys()
         assert waiting.keys() | self.running.keys() == self.expected.keys()
