@@ -61,18 +61,29 @@ class Fleet:
     def settle(self, endpoints: Iterable[Endpoint]) -> None:
         """The executors are these from now on: others leave."""
         wanted = {endpoint.name: endpoint for endpoint in endpoints}
-        for name in self._links.keys() - wanted.keys():
-            self.leave(name)
-        for endpoint in wanted.values():
-            self.join(endpoint)
+        leaving = [self._dismiss(name) for name in self._links.keys() - wanted.keys()]
+        coming = [self._take_up(endpoint) for endpoint in wanted.values()]
+        if any(leaving) or any(coming):
+            self._changed()
 
     def join(self, endpoint: Endpoint) -> None:
         """An executor comes, or comes back before it was gone, or is somewhere else now: then it gets nothing
         new before what runs at the former place has ended. Nothing when it is here as it was."""
+        if self._take_up(endpoint):
+            self._changed()
+
+    def leave(self, name: str) -> None:
+        """It gets nothing new from now on. What runs there goes on to its end; then it is gone, with all that
+        is kept by its name: but cordons and pins of one with a name of its own wait for it to come back."""
+        if self._dismiss(name):
+            self._changed()
+
+    def _take_up(self, endpoint: Endpoint) -> bool:
+        """Whether that is news."""
         link, name = self._links.get(endpoint.name), endpoint.name
         if link:
             if not link.stay(endpoint):
-                return
+                return False
             where = f"moves to {endpoint.address}" if link.has_moved else "is here again"
         else:
             where = f"joins at {endpoint.address}"
@@ -80,20 +91,23 @@ class Fleet:
             link = ExecutorLink(endpoint, self._link_settings, self._listener, self._awake, kept)
             self._links[name] = link
             self.index.join(link.state)
-            self.states = tuple(each.state for each in self._links.values())
-            if self._tasks is not None:
-                self._connect(name)
+            self._connect(name)
         logger.info("executor %s: %s", name, where)
-        self._listener.on_phase()
+        return True
 
-    def leave(self, name: str) -> None:
-        """It gets nothing new from now on. What runs there goes on to its end; then it is gone, with all that
-        is kept by its name: but cordons and pins of one with a name of its own wait for it to come back."""
+    def _dismiss(self, name: str) -> bool:
+        """Whether that is news."""
         link = self._links[name]
-        if not link.is_leaving:
-            link.leave()
-            logger.info("executor %s: leaves, %d requests run there", name, link.state.num_running)
-            self._listener.on_phase()
+        if link.is_leaving:
+            return False
+        link.leave()
+        logger.info("executor %s: leaves, %d requests run there", name, link.state.num_running)
+        return True
+
+    def _changed(self) -> None:
+        """Once for all that came and went together: who is told looks at the whole fleet."""
+        self.states = tuple(link.state for link in self._links.values())
+        self._listener.on_phase()
 
     def tend(self) -> None:
         """A few times a second: lets go of those that leave, or have moved, where nothing runs any more, and
@@ -104,6 +118,8 @@ class Fleet:
                 link.connect_anew()
             else:
                 self._let_go(link)
+        if len(self.states) > len(self._links):
+            self._changed()
         self.guard()
 
     # How far they are trusted.
@@ -149,9 +165,7 @@ class Fleet:
             link.kept.cordoned = link.state.cordoned
             self._memory.left(name, link.kept)
         self.index.leave(self.index.states.index(link.state))
-        self.states = tuple(each.state for each in self._links.values())
         logger.info("executor %s: is gone", name)
-        self._listener.on_phase()
 
     def _connect(self, name: str) -> None:
         if self._tasks is not None:

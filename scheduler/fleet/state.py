@@ -147,9 +147,11 @@ class ExecutorState:
     @property
     def condition(self) -> str:
         """Its phase, or the first of `CLOSED` that holds where it would be ready."""
-        ready = self.phase is Phase.READY
-        closed = next((name for name in CLOSED if getattr(self, name)), "") if ready else ""
-        return closed or self.phase.name.lower()
+        if self.phase is Phase.READY:
+            for name in CLOSED:
+                if getattr(self, name):
+                    return name
+        return self.phase.name.lower()
 
     @property
     def num_running(self) -> int:
