@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import dns.asyncresolver
 import pytest
 
 from scheduler.fleet.discovery import dns_source
@@ -99,6 +100,24 @@ async def test_the_name_in_a_pods_certificate_is_as_long_as_the_name_that_was_as
         "pod-1": f"pod-1.{NAME}",
         "gpu": "gpu.elsewhere.test",
     }
+
+
+async def test_a_short_name_is_looked_for_as_this_machine_looks_for_names(
+    names: NameServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod: the manifest says fleet, and the search list the rest."""
+    file = tmp_path / "resolv.conf"
+    file.write_text("nameserver 127.0.0.1\nsearch ns.svc.cluster.local cluster.local\noptions ndots:5\n")
+    config = dns.asyncresolver.Resolver(filename=str(file))
+    config.port = names.port
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", lambda configure: config)
+    pod = "fleet-0.fleet.ns.svc.cluster.local"
+    names.put("_grpc._tcp.fleet.ns.svc.cluster.local", "SRV", [f"0 10 9 {pod}."])
+    names.put(pod, "A", ["10.0.0.1"])
+    told = Told("dns:///fleet:9")
+    assert await told.look() == ["fleet-0=10.0.0.1:9"]
+    assert told.endpoints[0].tls_name == "fleet-0.fleet"
+    assert names.asked[0] == ("_grpc._tcp.fleet.ns.svc.cluster.local", "SRV")
 
 
 async def test_more_than_a_datagram_holds_comes_over_tcp(names: NameServer) -> None:
