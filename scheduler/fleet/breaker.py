@@ -35,20 +35,19 @@ class Breaker:
 
     def served(self, state: ExecutorState, dispatch_id: str, now: float) -> None:
         """An attempt had its first token."""
-        circuit = self._circuit(state)
-        circuit.attempts.append((now, False))
-        if state.tripped and state.probe == dispatch_id:
+        self._circuit(state).attempts.append((now, False))
+        if _is_probe(state, dispatch_id):
             self._close(state)
 
     def failed_probe(self, state: ExecutorState, dispatch_id: str, now: float) -> None:
         """An attempt failed, for a reason that need not be the executor's fault."""
-        if state.tripped and state.probe == dispatch_id:
+        if _is_probe(state, dispatch_id):
             self._pause(self._circuit(state), now)
 
     def failed(
         self, state: ExecutorState, dispatch_id: str, now: float, states: Sequence[ExecutorState]
     ) -> None:
-        """An attempt failed, and the executor is to blame."""
+        """An attempt failed, and the executor is to blame; `dispatch_id` is "" for one of some time ago."""
         circuit = self._circuit(state)
         circuit.attempts.append((now, True))
         self.failed_probe(state, dispatch_id, now)
@@ -82,8 +81,12 @@ class Breaker:
         circuit.pauses += 1
 
     def _close(self, state: ExecutorState) -> None:
-        del self._circuits[state.name]
+        self._circuits.pop(state.name, None)
         state.tripped = state.half_open = False
+
+
+def _is_probe(state: ExecutorState, dispatch_id: str) -> bool:
+    return state.tripped and dispatch_id != "" and state.probe == dispatch_id
 
 
 def _recent(circuit: _Circuit, now: float) -> int:

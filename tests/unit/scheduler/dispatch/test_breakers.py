@@ -65,7 +65,7 @@ def tripped(dispatcher: Dispatcher) -> list[bool]:
     return [state.tripped for state in dispatcher.fleet.states]
 
 
-@pytest.mark.parametrize("reason", ["INTERNAL", "ADAPTER_NOT_FOUND", "STORE_UNAVAILABLE", "BAD"])
+@pytest.mark.parametrize("reason", ["INTERNAL", "ADAPTER_NOT_FOUND", "STORE_UNAVAILABLE"])
 async def test_who_fails_what_others_can_do_is_closed_and_told(tokenizer: Tokenizer, reason: str) -> None:
     codes = {"INTERNAL": grpc.StatusCode.INTERNAL, "ADAPTER_NOT_FOUND": grpc.StatusCode.NOT_FOUND}
     async with pair(tokenizer) as (dispatcher, [bad, good]):

@@ -131,6 +131,16 @@ def test_each_failed_probe_doubles_the_pause_and_one_without_a_verdict_is_repeat
     assert states[0].half_open
 
 
+def test_what_is_proven_late_makes_no_pause_longer() -> None:
+    """Other requests that it had failed before, and that another one serves now."""
+    breaker, states = Breaker(1), [started("a:1"), started("b:1")]
+    fail(breaker, states, 1)
+    for now in (1.0, 2.0):
+        breaker.failed(states[0], "", now, states)
+    breaker.tend(states, PAUSE_S)
+    assert states[0].half_open
+
+
 def test_failures_count_beside_what_is_served_and_for_a_while() -> None:
     breaker, states = Breaker(2), [started("a:1"), started("b:1")]
     fail(breaker, states, 1)

@@ -55,7 +55,7 @@ async def test_who_joins_gets_requests_and_who_leaves_ends_what_it_has(
     first, second = pods(fakes)
     async with running(dispatcher_of([], tokenizer, registry=registry)) as dispatcher:
         dispatcher._metrics.missing_pins.follow(dispatcher.fleet.missing_pins)
-        long = admitted("long", max_new_tokens=400)
+        long = admitted("long", max_new_tokens=150)
         reader = asyncio.create_task(read_all(dispatcher.submit(long, None)))  # There is nobody yet.
         dispatcher.fleet.settle([first])
         await until(lambda: len(fakes[0].dispatches) == 1)
