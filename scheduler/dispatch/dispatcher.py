@@ -17,6 +17,7 @@ from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
+from scheduler.dispatch.planning import Planning
 from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.dispatch.reader_line import ReaderLine
@@ -37,7 +38,6 @@ from scheduler.errors import (
 from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.link import LinkSettings
-from scheduler.fleet.residency import BASE
 from scheduler.fleet.wire import Tokens
 from scheduler.metrics import Metrics
 from scheduler.text.tokenizer import Tokenizer
@@ -81,11 +81,12 @@ class Dispatcher:
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = LiveRequests()
+        policy = Policy(self.queue, self.fleet.index, settings.aging_s, salt=random.getrandbits(32))
+        self._planning = Planning(self.queue, policy)
         self._planner = Planner(
-            self.queue,
+            self._planning,
             self.fleet,
             self._accepted,
-            Policy(self.queue, self.fleet.index, settings.aging_s, salt=random.getrandbits(32)),
             metrics,
             self._journal,
             clock,
@@ -182,11 +183,7 @@ class Dispatcher:
 
     def _enqueue_new(self, live: LiveRequest, again: bool) -> None:
         self.check_room(live.waiting.tenant, again=again)
-        digest = live.waiting.digest
-        forms_group = digest != BASE and not self.queue.group_size(digest)
-        self.queue.add(live.waiting, again=again)
-        if forms_group:
-            self._planner.group_formed(digest)
+        self._planning.arrive(live.waiting, again=again)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
         self._accepted.add(live)

@@ -1,16 +1,18 @@
-"""When waiting requests go out to executors, and what goes out together."""
+"""When waiting requests go out to executors, and what goes out together.
+
+What goes out is decided in planning.py; here is what needs the event loop.
+"""
 
 import asyncio
 import uuid
 from collections.abc import Callable
 
 from lorafleet.v1 import executor_pb2
-from scheduler.dispatch.cold import LASTS_S
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
-from scheduler.dispatch.policy import Placement, Policy
-from scheduler.dispatch.queue import Queue
+from scheduler.dispatch.planning import Planning
+from scheduler.dispatch.policy import Placement
 from scheduler.fleet.fleet import Fleet
 from scheduler.metrics import Metrics
 
@@ -23,10 +25,9 @@ class Planner:
 
     def __init__(
         self,
-        queue: Queue,
+        planning: Planning,
         fleet: Fleet,
         accepted: LiveRequests,
-        policy: Policy,
         metrics: Metrics,
         journal: Journal,
         clock: Callable[[], float],
@@ -35,10 +36,9 @@ class Planner:
     ) -> None:
         """`pause_s`: after a plan that sent something, until the next one. `fail` ends a request for which no
         dispatch can be made."""
-        self._queue = queue
+        self._planning = planning
         self._fleet = fleet
         self._accepted = accepted
-        self.policy = policy  # For reading.
         self._metrics = metrics
         self._journal = journal
         self._clock = clock
@@ -46,7 +46,6 @@ class Planner:
         self._fail = fail
         self._scheduled = False
         self._next_at = 0.0  # On the event loop's clock.
-        self._new_groups: dict[str, None] = {}
 
     def wake(self) -> None:
         """Plans once, at once or a moment after the last batch: requests that come together go out together.
@@ -58,16 +57,11 @@ class Planner:
             loop = asyncio.get_running_loop()
             loop.call_at(max(loop.time(), self._next_at), self._plan)
 
-    def group_formed(self, digest: str) -> None:
-        """The next plan tells a likely executor of it, unless it finds room at once."""
-        self._new_groups[digest] = None
-
     def tend(self) -> None:
         """A few times a second: tells executors who has waited long for a slot there."""
-        for notice in self.policy.tend(self._clock()):
-            uses = self._queue.group_size(notice.digest)
-            self._fleet.tell_wait(notice.address, notice.digest, uses, notice.waiting_s, LASTS_S)
-        self._metrics.passed_over.set(self.policy.cold.num_overdue)
+        for wait in self._planning.tend(self._clock()):
+            self._fleet.tell_wait(*wait)
+        self._metrics.passed_over.set(self._planning.policy.cold.num_overdue)
 
     def send(self, live: LiveRequest, address: str) -> None:
         """Dispatches a request that is not in the queue, at once."""
@@ -89,8 +83,8 @@ class Planner:
             self._next_at = loop.time() + self._pause_s
         if done:
             done = self._hint_until(ends_at)
-        self._metrics.queue_length.set(len(self._queue))
-        self._metrics.groups.set(self._queue.num_groups)
+        self._metrics.queue_length.set(len(self._planning.queue))
+        self._metrics.groups.set(self._planning.queue.num_groups)
         if not done:
             self._scheduled = True
             loop.call_soon(self._plan)
@@ -100,7 +94,7 @@ class Planner:
         loop = asyncio.get_running_loop()
         batches: dict[str, list[executor_pb2.Dispatch]] = {}
         try:
-            while placement := self.policy.next(self._clock()):
+            while placement := self._planning.next(self._clock()):
                 self._add_to(batches, placement)
                 if loop.time() >= ends_at:
                     break
@@ -108,7 +102,7 @@ class Planner:
             for address, batch in batches.items():
                 batch.sort(key=lambda dispatch: dispatch.digest)  # Requests of one version stand together.
                 self._fleet.dispatch(address, batch)
-        return bool(batches), placement is None and not self.policy.has_more
+        return bool(batches), placement is None and not self._planning.has_more
 
     def _add_to(self, batches: dict[str, list[executor_pb2.Dispatch]], placement: Placement) -> None:
         live = self._accepted[placement.number]
@@ -121,7 +115,7 @@ class Planner:
 
     def _begin(self, live: LiveRequest, placement: Placement) -> executor_pb2.Dispatch:
         """From here on the request is the executor's."""
-        self._queue.take(placement.number, placement.address if self.policy.in_turn else "")
+        self._planning.take(placement)
         return self._attempt(live, placement.address)
 
     def _attempt(self, live: LiveRequest, address: str) -> executor_pb2.Dispatch:
@@ -141,13 +135,10 @@ class Planner:
     def _hint_until(self, ends_at: float) -> bool:
         """Whether all hints were sent."""
         loop = asyncio.get_running_loop()
-        while self._new_groups:
+        while self._planning.may_hint:
             if loop.time() >= ends_at:
                 return False
-            digest, _ = self._new_groups.popitem()
-            uses = self._queue.group_size(digest)
-            target = self.policy.likely(digest) if uses else None
-            if target:
-                self._fleet.prefetch(target.address, digest, self.policy.room_in_s(target), uses)
+            if hint := self._planning.hint():
+                self._fleet.prefetch(*hint)
                 self._metrics.prefetch_hints.inc()
         return True

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from executor.hub import Stream
 from lorafleet.v1 import executor_pb2
-from scheduler.dispatch.cold import LASTS_S
 from scheduler.dispatch.groups import Waiting
+from scheduler.dispatch.planning import Planning
 from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
@@ -57,7 +57,7 @@ class VirtualScheduler:
         self._world = world
         self.executors = {each.address: each for each in executors}
         index = FleetIndex(tuple(self.states.values()), reserve_seats)
-        self._policy = Policy(self.queue, index, aging_s, salt)
+        self._planning = Planning(self.queue, Policy(self.queue, index, aging_s, salt))
         self._requests: dict[str, Waiting] = {}  # By dispatch id.
         self._asked: dict[int, Asked] = {}
         self._streams: dict[str, Stream] = {}
@@ -78,7 +78,6 @@ class VirtualScheduler:
         number = len(world.asked_at)
         world.asked_at[number] = world.now
         self._asked[number] = asked
-        new_group = asked.digest and not self.queue.group_size(asked.digest)
         modules = frozenset({"q_proj"}) if asked.digest else frozenset[str]()
         request = Waiting(
             number=number,
@@ -91,18 +90,10 @@ class VirtualScheduler:
             max_length=asked.prompt + asked.tokens,
             arrived=world.now,
         )
-        assert self.queue.add(request) is None
+        assert self.queue.full(asked.tenant) is None
+        self._planning.arrive(request)
         self._wake()
-        if new_group:
-            world.at(world.now, lambda: self._hint(asked.digest))
         return number
-
-    def _hint(self, digest: str) -> None:
-        uses = self.queue.group_size(digest)
-        target = self._policy.likely(digest) if uses else None
-        if target:
-            hint = executor_pb2.Prefetch(digest=digest, expected_uses=uses)
-            self._send(target.address, executor_pb2.ExecutorCommand(prefetch=hint))
 
     def _send(self, address: str, command: executor_pb2.ExecutorCommand) -> None:
         executor, stream = self.executors[address], self._streams[address]
@@ -118,14 +109,14 @@ class VirtualScheduler:
             return
         now = self._world.now
         self.queue.age(now)
-        for notice in self._policy.tend(now):
-            wait = executor_pb2.Prefetch(
-                digest=notice.digest,
-                expected_uses=self.queue.group_size(notice.digest),
-                waiting_ms=math.ceil(1000 * notice.waiting_s),
-                lasts_ms=math.ceil(1000 * LASTS_S),
+        for wait in self._planning.tend(now):
+            told = executor_pb2.Prefetch(
+                digest=wait.digest,
+                expected_uses=wait.uses,
+                waiting_ms=math.ceil(1000 * wait.waiting_s),
+                lasts_ms=math.ceil(1000 * wait.lasts_s),
             )
-            self._send(notice.address, executor_pb2.ExecutorCommand(prefetch=wait))
+            self._send(wait.address, executor_pb2.ExecutorCommand(prefetch=told))
         self._wake()
 
     def _plan(self) -> None:
@@ -134,8 +125,8 @@ class VirtualScheduler:
             return
         now = self._world.now
         batches: dict[str, list[executor_pb2.Dispatch]] = {}
-        while placement := self._policy.next(now):
-            request = self.queue.take(placement.number, placement.address if self._policy.in_turn else "")
+        while placement := self._planning.next(now):
+            request = self._planning.take(placement)
             dispatch_id = f"{request.number}.{self._world.dispatches}"
             self._world.dispatches += 1
             self._requests[dispatch_id] = request
@@ -153,6 +144,10 @@ class VirtualScheduler:
             command = executor_pb2.ExecutorCommand()
             command.dispatch.dispatches.extend(sorted(batch, key=lambda each: each.digest))
             self._send(address, command)
+        while self._planning.may_hint:
+            if hint := self._planning.hint():
+                told = executor_pb2.Prefetch(digest=hint.digest, expected_uses=hint.uses)
+                self._send(hint.address, executor_pb2.ExecutorCommand(prefetch=told))
 
     def _take(self, address: str, event: executor_pb2.ExecutorEvent) -> None:
         state, now = self.states[address], self._world.now
