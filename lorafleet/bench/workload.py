@@ -47,7 +47,17 @@ class Description:
     burstiness: float = 1.0
 
 
-def generate(description: Description, names: Names, seed: int | str) -> list[Request]:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A request without tokens: when it is due, its lengths, and its adapter's number below `adapters`."""
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    adapter: int | None
+
+
+def draw(description: Description, seed: int | str) -> Iterator[Drawn]:
     """Each part has a generator of its own, so that changing one leaves the others as they were.
 
     Raises BenchError.
@@ -57,15 +67,22 @@ def generate(description: Description, names: Names, seed: int | str) -> list[Re
         one.arrivals, one.requests, Random(f"{seed} times"), rate=one.rate, burstiness=one.burstiness
     )
     adapters = choose(one.popularity, one.requests, one.adapters, Random(f"{seed} adapters"))
-    rng, tokens = Random(f"{seed} lengths"), Random(f"{seed} tokens")
+    rng = Random(f"{seed} lengths")
+    for at, adapter in zip(times, adapters, strict=True):
+        yield Drawn(at, one.prompt.draw(rng), one.output.draw(rng), adapter)
+
+
+def generate(description: Description, names: Names, seed: int | str) -> list[Request]:
+    """What is drawn, with random tokens. Raises BenchError."""
+    first, tokens = description.first_adapter, Random(f"{seed} tokens")
     return [
         Request(
-            at,
-            names.prompt(one.prompt.draw(rng), tokens),
-            one.output.draw(rng),
-            names.adapter(None if adapter is None else adapter + one.first_adapter),
+            drawn.at,
+            names.prompt(drawn.prompt_tokens, tokens),
+            drawn.output_tokens,
+            names.adapter(None if drawn.adapter is None else drawn.adapter + first),
         )
-        for at, adapter in zip(times, adapters, strict=True)
+        for drawn in draw(description, seed)
     ]
 
 

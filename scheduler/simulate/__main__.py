@@ -1,0 +1,121 @@
+"""`python -m scheduler.simulate`: what a fleet will do, on virtual time, by scenario, policy and seed."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from lorafleet.bench.errors import BenchError
+from scheduler.simulate.baselines import POLICIES
+from scheduler.simulate.costs import DEFAULT, UnknownCosts, read_costs
+from scheduler.simulate.picture import draw
+from scheduler.simulate.report import about, table
+from scheduler.simulate.requests import Asked
+from scheduler.simulate.run import Row, play, worst
+from scheduler.simulate.scenario import ALL_RESIDENT, Scenario
+from scheduler.simulate.scenarios import SCENARIOS
+from scheduler.simulate.traffic import asked_of_trace
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    if args.list:
+        for each in SCENARIOS.values():
+            sys.stdout.write(f"{each.name:16} {each.about}\n")
+        return 0
+    try:
+        rows = list(_run(args))
+        whole = {**about(args.coefficients), "rows": rows}
+        if args.json:
+            args.json.write_text(json.dumps(whole, indent=1) + "\n")
+        if args.png:
+            draw(whole, args.png)
+    except (BenchError, UnknownCosts, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(table(rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scheduler.simulate", description=__doc__)
+    parser.add_argument(
+        "scenarios", nargs="*", choices=[*SCENARIOS, []], metavar="SCENARIO", help="see --list"
+    )
+    parser.add_argument("--list", action="store_true", help="show the scenarios")
+    known = [*POLICIES, ALL_RESIDENT]
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=known,
+        default=["production"],
+        metavar="POLICY",
+        help=", ".join(known),
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first run (0)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many; the worst of each figure is told (1)")
+    parser.add_argument("--rate", type=float, nargs="+", help="requests a second, in place of the scenario's")
+    parser.add_argument("--seconds", type=float, help="of arrivals, in place of the scenario's")
+    parser.add_argument("--executors", type=int, help="in place of the scenario's")
+    parser.add_argument("--slots", type=int, help="of an executor, in place of the scenario's")
+    parser.add_argument("--trace", type=Path, help="its requests, in place of the scenario's")
+    parser.add_argument("--coefficients", default=DEFAULT, help=f"a name or a .json file ({DEFAULT})")
+    parser.add_argument("--single-steps", action="store_true", help="skip over nothing: for a few executors")
+    parser.add_argument("--workers", type=int, default=1, help="processes (1)")
+    parser.add_argument("--json", type=Path, help="where rows go")
+    parser.add_argument("--png", type=Path, help="where a picture goes; needs matplotlib")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> Iterator[Row]:
+    """For each scenario, rate and policy a row a seed, and the worst of several."""
+    asked, adapters = asked_of_trace(args.trace) if args.trace else (None, 0)
+    jobs = [
+        (_changed(SCENARIOS[name], rate, adapters, args), policy)
+        for name in args.scenarios
+        for rate in args.rate or [None]
+        for policy in args.policies
+    ]
+    seeds = range(args.seed, args.seed + args.seeds)
+    with ProcessPoolExecutor(args.workers) as pool:
+        found = [
+            [pool.submit(_row, *job, seed, args.coefficients, args.single_steps, asked) for seed in seeds]
+            for job in jobs
+        ]
+        for of_job in found:
+            rows = [each.result() for each in of_job]
+            yield from rows
+            if len(rows) > 1:
+                yield worst(rows)
+
+
+def _changed(scenario: Scenario, rate: float | None, adapters: int, args: argparse.Namespace) -> Scenario:
+    if rate is not None:
+        scenario = scenario.at_rate(rate)
+    if args.seconds is not None:
+        warm_s = min(scenario.warm_s, args.seconds / 4)
+        scenario = replace(scenario, seconds=args.seconds, warm_s=warm_s)
+    if args.executors is not None:
+        scenario = replace(scenario, executors=args.executors)
+    if args.slots is not None:
+        scenario = replace(scenario, executor=replace(scenario.executor, slots=args.slots))
+    return replace(scenario, adapters=adapters) if adapters else scenario
+
+
+def _row(
+    scenario: Scenario,
+    policy: str,
+    seed: int,
+    coefficients: str,
+    single_steps: bool,
+    asked: list[Asked] | None,
+) -> Row:
+    costs = read_costs(coefficients)
+    return play(scenario, policy, seed, costs=costs, single_steps=single_steps, asked=asked).row()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

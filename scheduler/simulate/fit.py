@@ -1,0 +1,170 @@
+"""`python -m scheduler.simulate.fit`: coefficients of a card from results of `lorafleet bench`.
+
+Each row of a preset with known contents gives what some step takes: an answer's time a token is that of a
+step that only decodes, the first token of a burst that of a step of prompts. The parts of a step are those
+with the least sum of squared relative errors over all of them (numpy's least squares).
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scheduler.simulate.costs import StepCost
+
+RANK_BYTES = 5_242_880  # Of an adapter on the seven projections of Llama-3.1-8B, in bfloat16.
+STEP_TOKENS = 8192
+PARTS = tuple(StepCost.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a step had in it, and how long it took. `used_rank`: see `StepCost.seconds`."""
+
+    what: str
+    decoding: int
+    kv_tokens: int
+    prompt_tokens: int
+    used_rank: int
+    seconds: float
+
+    @property
+    def parts(self) -> list[float]:
+        """Of each part of a step's time, how many it had."""
+        has_lora, has_prompts = float(self.used_rank > 0), float(self.prompt_tokens > 0)
+        return [
+            1.0,
+            self.decoding,
+            self.kv_tokens,
+            has_prompts,
+            self.prompt_tokens,
+            has_lora,
+            self.used_rank,
+            has_lora * self.prompt_tokens,
+        ]
+
+
+def seen_in(results: Mapping[str, Any]) -> Iterator[Seen]:
+    """Of the presets d1 to d4, high-ranks, arriving-prompts and page-in-stall."""
+    for row in results["rows"]:
+        name, _, kind = row["workload"].partition(",")
+        adapters, what = row["adapters"], f"{row['workload']}, {row['adapters']} adapters"
+        rank = adapters * (int(kind.removeprefix(" rank ")) if kind.startswith(" rank") else 16)
+        if name == "D1":
+            yield _decode(what, row, "tpot_ms", 64, 128, 128, rank)
+            yield _burst(what, row, 64 * 128, rank)
+        elif name == "D2" and not kind:
+            yield _decode(what, row, "itl_ms", 256, 256, 128, rank)
+        elif name == "D3":
+            yield _decode(what, row, "tpot_ms", 1, 128, 128, rank)
+        elif name == "D3 x 8":
+            yield _decode(what, row, "tpot_ms", 8, 128, 128, rank)
+        elif name.startswith("D4 8 x "):
+            tokens = 8 * int(name.removeprefix("D4 8 x "))
+            steps = -(-tokens // STEP_TOKENS)
+            yield Seen(what, 0, 0, tokens // steps, rank, row["seconds"] / steps)
+        elif row["workload"] == "ITL of 64 streams, alone":
+            tokens = round(row["output_tokens_per_s"] * row["seconds"] / 64)
+            yield _decode(what, row, "itl_ms", 64, 128, tokens, rank)
+        elif row["workload"] == "ITL of 64 streams, 20 prompts/s arriving":
+            # The prompts have 80 tokens in the mean, and 11 % of the steps have one.
+            yield Seen(f"{what}, p99", 64, 64 * (128 + 256), 80, rank, row["itl_ms"]["p99"] / 1000)
+
+
+def _decode(
+    what: str, row: Mapping[str, Any], key: str, sequences: int, prompt: int, output: int, rank: int
+) -> Seen:
+    kv_tokens = sequences * (prompt + output // 2)
+    return Seen(f"{what}, {key}", sequences, kv_tokens, 0, rank, row[key]["p50"] / 1000)
+
+
+def _burst(what: str, row: Mapping[str, Any], tokens: int, rank: int) -> Seen:
+    return Seen(f"{what}, ttft_ms", 0, 0, tokens, rank, row["ttft_ms"]["p50"] / 1000)
+
+
+def fitted(seen: Sequence[Seen]) -> StepCost:
+    """Raises ValueError where a part comes out below zero: what was measured does not tell it apart."""
+    weights = np.array([1 / each.seconds for each in seen])
+    parts = np.array([each.parts for each in seen]) * weights[:, None]
+    scale = np.abs(parts).max(axis=0)
+    found, *_ = np.linalg.lstsq(parts / scale, np.ones(len(seen)), rcond=None)
+    cost = StepCost(**dict(zip(PARTS, map(float, found / scale), strict=True)))
+    if below := [name for name in PARTS if getattr(cost, name) < 0]:
+        raise ValueError(f"the parts {', '.join(below)} come out below zero; fit to more kinds of steps")
+    return cost
+
+
+def load_seconds(results: Sequence[Mapping[str, Any]], key: str) -> float:
+    """The median over rows of adapters of rank 16, all loader threads busy: `load_ms`, or `page_in_ms`."""
+    found: list[float] = [
+        row[key] / 1000
+        for each in results
+        for row in each["rows"]
+        if row["workload"].startswith("D2 ") and row.get(key)
+    ]
+    return statistics.median(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m scheduler.simulate.fit", description=__doc__)
+    parser.add_argument("files", type=Path, nargs="+", help="result files of one card")
+    parser.add_argument("--model", default="llama-3.1-8b", help="whose shapes they were measured with")
+    parser.add_argument("--link-ms", type=float, default=1.5, help="one way between client and executor")
+    parser.add_argument("--json", type=Path, required=True, help="where the coefficients go")
+    args = parser.parse_args(arguments)
+    results = [json.loads(file.read_text()) for file in args.files]
+    seen = [each for one in results for each in seen_in(one)]
+    cost = fitted(seen)
+    errors = [_error(cost, each) for each in seen]
+    byte_s = 1 / 54e9  # Of the bus, from pinned memory.
+    size, page_in_s = 16 * RANK_BYTES, load_seconds(results, "page_in_ms")
+    whole = {
+        "costs": {
+            "card": results[0]["gpu"],
+            "model": args.model,
+            "step": {name: _rounded(getattr(cost, name)) for name in PARTS},
+            "load": {
+                "store": {"fixed_s": 0.0, "byte_s": _rounded(load_seconds(results, "load_ms") / size)},
+                "disk": {"fixed_s": 0.0, "byte_s": _rounded(load_seconds(results, "load_ms") / size)},
+            },
+            "page_in": {"fixed_s": _rounded(page_in_s - size * byte_s), "byte_s": _rounded(byte_s)},
+            "rank_bytes": RANK_BYTES,
+            "link_s": args.link_ms / 1000,
+            "steps_ahead": 1,
+        },
+        "fitted_to": [
+            {"file": str(file), "git": one["git"], "gpu": one["gpu"]}
+            for file, one in zip(args.files, results, strict=True)
+        ],
+        "git": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "command": " ".join(["python -m scheduler.simulate.fit", *(arguments or sys.argv[1:])]),
+        "relative_error": {
+            "median": _rounded(statistics.median(map(abs, errors))),
+            "worst": _rounded(max(map(abs, errors))),
+        },
+        "rows": [
+            {"what": each.what, "ms": _rounded(1000 * each.seconds), "error": _rounded(error)}
+            for each, error in zip(seen, errors, strict=True)
+        ],
+    }
+    args.json.write_text(json.dumps(whole, indent=1) + "\n")
+    sys.stdout.write(json.dumps(whole["relative_error"]) + "\n")
+
+
+def _error(cost: StepCost, seen: Seen) -> float:
+    return cost.seconds(seen.decoding, seen.kv_tokens, seen.prompt_tokens, seen.used_rank) / seen.seconds - 1
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Rows as a table, and what a file of them says of its making."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+COLUMNS = {
+    "scenario": "scenario",
+    "policy": "policy",
+    "executors": "executors",
+    "adapters": "adapters",
+    "slots": "slots",
+    "rate": "rate",
+    "seed": "seed",
+    "ttft_p50_s": "ttft p50, s",
+    "ttft_p99_s": "ttft p99, s",
+    "token_ms_p50": "ms a token",
+    "tokens_s": "tok/s",
+    "page_ins_per_request": "page-ins a request",
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a row; the worst of several seeds has "worst" in place of a seed."""
+    lines = [list(COLUMNS.values()), *([_cell(key, row[key]) for key in COLUMNS] for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(COLUMNS))]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+    return "".join(f"{line.rstrip()}\n" for line in padded)
+
+
+def _cell(key: str, value: object) -> str:
+    if key == "seed" and value == -1:
+        return "worst"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def about(coefficients: str) -> dict[str, str]:
+    """Revision, command, coefficients and machine."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "git": git.stdout.strip(),
+        "command": " ".join(["python -m scheduler.simulate", *sys.argv[1:]]),
+        "coefficients": coefficients,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+    }
