@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         rows = list(_run(args))
-        whole = {**about(args.coefficients), "rows": rows}
+        whole = {**about("scheduler.simulate", args.coefficients), "rows": rows}
         if args.json:
             args.json.write_text(json.dumps(whole, indent=1) + "\n")
         if args.png:

@@ -8,7 +8,6 @@ with the least sum of squared relative errors over all of them (numpy's least sq
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.simulate.costs import StepCost
+from scheduler.bench.about import about
+from scheduler.simulate.costs import FEW_TOKENS, StepCost
 
 RANK_BYTES = 5_242_880  # Of an adapter on the seven projections of Llama-3.1-8B, in bfloat16.
 STEP_TOKENS = 8192
+CAPTURED_ROWS = (32, 64, *range(128, 385, 64), *range(512, 1025, 128))  # executor/gpu/graph_plans.py
+# Of steps by their rows, while 20 answers go on by the preset real-traffic, 0.47 of the capacity, on an H200
+# with 384 slots (lorafleet/bench/results/README.md, and of 20 rows real-traffic-h200.json): 576 tokens in and
+# 160 out in the mean, on some 15 adapters of rank 13.
+MS_BY_ROWS = {20: 6.16, 64: 7.9, 128: 8.9, 256: 10.7, 384: 13.8, 512: 16.5}
 PARTS = tuple(StepCost.__dataclass_fields__)
 
 
@@ -33,21 +38,24 @@ class Seen:
     kv_tokens: int
     prompt_tokens: int
     used_rank: int
+    slots: int
     seconds: float
 
     @property
     def parts(self) -> list[float]:
         """Of each part of a step's time, how many it had."""
-        has_lora, has_prompts = float(self.used_rank > 0), float(self.prompt_tokens > 0)
+        has_lora, few = float(self.used_rank > 0), min(self.prompt_tokens, FEW_TOKENS)
         return [
             1.0,
             self.decoding,
             self.kv_tokens,
-            has_prompts,
-            self.prompt_tokens,
+            float(self.prompt_tokens > 0),
+            few,
+            self.prompt_tokens - few,
             has_lora,
             self.used_rank,
             has_lora * self.prompt_tokens,
+            has_lora * self.slots,
         ]
 
 
@@ -69,32 +77,48 @@ def seen_in(results: Mapping[str, Any]) -> Iterator[Seen]:
         elif name.startswith("D4 8 x "):
             tokens = 8 * int(name.removeprefix("D4 8 x "))
             steps = -(-tokens // STEP_TOKENS)
-            yield Seen(what, 0, 0, tokens // steps, rank, row["seconds"] / steps)
+            yield Seen(what, 0, 0, tokens // steps, rank, row["slots"], row["seconds"] / steps)
         elif row["workload"] == "ITL of 64 streams, alone":
             tokens = round(row["output_tokens_per_s"] * row["seconds"] / 64)
             yield _decode(what, row, "itl_ms", 64, 128, tokens, rank)
         elif row["workload"] == "ITL of 64 streams, 20 prompts/s arriving":
-            # The prompts have 80 tokens in the mean, and 11 % of the steps have one.
-            yield Seen(f"{what}, p99", 64, 64 * (128 + 256), 80, rank, row["itl_ms"]["p99"] / 1000)
+            # A step has one prompt of 32 to 128 tokens, and is filled up to 192 rows at most.
+            yield Seen(
+                f"{what}, p99",
+                64,
+                64 * (128 + 256),
+                192 - 64,
+                rank,
+                row["slots"],
+                row["itl_ms"]["p99"] / 1000,
+            )
+
+
+def by_rows() -> Iterator[Seen]:
+    """What MS_BY_ROWS tells."""
+    for rows, ms in MS_BY_ROWS.items():
+        yield Seen(f"{rows} rows, 20 of them decode", 20, 20 * (576 + 80), rows - 20, 15 * 13, 384, ms / 1000)
 
 
 def _decode(
     what: str, row: Mapping[str, Any], key: str, sequences: int, prompt: int, output: int, rank: int
 ) -> Seen:
     kv_tokens = sequences * (prompt + output // 2)
-    return Seen(f"{what}, {key}", sequences, kv_tokens, 0, rank, row[key]["p50"] / 1000)
+    return Seen(f"{what}, {key}", sequences, kv_tokens, 0, rank, row["slots"], row[key]["p50"] / 1000)
 
 
 def _burst(what: str, row: Mapping[str, Any], tokens: int, rank: int) -> Seen:
-    return Seen(f"{what}, ttft_ms", 0, 0, tokens, rank, row["ttft_ms"]["p50"] / 1000)
+    return Seen(f"{what}, ttft_ms", 0, 0, tokens, rank, row["slots"], row["ttft_ms"]["p50"] / 1000)
 
 
 def fitted(seen: Sequence[Seen]) -> StepCost:
-    """Raises ValueError where a part comes out below zero: what was measured does not tell it apart."""
+    """Raises ValueError where what was measured tells some part not apart, or one comes out below zero."""
     weights = np.array([1 / each.seconds for each in seen])
     parts = np.array([each.parts for each in seen]) * weights[:, None]
-    scale = np.abs(parts).max(axis=0)
-    found, *_ = np.linalg.lstsq(parts / scale, np.ones(len(seen)), rcond=None)
+    scale = np.maximum(np.abs(parts).max(axis=0), np.finfo(float).tiny)
+    found, _, rank, _ = np.linalg.lstsq(parts / scale, np.ones(len(seen)), rcond=None)
+    if rank < len(PARTS):
+        raise ValueError(f"these steps tell {rank} of {len(PARTS)} parts apart; fit to more kinds of steps")
     cost = StepCost(**dict(zip(PARTS, map(float, found / scale), strict=True)))
     if below := [name for name in PARTS if getattr(cost, name) < 0]:
         raise ValueError(f"the parts {', '.join(below)} come out below zero; fit to more kinds of steps")
@@ -116,11 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scheduler.simulate.fit", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="result files of one card")
     parser.add_argument("--model", default="llama-3.1-8b", help="whose shapes they were measured with")
-    parser.add_argument("--link-ms", type=float, default=1.5, help="one way between client and executor")
+    parser.add_argument("--by-rows", action="store_true", help="fit to MS_BY_ROWS of an H200, too")
+    parser.add_argument("--link-ms", type=float, default=3.0, help="one way between client and executor")
     parser.add_argument("--json", type=Path, required=True, help="where the coefficients go")
     args = parser.parse_args(arguments)
     results = [json.loads(file.read_text()) for file in args.files]
     seen = [each for one in results for each in seen_in(one)]
+    seen += by_rows() if args.by_rows else ()
     cost = fitted(seen)
     errors = [_error(cost, each) for each in seen]
     byte_s = 1 / 54e9  # Of the bus, from pinned memory.
@@ -137,14 +163,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "page_in": {"fixed_s": _rounded(page_in_s - size * byte_s), "byte_s": _rounded(byte_s)},
             "rank_bytes": RANK_BYTES,
             "link_s": args.link_ms / 1000,
+            "launch_s": 0.02,
+            "captured_rows": CAPTURED_ROWS,
             "steps_ahead": 1,
         },
         "fitted_to": [
             {"file": str(file), "git": one["git"], "gpu": one["gpu"]}
             for file, one in zip(args.files, results, strict=True)
         ],
-        "git": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "command": " ".join(["python -m scheduler.simulate.fit", *(arguments or sys.argv[1:])]),
+        **about("scheduler.simulate.fit"),
         "relative_error": {
             "median": _rounded(statistics.median(map(abs, errors))),
             "worst": _rounded(max(map(abs, errors))),
@@ -159,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _error(cost: StepCost, seen: Seen) -> float:
-    return cost.seconds(seen.decoding, seen.kv_tokens, seen.prompt_tokens, seen.used_rank) / seen.seconds - 1
+    expected_s = cost.seconds(seen.decoding, seen.kv_tokens, seen.prompt_tokens, seen.used_rank, seen.slots)
+    return expected_s / seen.seconds - 1
 
 
 def _rounded(value: float) -> float:

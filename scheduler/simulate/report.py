@@ -1,11 +1,9 @@
 """Rows as a table, and what a file of them says of its making."""
 
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
+
+from scheduler.bench.about import about as about_bench
 
 COLUMNS = {
     "scenario": "scenario",
@@ -39,13 +37,6 @@ def _cell(key: str, value: object) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def about(coefficients: str) -> dict[str, str]:
+def about(module: str, coefficients: str) -> dict[str, str]:
     """Revision, command, coefficients and machine."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "git": git.stdout.strip(),
-        "command": " ".join(["python -m scheduler.simulate", *sys.argv[1:]]),
-        "coefficients": coefficients,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-    }
+    return about_bench(module) | {"coefficients": coefficients}

@@ -1,7 +1,7 @@
 """Runs one scenario, and measures what became of its requests."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -85,9 +85,11 @@ def play(
     gate: Gate = no_gate,
     single_steps: bool = False,
     asked: list[Asked] | None = None,
+    preload: Sequence[str] = (),
 ) -> Played:
-    """Runs it to the end of all answers. `asked`: in place of what its traffic draws. The policy
-    "all-resident" is the scheduler's own where all adapters have a slot on each executor."""
+    """Runs it to the end of all answers. `asked`: in place of what its traffic draws. `preload`: adapters
+    that each executor begins with, in place of the scenario's. The policy "all-resident" is the scheduler's
+    own where all adapters have a slot on each executor."""
     costs = costs or read_costs()
     if policy == ALL_RESIDENT:
         scenario = scenario.all_resident(costs.rank_bytes)
@@ -97,9 +99,8 @@ def play(
         Executor(clock, name, scenario.executor, costs, catalog, single_steps=single_steps)
         for name in scenario.names
     ]
-    if scenario.preloaded or policy == ALL_RESIDENT:
-        for executor in executors:
-            executor.preload(catalog.ranks)
+    for executor in executors:
+        executor.preload(preload or (catalog.ranks if scenario.preloaded else ()))
     turns = _Turns(clock, scenario, seed)
     scheduler = Scheduler(
         clock,

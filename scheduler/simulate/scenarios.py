@@ -94,7 +94,7 @@ ONE_CARD = Scenario(
     executors=1,
     adapters=128,
     executor=ExecutorSettings(seats=256, slots=16, max_model_len=2048),
-    traffic=Traffic(10.0, prompt=Lengths("fixed", 256), output=Lengths("fixed", 128)),
+    traffic=Traffic(20.0, prompt=Lengths("uniform", 64, 448), output=Lengths("uniform", 32, 224)),
     seconds=60.0,
     warm_s=0.0,
     preloaded=True,

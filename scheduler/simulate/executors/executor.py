@@ -57,14 +57,14 @@ class Executor:
             max_page_ins=settings.page_ins_per_step,
             aging_s=settings.aging_s,
         )
-        self._pace = Pace(costs)
+        self._pace = Pace(costs, settings.slots)
         self._streams: list[Stream] = []
         self._of: dict[str, Stream] = {}  # By dispatch.
         self._users: Counter[str] = Counter()  # Adapters of what lives here, or holds something still.
         self._room: list[Sequence] = []  # Was promised a seat, and waits for it.
         self._inbox: list[Sequence] = []
         self._cancelled: list[Sequence] = []
-        self._flights = Flights(self.batch, costs.step, costs.steps_ahead)
+        self._flights = Flights(self.batch, costs)
         self._copies = Copies(self._slots, self._host, self._disk, catalog.sizes)
         self._beat_at: float | None = None
         self._beat_number = 0

@@ -7,7 +7,7 @@ before it, since it reads more of the KV cache; so the end of any of them is kno
 from dataclasses import dataclass
 from math import sqrt
 
-from scheduler.simulate.costs import StepCost
+from scheduler.simulate.costs import Costs
 from scheduler.simulate.executors.batch import Batch
 from scheduler.simulate.executors.sequence import Sequence
 from scheduler.simulate.executors.step_plan import StepPlan
@@ -25,14 +25,14 @@ class Flight:
 
 
 class Flights:
-    """Steps one after the other, `steps_ahead` of them planned behind the one that runs."""
+    """Steps one after the other, `costs.steps_ahead` of them planned behind the one that runs."""
 
-    def __init__(self, batch: Batch, cost: StepCost, steps_ahead: int) -> None:
+    def __init__(self, batch: Batch, costs: Costs) -> None:
         self.num_steps = 0
         self.landed = 0  # The last step that is over, quiet ones left out.
         self._batch = batch
-        self._cost = cost
-        self._steps_ahead = steps_ahead
+        self._costs = costs
+        self._steps_ahead = costs.steps_ahead
         self._flights: list[Flight] = []
         self._quiet = 0  # How many steps may follow the last one of them.
 
@@ -51,9 +51,7 @@ class Flights:
     def launch(self, plan: StepPlan, now: float, page_in_s: float) -> None:
         """Page-ins are made while the step before runs."""
         begins_at = max(self._flights[-1].ends_at if self._flights else now, now + page_in_s)
-        seconds = self._cost.seconds(
-            plan.decoding, plan.kv_tokens, plan.prompt_tokens, self._batch.slots.used_rank
-        )
+        seconds = self._step_s(plan.decoding, plan.kv_tokens, plan.prompt_tokens)
         self._flights.append(Flight(plan.step, begins_at + seconds, tuple(plan.drawing)))
         self.num_steps += 1
 
@@ -119,17 +117,20 @@ class Flights:
 
     def _seconds_of(self, steps: int) -> float:
         """How long so many quiet steps take."""
-        batch, cost = self._batch, self._cost
-        decoding = batch.num_decoding
-        first = cost.seconds(decoding, batch.decoding_tokens + decoding, 0, batch.slots.used_rank)
-        return steps * first + cost.kv_token_s * decoding * steps * (steps - 1) / 2
+        decoding = self._batch.num_decoding
+        first = self._step_s(decoding, self._batch.decoding_tokens + decoding, 0)
+        return steps * first + self._costs.step.kv_token_s * decoding * steps * (steps - 1) / 2
+
+    def _step_s(self, decoding: int, kv_tokens: int, prompt_tokens: int) -> float:
+        slots = self._batch.slots
+        return self._costs.seconds(decoding, kv_tokens, prompt_tokens, slots.used_rank, len(slots))
 
     def _steps_until(self, now: float) -> int:
         """The first quiet step that is over then or later, counted from those on their way."""
         passed = now - self._flights[-1].ends_at
         if passed <= SAME_S:
             return 0
-        slope = self._cost.kv_token_s * self._batch.num_decoding / 2
+        slope = self._costs.step.kv_token_s * self._batch.num_decoding / 2
         first = self._seconds_of(1) - slope
         guess = (sqrt(first * first + 4 * slope * passed) - first) / (2 * slope) if slope else passed / first
         steps = int(guess)
