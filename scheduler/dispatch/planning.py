@@ -15,7 +15,7 @@ from scheduler.fleet.residency import BASE
 class Hint(NamedTuple):
     """Tell that executor that a version will be needed there in so many seconds, about, by so many."""
 
-    address: str
+    address: str  # The executor's name.
     digest: str
     need_by_s: float
     uses: int
@@ -25,7 +25,7 @@ class Wait(NamedTuple):
     """Tell that executor for how long a version has waited for a slot there, for so many requests; 0 takes it
     back. It holds for `lasts_s`."""
 
-    address: str
+    address: str  # The executor's name.
     digest: str
     uses: int
     waiting_s: float
@@ -70,7 +70,7 @@ class Planning:
         digest, _ = self._new_groups.popitem()
         uses = self.queue.group_size(digest)
         target = self.policy.likely(digest) if uses else None
-        return Hint(target.address, digest, self.policy.room_in_s(target), uses) if target else None
+        return Hint(target.name, digest, self.policy.room_in_s(target), uses) if target else None
 
     def tend(self, now: float) -> list[Wait]:
         """A few times a second: who has waited for long for a slot, and where."""

@@ -12,7 +12,7 @@ ALL_RESIDENT = "all-resident"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An executor joins for the first time, leaves (what runs there goes on), or is lost with all it runs."""
+    """An executor becomes a member, leaves (what runs there goes on), or is lost with all that it runs."""
 
     at: float
     kind: Literal["join", "leave", "lose"]

@@ -29,16 +29,16 @@ HOT_TWICE = Scenario(
     "Twice as many adapters as 8 executors have slots, all equally hot, at 80 % of what they do resident.",
     adapters=256,
     executor=replace(_SMALL, host_bytes=25_000_000_000),
-    traffic=Traffic(160.0, popularity="uniform"),
+    traffic=Traffic(188.0, popularity="uniform"),
 )
 SESSIONS = Scenario(
     "sessions",
-    "Conversations of 8 turns on 64 adapters by Zipf 1 over 8 executors of 16 slots.",
-    adapters=64,
+    "1,000 conversations of 8 turns on 8 adapters by Zipf 1, which 8 executors share.",
+    adapters=8,
     executor=replace(_SMALL, host_bytes=20_000_000_000),
-    sessions=Sessions(at_once=600),
-    seconds=180.0,
-    warm_s=60.0,
+    sessions=Sessions(at_once=1000),
+    seconds=120.0,
+    warm_s=40.0,
 )
 OVERLOAD = Scenario(
     "overload",
@@ -46,7 +46,7 @@ OVERLOAD = Scenario(
     executors=4,
     adapters=64,
     executor=replace(_SMALL, host_bytes=20_000_000_000),
-    traffic=Traffic(200.0, deadline_s=(2.0, 20.0)),
+    traffic=Traffic(268.0, deadline_s=(2.0, 20.0)),
     seconds=60.0,
 )
 JOIN = replace(

@@ -66,8 +66,8 @@ class Scheduler:
             settings.weights,
         )
         self.records: list[Record] = []
-        self.states = {each.name: ExecutorState(each.name) for each in executors}
-        self.index = FleetIndex(tuple(self.states.values()), settings.reserve_seats)
+        self.states: dict[str, ExecutorState] = {}  # Of members, by name.
+        self.index = FleetIndex((), settings.reserve_seats)
         self.policy = make_policy(self.queue, self.index, settings.aging_s, salt)
         self._planning = Planning(self.queue, self.policy)
         self._clock = clock
@@ -89,22 +89,19 @@ class Scheduler:
     # Executors.
 
     def join(self, name: str) -> None:
-        """Connects to an executor."""
-        executor = self._executors[name]
-        link = _Link(executor, Stream(lambda said: None))
-        link.stream = executor.connect(lambda said: self._travel(link, said))
-        self._links[name] = link
-        state = self.states[name]
-        state.limits = executor.limits
-        state.residency = executor.snapshot()
+        """Makes an executor a member, and connects to it."""
+        self.states[name] = ExecutorState(name)
+        self.index.join(self.states[name])
+        self._connect(name)
 
     def leave(self, name: str) -> None:
-        """New requests go elsewhere from now on; what runs there goes on."""
-        self.states[name].phase = Phase.DRAINING
+        """New requests go elsewhere from now on; it is a member until what it runs has ended."""
+        self.states[name].leaving = True
+        self._part(name)
         self._wake()
 
     def lose(self, name: str) -> None:
-        """Its stream ends, and what ran there goes elsewhere."""
+        """Its stream ends for good, and what ran there goes elsewhere; it stays a member."""
         link, state = self._links.pop(name), self.states[name]
         link.is_open = False
         link.executor.close(link.stream)
@@ -113,6 +110,24 @@ class Scheduler:
         for record in link.running.values():
             self._put_back(record)
         self._wake()
+
+    def _connect(self, name: str) -> None:
+        executor, state = self._executors[name], self.states[name]
+        link = _Link(executor, Stream(lambda said: None))
+        link.stream = executor.connect(lambda said: self._travel(link, said))
+        self._links[name] = link
+        state.limits = executor.limits
+        state.residency = executor.snapshot()
+
+    def _part(self, name: str) -> None:
+        """It is no member any more, once it runs nothing."""
+        state = self.states[name]
+        if state.leaving and not state.num_running:
+            self.index.leave(self.index.states.index(state))
+            del self.states[name]
+            link = self._links.pop(name)
+            link.is_open = False
+            link.executor.close(link.stream)
 
     def _travel(self, link: _Link, said: Said) -> None:
         self._clock.at(self._clock.now + self._link_s, self._take, link, said)
@@ -254,6 +269,8 @@ class Scheduler:
             state.reported(said.report)
             if state.phase is Phase.CONNECTING:
                 state.phase = Phase.READY
+        if said.finished:
+            self._part(link.executor.name)
         self._wake()
 
     def _count(self, record: Record, count: int) -> None:
