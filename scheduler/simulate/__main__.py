@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import resource
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -27,8 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"{each.name:16} {each.about}\n")
         return 0
     try:
+        began = time.monotonic()
         rows = list(_run(args))
-        whole = {**about("scheduler.simulate", args.coefficients), "rows": rows}
+        cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took = {"took_s": round(time.monotonic() - began, 1), "cpu_s": round(cpu.ru_utime + cpu.ru_stime, 1)}
+        whole = {**about("scheduler.simulate", args.coefficients), **took, "rows": rows}
         if args.json:
             args.json.write_text(json.dumps(whole, indent=1) + "\n")
         if args.png:

@@ -8,6 +8,7 @@ from lorafleet.bench.lengths import Lengths
 from scheduler.simulate.__main__ import main
 from scheduler.simulate.baselines import POLICIES
 from scheduler.simulate.executors.settings import ExecutorSettings
+from scheduler.simulate.picture import draw
 from scheduler.simulate.requests import End
 from scheduler.simulate.run import play, run, worst
 from scheduler.simulate.scenario import ALL_RESIDENT, Change, Scenario
@@ -124,6 +125,14 @@ TRACE = [
     }
     for number in range(30)
 ]
+
+
+def test_a_picture_of_rows(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures are drawn where it is installed")
+    rows = run(SMALL, seeds=2)
+    file = tmp_path / "rows.png"
+    draw({"command": "simulate", "rows": [*rows, worst(rows)]}, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_wrong_with_coefficients_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
