@@ -250,6 +250,8 @@ class Executor:
 
     def _most_tokens(self) -> int | None:
         batch = self.batch
+        if not batch.prompts and not batch.waiting:
+            return None
         uncomputed = [each.uncomputed for each in batch.prompts]
         page_ins = min(batch.max_page_ins, self._slots.num_idle)
         for each in batch.waiting:

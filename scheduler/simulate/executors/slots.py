@@ -17,13 +17,17 @@ class Popularity:
         self._uses = 0
         self._weights: dict[str, float] = {}  # The least recently used first.
 
-    def use(self, digest: str) -> None:
+    def use(self, digest: str) -> str | None:
+        """Who is forgotten for it."""
         self._uses += 1
         age = self._uses / self._half_life
         before = self._weights.pop(digest, -inf)
         self._weights[digest] = age + log2(2.0 ** (before - age) + 1.0)
-        if len(self._weights) > self._max_versions:
-            del self._weights[next(iter(self._weights))]
+        if len(self._weights) <= self._max_versions:
+            return None
+        forgotten = next(iter(self._weights))
+        del self._weights[forgotten]
+        return forgotten
 
     def of(self, digest: str) -> float:
         return self._weights.get(digest, -inf)

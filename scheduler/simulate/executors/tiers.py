@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from math import log2
 
 from scheduler.simulate.costs import LoadCost
@@ -25,9 +26,12 @@ class Host:
         self.num_bytes = 0
         self.changed: dict[str, None] = {}
         self._sizes = sizes
-        self._images: dict[str, None] = {}
+        self._images: dict[str, int] = {}  # With the number of each.
         self._entered: set[str] = set()  # And not used since.
         self._popularity = Popularity(HALF_LIFE * max(1, max_bytes // largest), MAX_REMEMBERED)
+        # A heap by worth, then by who came first. A use makes an image worth more, which is found out late.
+        self._victims: list[tuple[float, int, str]] = []
+        self._numbers = count()
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._images
@@ -38,32 +42,56 @@ class Host:
     def use(self, digest: str) -> None:
         """A page-in; entering counted as the first one."""
         if digest not in self._entered:
-            self._popularity.use(digest)
+            self._count(digest)
         self._entered.discard(digest)
 
     def put(self, digest: str, keep: Container[str]) -> bool:
         """Whether there was room, others but those in `keep` evicted."""
         size = self._sizes[digest]
-        if self.num_bytes + size > self.max_bytes:
-            evictable = [other for other in self._images if other not in keep]
-            if self.num_bytes - sum(map(self._sizes.__getitem__, evictable)) + size > self.max_bytes:
-                return False
-            while self.num_bytes + size > self.max_bytes:
-                victim = min(evictable, key=self._worth)
-                evictable.remove(victim)
-                self._discard(victim)
-        self._images[digest] = None
+        if not self._make_room(size, keep):
+            return False
+        self._images[digest] = next(self._numbers)
         self.num_bytes += size
         self._entered.add(digest)
         self.changed[digest] = None
-        self._popularity.use(digest)
+        self._count(digest)
+        self._may_go(digest)
         return True
+
+    def _make_room(self, size: int, keep: Container[str]) -> bool:
+        """Evicts nobody where it is not enough."""
+        freed, chosen, kept = 0, dict[str, None](), dict[str, None]()
+        while self.num_bytes - freed + size > self.max_bytes and self._victims:
+            bound, number, victim = heappop(self._victims)
+            if self._images.get(victim) != number or victim in chosen or victim in kept:
+                continue
+            if self._worth(victim) > bound:
+                self._may_go(victim)
+            elif victim in keep:
+                kept[victim] = None
+            else:
+                chosen[victim] = None
+                freed += self._sizes[victim]
+        fits = self.num_bytes - freed + size <= self.max_bytes
+        for victim in kept if fits else kept | chosen:
+            self._may_go(victim)
+        for victim in chosen if fits else ():
+            self._discard(victim)
+        return fits
+
+    def _may_go(self, digest: str) -> None:
+        heappush(self._victims, (self._worth(digest), self._images[digest], digest))
 
     def _discard(self, digest: str) -> None:
         del self._images[digest]
         self._entered.discard(digest)
         self.num_bytes -= self._sizes[digest]
         self.changed[digest] = None
+
+    def _count(self, digest: str) -> None:
+        forgotten = self._popularity.use(digest)
+        if forgotten is not None and forgotten in self._images:
+            self._may_go(forgotten)
 
     def _worth(self, digest: str) -> float:
         return self._popularity.of(digest) - log2(self._sizes[digest])
@@ -135,6 +163,8 @@ class Loads:
 
     def collect(self, wanted: list[str], is_in_slot: Container[str], now: float) -> None:
         """Takes in the loads that are over, and begins what is `wanted`, the longest waiting first."""
+        if not wanted and not self._running and not self._hints:
+            return
         ended = []
         while self._running and self._running[0][0] <= now:
             at, _, digest = heappop(self._running)
