@@ -104,7 +104,7 @@ def real_loads(file: Path) -> Iterator[Real]:
 def beside(real: Real, costs: Costs) -> Row:
     """What was measured, what is simulated, and how far that is off."""
     played = play(real.scenario, seed=real.seed, costs=costs, asked=real.asked, preload=real.used)
-    records = played.scheduler.records
+    records = played.records
     firsts = sorted(ttft for each in records if (ttft := each.ttft_s) is not None)
     ended = max(each.ended_at or 0.0 for each in records)
     simulated = {

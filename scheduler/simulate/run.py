@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -30,15 +31,26 @@ class Played:
     scenario: Scenario
     policy: str
     seed: int
-    scheduler: Scheduler
+    schedulers: list[Scheduler]
     executors: list[Executor]
     ended_at: float
     page_ins: int  # From `warm_s` on, as the next one.
     loads: int
 
     @property
+    def scheduler(self) -> Scheduler:
+        """The first one, mostly the only one."""
+        return self.schedulers[0]
+
+    @property
+    def records(self) -> list[Record]:
+        """Of all schedulers, in order of time."""
+        every = [record for scheduler in self.schedulers for record in scheduler.records]
+        return sorted(every, key=lambda record: record.asked.at)
+
+    @property
     def measured(self) -> list[Record]:
-        return [each for each in self.scheduler.records if each.asked.at >= self.scenario.warm_s]
+        return [each for each in self.records if each.asked.at >= self.scenario.warm_s]
 
     def row(self) -> Row:
         """Plain values, as they are committed; None where nothing was answered."""
@@ -73,7 +85,7 @@ class Played:
     def _tokens_within(self) -> float:
         """Tokens of answers between `warm_s` and the last arrival, as if each came at a steady pace."""
         begins, ends = self.scenario.warm_s, self.scenario.seconds
-        return sum(_tokens_between(each, begins, ends) for each in self.scheduler.records)
+        return sum(_tokens_between(each, begins, ends) for each in self.records)
 
 
 def play(
@@ -102,34 +114,40 @@ def play(
     for executor in executors:
         executor.preload(preload or (catalog.ranks if scenario.preloaded else ()))
     turns = _Turns(clock, scenario, seed)
-    scheduler = Scheduler(
-        clock,
-        executors,
-        catalog,
-        POLICIES["production" if policy == ALL_RESIDENT else policy],
-        settings=scenario.dispatcher,
-        link_s=costs.link_s,
-        salt=seed,
-        late=frozenset(change.name for change in scenario.changes if change.kind == "join"),
-        gate=gate,
-        on_end=turns.ended,
-    )
-    turns.scheduler = scheduler
-    _arrive(clock, scheduler, iter(_asked(scenario, seed) if asked is None else asked))
+    schedulers = [
+        Scheduler(
+            clock,
+            executors,
+            catalog,
+            POLICIES["production" if policy == ALL_RESIDENT else policy],
+            settings=scenario.dispatcher,
+            link_s=costs.link_s,
+            salt=seed + number,
+            late=frozenset(change.name for change in scenario.changes if change.kind == "join"),
+            gate=gate,
+            on_end=turns.ended,
+            name=f"scheduler-{number}",
+        )
+        for number in range(scenario.schedulers)
+    ]
+    doors = cycle(schedulers)
+    turns.doors = doors
+    _arrive(clock, doors, iter(_asked(scenario, seed) if asked is None else asked))
     if scenario.sessions:
         turns.begin(scenario.sessions)
     for change in scenario.changes:
-        act = {"join": scheduler.join, "leave": scheduler.leave, "lose": scheduler.lose}[change.kind]
-        clock.at(change.at, act, change.name)
+        for scheduler in schedulers:
+            act = {"join": scheduler.join, "leave": scheduler.leave, "lose": scheduler.lose}[change.kind]
+            clock.at(change.at, act, change.name)
     clock.run(scenario.warm_s)
     page_ins, loads = _counts(executors)
     clock.run(scenario.seconds)
     until = scenario.seconds + DRAIN_S
-    while scheduler.num_live and clock.now < until:
+    while any(scheduler.num_live for scheduler in schedulers) and clock.now < until:
         clock.run(clock.now + 1.0)
     all_page_ins, all_loads = _counts(executors)
     return Played(
-        scenario, policy, seed, scheduler, executors, clock.now, all_page_ins - page_ins, all_loads - loads
+        scenario, policy, seed, schedulers, executors, clock.now, all_page_ins - page_ins, all_loads - loads
     )
 
 
@@ -170,13 +188,13 @@ def _asked(scenario: Scenario, seed: int) -> list[Asked]:
     return asked_of(scenario.traffic, scenario.adapters, scenario.seconds, seed)
 
 
-def _arrive(clock: Clock, scheduler: Scheduler, coming: Iterator[Asked]) -> None:
+def _arrive(clock: Clock, doors: Iterator[Scheduler], coming: Iterator[Asked]) -> None:
     """One event at a time: there may be hundreds of thousands."""
     if asked := next(coming, None):
 
         def arrives() -> None:
-            scheduler.ask(asked)
-            _arrive(clock, scheduler, coming)
+            next(doors).ask(asked)
+            _arrive(clock, doors, coming)
 
         clock.at(asked.at, arrives)
 
@@ -202,7 +220,7 @@ def _rounded(value: float | None) -> float | None:
 class _Turns:
     """Asks the next turn of a session when the last one has ended."""
 
-    scheduler: Scheduler
+    doors: Iterator[Scheduler]
 
     def __init__(self, clock: Clock, scenario: Scenario, seed: int) -> None:
         self._clock = clock
@@ -232,7 +250,7 @@ class _Turns:
         self._clock.at(at, self._ask, first)
 
     def _ask(self, asked: Asked) -> None:
-        self.scheduler.ask(asked)
+        next(self.doors).ask(asked)
 
     def ended(self, record: Record) -> None:
         sessions, asked = self._sessions, record.asked

@@ -22,11 +22,13 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Requests come for `seconds`; those of the first `warm_s` are not measured. Adapters have `ranks` in
-    turn. `preloaded`: each executor begins with adapters in host memory and slots, the first ones."""
+    turn, and requests schedulers. `preloaded`: each executor begins with adapters in host memory and slots,
+    the first ones."""
 
     name: str
     about: str
     executors: int = 8
+    schedulers: int = 1
     adapters: int = 200
     ranks: tuple[int, ...] = (16,)
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)

@@ -55,6 +55,7 @@ class Scheduler:
         late: frozenset[str] = frozenset(),
         gate: Gate = no_gate,
         on_end: Callable[[Record], None] = lambda record: None,
+        name: str = "",
     ) -> None:
         """`late` executors, by name, are connected by `join`. `link_s` is one way. `on_end` is told of each
         request that has ended."""
@@ -65,6 +66,7 @@ class Scheduler:
             settings.priority_aging_s,
             settings.weights,
         )
+        self.name = name  # Another one for each over the same executors.
         self.records: list[Record] = []
         self.states: dict[str, ExecutorState] = {}  # Of members, by name.
         self.index = FleetIndex((), settings.reserve_seats)
@@ -173,7 +175,7 @@ class Scheduler:
             return
         self.queue.discard(record.number)
         if link := self._links.get(record.executor):
-            dispatch_id = _dispatch_id(record)
+            dispatch_id = self._dispatch_id(record)
             if link.running.pop(dispatch_id, None):
                 self.states[record.executor].ended(dispatch_id, self._clock.now)
                 self._clock.at(self._clock.now + self._link_s, link.executor.cancel, link.stream, dispatch_id)
@@ -230,7 +232,7 @@ class Scheduler:
         record.executor, record.before = name, record.tokens
         if record.sent_at is None:
             record.sent_at = now
-        dispatch_id, asked = _dispatch_id(record), record.asked
+        dispatch_id, asked = self._dispatch_id(record), record.asked
         self.states[name].sent(dispatch_id, waiting.digest, now, waiting.tenant)
         self._links[name].running[dispatch_id] = record
         return Dispatched(
@@ -242,6 +244,10 @@ class Scheduler:
             asked.session,
             asked.shared,
         )
+
+    def _dispatch_id(self, record: Record) -> str:
+        """Of its last attempt."""
+        return f"{self.name} {record.number}.{record.attempts}"
 
     # What executors say (scheduler/fleet/link.py, scheduler/dispatch/dispatcher.py).
 
@@ -292,8 +298,3 @@ class Scheduler:
         running = {record.number for link in self._links.values() for record in link.running.values()}
         waiting = {request.number for request in self.queue.requests()}
         assert not running & waiting and running | waiting == self._live.keys()
-
-
-def _dispatch_id(record: Record) -> str:
-    """Of its last attempt."""
-    return f"{record.number}.{record.attempts}"

@@ -63,6 +63,15 @@ def test_nothing_is_lost_where_executors_come_and_go() -> None:
     assert {record.executor for record in records if record.asked.at > 3.0} == {"executor-2"}
 
 
+def test_several_schedulers_share_executors_and_lose_nothing() -> None:
+    played = play(replace(SMALL, schedulers=3, traffic=replace(SMALL.traffic, rate=90.0)))
+    for scheduler in played.schedulers:
+        scheduler.check()
+        assert len(scheduler.records) >= 170
+    assert all(record.tokens == record.asked.output for record in played.records)
+    assert len(played.records) == 540
+
+
 def test_who_waits_for_too_long_gives_up() -> None:
     traffic = Traffic(60.0, output=Lengths("fixed", 200), deadline_s=(0.5, 2.0))
     played = play(replace(SMALL, traffic=traffic))
