@@ -1,7 +1,8 @@
 """The cache of adapters in host memory: bounded bytes, the least used for its bytes goes first.
 
 A use is a page-in: what stays in its slot needs no copy here. Entering counts as the first one, so that what
-came by a hint is not pushed out by what comes next.
+came by a hint is not pushed out by what comes next; until its page-in it counts for as many uses as the hint
+expects, too.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -12,6 +13,7 @@ from executor.batch.popularity import Popularity
 
 _HALF_LIFE = 16  # uses, for each image of the largest size; as executor/batch/slots.py has it
 _MAX_REMEMBERED = 4096  # versions
+_MAX_EXPECTED = 256  # versions
 
 
 class Image(Protocol):
@@ -37,6 +39,7 @@ class HostTier(Generic[ImageT]):
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._images: dict[str, ImageT] = {}
+        self._expected: dict[str, tuple[int, float]] = {}  # so many uses, until when
         self._changed: set[str] = set()
 
     def __contains__(self, digest: object) -> bool:
@@ -54,7 +57,20 @@ class HostTier(Generic[ImageT]):
         if digest not in self._entered:
             self._popularity.use(digest)
         self._entered.discard(digest)
+        self._expected.pop(digest, None)
         return image
+
+    def expect(self, digest: str, uses: int, until: float) -> None:
+        """So many requests will come for it, about, whether it is here by now or not. Of too many such the
+        one that is expected for the shortest time is forgotten."""
+        self._expected[digest] = uses, until
+        if len(self._expected) > _MAX_EXPECTED:
+            del self._expected[min(self._expected, key=lambda each: self._expected[each][1])]
+
+    def lapse(self, now: float) -> None:
+        """Nobody came for what was expected until now."""
+        for digest in [each for each, (_, until) in self._expected.items() if until < now]:
+            del self._expected[digest]
 
     def put(self, digest: str, image: ImageT, keep: Container[str]) -> bool:
         """Enter a new image and evict others for it, but none in `keep`. False: no room, nothing changed."""
@@ -92,7 +108,8 @@ class HostTier(Generic[ImageT]):
         return changed
 
     def _worth(self, digest: str) -> float:
-        return self._popularity.of(digest) - log2(self._images[digest].nbytes)
+        expected, _ = self._expected.get(digest, (0, 0.0))
+        return self._popularity.of(digest, expected) - log2(self._images[digest].nbytes)
 
     def check(self) -> None:
         """Raise RuntimeError unless the bytes add up and stay in the bound."""

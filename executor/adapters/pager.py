@@ -127,9 +127,11 @@ class Pager(Generic[ImageT]):
     def prefetch(self, digest: str, need_by: float, uses: int = 1) -> None:
         """A hint: it is loaded into host memory if that pushes out nothing that is needed. What is needed
         first, by the clock of `collect`, is loaded first, of what is due already that with most expected
-        uses, and all after what somebody waits for. Of too many the one needed last is forgotten."""
+        uses, and all after what somebody waits for. Of too many the one needed last is forgotten. For a while
+        it stays in host memory as if it had these uses already."""
         before = self._hints.get(digest)
         self._hints[digest] = _Hint(min(need_by, before.need_by) if before else need_by, uses)
+        self.host.expect(digest, uses, need_by + _HINT_LIFE_S)
         if len(self._hints) > MAX_HINTS:
             del self._hints[max(self._hints, key=lambda each: self._hints[each].need_by)]
 
@@ -190,6 +192,7 @@ class Pager(Generic[ImageT]):
         """
         for seconds in self._adapters.load_seconds():
             self._page_in_took(seconds)
+        self.host.lapse(now)
         outcomes = self._loader.finished()
         failures = [failure for outcome in outcomes for failure in self._land(outcome, now)]
         for outcome in outcomes:

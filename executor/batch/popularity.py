@@ -28,6 +28,11 @@ class Popularity:
         if len(self._weights) > self._max_versions:
             del self._weights[next(iter(self._weights))]
 
-    def of(self, digest: str) -> float:
-        """The logarithm (base 2) of its count, up to a summand that all have; -inf for one not remembered."""
-        return self._weights.get(digest, -inf)
+    def of(self, digest: str, more: int = 0) -> float:
+        """The logarithm (base 2) of its count, up to a summand that all have; -inf for one not remembered.
+        `more` uses are counted as if they were now."""
+        weight = self._weights.get(digest, -inf)
+        if not more:
+            return weight
+        age = self._uses / self._half_life
+        return age + log2(2.0 ** (weight - age) + more)

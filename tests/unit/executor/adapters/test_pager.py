@@ -104,6 +104,37 @@ def test_of_hints_that_are_due_the_one_for_most_requests_comes_first(make: Make)
     assert sorted(world.store.asked[:2]) == ["few", "many"] and world.store.asked[2] == "later"
 
 
+def test_what_many_are_expected_to_use_stays_until_they_came(make: Make) -> None:
+    """Of those that nobody waits for here. What few are expected to use stays no longer than others."""
+    world = make(room=3, slots=9)
+    world.settle("a", "b")
+    for slot, digest in enumerate("aabbaabb"):
+        world.pager.page_in([PageIn(slot, digest, "")])
+    world.pager.prefetch("many", 0.0, 30)
+    world.settle()
+    world.settle("c")  # Was used less than any other.
+    assert sorted(world.pager.host) == ["b", "c", "many"]
+    world.pager.page_in([PageIn(8, "many", "")])
+    world.settle("c", "d")
+    assert sorted(world.pager.host) == ["b", "c", "d"]
+    world.pager.prefetch("few", 0.0, 1)
+    world.settle("d")
+    world.settle("d", "e")
+    assert sorted(world.pager.host) == ["b", "d", "e"]
+
+
+def test_who_does_not_come_for_an_expected_one_keeps_it_for_a_while_only(make: Make) -> None:
+    world = make(room=2, slots=2)
+    world.settle("a")
+    for _ in range(4):
+        world.pager.page_in([PageIn(0, "a", "")])
+    world.pager.prefetch("many", 0.0, 30)
+    world.settle()
+    world.now = 11.0
+    world.settle("b")
+    assert sorted(world.pager.host) == ["a", "b"]
+
+
 def test_hints_are_bounded(make: Make) -> None:
     world = make()
     for number in range(10 * MAX_HINTS):
