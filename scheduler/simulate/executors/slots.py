@@ -29,8 +29,13 @@ class Popularity:
         del self._weights[forgotten]
         return forgotten
 
-    def of(self, digest: str) -> float:
-        return self._weights.get(digest, -inf)
+    def of(self, digest: str, more: int = 0) -> float:
+        """`more` uses are counted as if they were now."""
+        weight = self._weights.get(digest, -inf)
+        if not more:
+            return weight
+        age = self._uses / self._half_life
+        return age + log2(2.0 ** (weight - age) + more)
 
 
 class Slots:

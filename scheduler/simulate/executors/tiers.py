@@ -15,6 +15,7 @@ from scheduler.simulate.costs import LoadCost
 from scheduler.simulate.executors.slots import HALF_LIFE, MAX_REMEMBERED, Popularity
 
 MAX_HINTS = 256
+MAX_EXPECTED = 256
 HINT_LIFE_S = 10.0
 
 
@@ -27,9 +28,10 @@ class Host:
         self.changed: dict[str, None] = {}
         self._sizes = sizes
         self._images: dict[str, int] = {}  # With the number of each.
+        self._expected: dict[str, tuple[int, float]] = {}  # So many uses, until when.
         self._entered: set[str] = set()  # And not used since.
         self._popularity = Popularity(HALF_LIFE * max(1, max_bytes // largest), MAX_REMEMBERED)
-        # A heap by worth, then by who came first. A use makes an image worth more, which is found out late.
+        # A heap by worth, then by who came first. What makes an image worth more is found out late.
         self._victims: list[tuple[float, int, str]] = []
         self._numbers = count()
 
@@ -44,6 +46,28 @@ class Host:
         if digest not in self._entered:
             self._count(digest)
         self._entered.discard(digest)
+        self._expect_no_more(digest)
+
+    @property
+    def expects(self) -> bool:
+        return bool(self._expected)
+
+    def expect(self, digest: str, uses: int, until: float) -> None:
+        """So many requests will come for it, about, whether it is here by now or not."""
+        self._expected[digest] = uses, until
+        if digest in self._images:  # There may have been more before.
+            self._may_go(digest)
+        if len(self._expected) > MAX_EXPECTED:
+            self._expect_no_more(min(self._expected, key=lambda each: self._expected[each][1]))
+
+    def lapse(self, now: float) -> None:
+        """Nobody came for what was expected until now."""
+        for digest in [each for each, (_, until) in self._expected.items() if until < now]:
+            self._expect_no_more(digest)
+
+    def _expect_no_more(self, digest: str) -> None:
+        if self._expected.pop(digest, None) and digest in self._images:
+            self._may_go(digest)
 
     def put(self, digest: str, keep: Container[str]) -> bool:
         """Whether there was room, others but those in `keep` evicted."""
@@ -94,7 +118,8 @@ class Host:
             self._may_go(forgotten)
 
     def _worth(self, digest: str) -> float:
-        return self._popularity.of(digest) - log2(self._sizes[digest])
+        expected, _ = self._expected.get(digest, (0, 0.0))
+        return self._popularity.of(digest, expected) - log2(self._sizes[digest])
 
 
 class Disk:
@@ -158,11 +183,14 @@ class Loads:
     def hint(self, digest: str, need_by: float, uses: int) -> None:
         before = self._hints.get(digest)
         self._hints[digest] = _Hint(min(need_by, before.need_by) if before else need_by, uses)
+        self._host.expect(digest, uses, need_by + HINT_LIFE_S)
         if len(self._hints) > MAX_HINTS:
             del self._hints[max(self._hints, key=lambda each: self._hints[each].need_by)]
 
     def collect(self, wanted: list[str], is_in_slot: Container[str], now: float) -> None:
         """Takes in the loads that are over, and begins what is `wanted`, the longest waiting first."""
+        if self._host.expects:
+            self._host.lapse(now)
         if not wanted and not self._running and not self._hints:
             return
         ended = []

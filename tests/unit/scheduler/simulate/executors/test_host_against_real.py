@@ -19,15 +19,21 @@ class Image:
 
 @pytest.mark.parametrize("remembered", [10, 4096])
 def test_the_same_images_stay(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when counts of images that are there are forgotten."""
+    """Also when counts of images that are there are forgotten, and when requests are expected."""
     monkeypatch.setattr(host_tier, "_MAX_REMEMBERED", remembered)
     monkeypatch.setattr(tiers, "MAX_REMEMBERED", remembered)
     rng = Random(remembered)
     sizes = {f"adapter-{number}": rng.choice([8, 16, 17, 32]) for number in range(40)}
     real, model = HostTier[Image](300, 32), Host(300, 32, sizes)
     refused = 0
-    for _ in range(3000):
+    for now in range(3000):
         digest = rng.choice(list(sizes)[: rng.choice([10, 40])])
+        for host in (real, model):
+            host.lapse(now)
+        if rng.random() < 0.3:
+            uses, until = rng.choice([1, 5, 100]), now + rng.randint(0, 60)
+            for host in (real, model):
+                host.expect(digest, uses, until)
         if digest in real:
             real.use(digest)
             model.use(digest)
