@@ -28,6 +28,8 @@ LOAD_INTERVAL_S = 1.0
 
 
 class Executor:
+    """One process, with its streams, its engine and its loaders."""
+
     def __init__(
         self,
         clock: Clock,
@@ -70,7 +72,6 @@ class Executor:
         self._beat_number = 0
         self._arrivals = 0
         self._told: tuple[int, int, tuple[tuple[str, float], ...]] | None = None
-        self._draining = False
         clock.at(clock.now + LOAD_INTERVAL_S, self._watch)
 
     # What schedulers do.
@@ -104,11 +105,6 @@ class Executor:
         for dispatch_id in list(stream.live):
             self._drop(stream, dispatch_id)
         self._wake()
-
-    def drain(self) -> None:
-        """Takes nothing new, and says so."""
-        self._draining = True
-        self._tell_loads()
 
     def snapshot(self) -> Residency:
         """What was told so far."""
@@ -165,7 +161,7 @@ class Executor:
 
     @property
     def free_seats(self) -> int:
-        return 0 if self._draining else max(0, self.settings.seats - len(self._of))
+        return max(0, self.settings.seats - len(self._of))
 
     @property
     def free_slots(self) -> int:
@@ -288,7 +284,7 @@ class Executor:
                 self._release(sequence)
         self._cancelled.clear()
         for sequence in self._inbox:
-            if len(batch.sequences) < self.settings.seats and not self._draining:
+            if len(batch.sequences) < self.settings.seats:
                 batch.add(sequence)
                 continue
             stream = self._of.pop(sequence.dispatch_id)
