@@ -77,9 +77,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> Iterator[Row]:
     """For each scenario, rate and policy a row a seed, and the worst of several."""
-    asked, adapters = asked_of_trace(args.trace) if args.trace else (None, 0)
+    asked = list[Asked]()
+    adapters = 0
+    if args.trace:
+        asked, adapters = asked_of_trace(args.trace)
     jobs = [
-        (_changed(SCENARIOS[name], rate, adapters, args), policy)
+        (_changed(SCENARIOS[name], rate, asked, adapters, args), policy)
         for name in args.scenarios
         for rate in args.rate or [None]
         for policy in args.policies
@@ -97,17 +100,23 @@ def _run(args: argparse.Namespace) -> Iterator[Row]:
                 yield worst(rows)
 
 
-def _changed(scenario: Scenario, rate: float | None, adapters: int, args: argparse.Namespace) -> Scenario:
+def _changed(
+    scenario: Scenario, rate: float | None, asked: list[Asked], adapters: int, args: argparse.Namespace
+) -> Scenario:
+    """A trace is played to its end, and measured from its beginning."""
     if rate is not None:
         scenario = scenario.at_rate(rate)
-    if args.seconds is not None:
-        warm_s = min(scenario.warm_s, args.seconds / 4)
-        scenario = replace(scenario, seconds=args.seconds, warm_s=warm_s)
     if args.executors is not None:
         scenario = replace(scenario, executors=args.executors)
     if args.slots is not None:
         scenario = replace(scenario, executor=replace(scenario.executor, slots=args.slots))
-    return replace(scenario, adapters=adapters) if adapters else scenario
+    if asked:
+        trace_s = args.seconds or asked[-1].at + 1.0
+        scenario = scenario.at_rate(round(sum(each.at < trace_s for each in asked) / trace_s, 3))
+        return replace(scenario, adapters=adapters, sessions=None, seconds=trace_s, warm_s=0.0)
+    if args.seconds is not None:
+        return replace(scenario, seconds=args.seconds, warm_s=min(scenario.warm_s, args.seconds / 4))
+    return scenario
 
 
 def _row(
@@ -116,10 +125,11 @@ def _row(
     seed: int,
     coefficients: str,
     single_steps: bool,
-    asked: list[Asked] | None,
+    asked: list[Asked],
 ) -> Row:
     costs = read_costs(coefficients)
-    return play(scenario, policy, seed, costs=costs, single_steps=single_steps, asked=asked).row()
+    within = [each for each in asked if each.at < scenario.seconds] or None
+    return play(scenario, policy, seed, costs=costs, single_steps=single_steps, asked=within).row()
 
 
 if __name__ == "__main__":
