@@ -6,8 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz check format lint types contracts stubs wire-baseline
-.PHONY: help map demo test test-fast crash cancels rotation leavers chaos fuzz simulate check format lint types contracts stubs wire-baseline
+.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz simulate check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'

@@ -69,7 +69,7 @@ class Scheduler:
         self.name = name  # Another one for each over the same executors.
         self.records: list[Record] = []
         self.states: dict[str, ExecutorState] = {}  # Of members, by name.
-        self.index = FleetIndex((), settings.reserve_seats)
+        self.index = FleetIndex((), settings.fleet.reserve_seats)
         self.policy = make_policy(self.queue, self.index, settings.aging_s, salt)
         self._planning = Planning(self.queue, self.policy)
         self._clock = clock
