@@ -22,6 +22,7 @@ from executor.adapters.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.batch.batcher import Batcher
 from executor.batch.blocks import BlockPool
 from executor.batch.pace import Pace, StepTimes
+from executor.batch.rates import RateMeter
 from executor.batch.sequence import StopLimits
 from executor.batch.slots import SlotTable
 from executor.build_shard import build_shard
@@ -69,6 +70,7 @@ def build_engine(
     Raises InvalidModel, UnsupportedModel, BadCheckpoint, LoRAError, StartError, RankLost.
     """
     metrics = metrics or Metrics(CollectorRegistry())
+    meter = RateMeter()
     config = with_slot_count(config)
     path = Path(config.model)
     model_config = read_config(path, expert_parallel=config.expert_parallel)
@@ -95,12 +97,13 @@ def build_engine(
         info=info,
         runner=ModelRunner(parts.forward_pass, sampler, parts.writer, limits, parts.others, trace),
         batcher=_batcher(config, slots, kv_blocks),
-        pager=_pager(config, parts.adapters, slots, metrics, wake, discard_copy),
+        pager=_pager(config, parts.adapters, slots, metrics, meter, wake, discard_copy),
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
         clock=clock,
         pace=_pace(config),
+        meter=meter,
         steps_ahead=int(config.schedules_ahead),
         trace=trace,
     )
@@ -232,9 +235,19 @@ def _pager(
     adapters: Adapters[Any],
     slots: SlotTable,
     metrics: Metrics,
+    meter: RateMeter,
     wake: Callable[[], None],
     discard_copy: Callable[[str], None] | None,
 ) -> Pager[Any]:
+    def load_ended(result: str, seconds: float) -> None:
+        metrics.load_ended(result, seconds)
+        if result == "ok":
+            meter.loaded(seconds)
+
+    def page_in_took(seconds: float) -> None:
+        metrics.page_in_took(seconds)
+        meter.paged_in(seconds)
+
     return Pager(
         adapters,
         slots,
@@ -242,9 +255,9 @@ def _pager(
         loader_threads=config.loader_threads,
         load_timeout_s=config.load_timeout,
         wake=wake,
-        load_ended=metrics.load_ended,
+        load_ended=load_ended,
         paged_in=metrics.paged_in,
-        page_in_took=metrics.page_in_took,
+        page_in_took=page_in_took,
         discard_copy=discard_copy,
     )
 

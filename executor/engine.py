@@ -16,6 +16,7 @@ from executor.adapters.pager import Pager
 from executor.adapters.residency import Copy, Tier
 from executor.batch.batcher import Batcher, StepPlan
 from executor.batch.pace import Pace
+from executor.batch.rates import RateMeter
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 from executor.errors import InvalidDispatch
@@ -56,6 +57,7 @@ class Engine:
         metrics: Metrics,
         clock: Callable[[], float],
         pace: Pace,
+        meter: RateMeter,
         *,
         steps_ahead: int = 0,
         trace: Trace = NO_TRACE,
@@ -71,6 +73,7 @@ class Engine:
         self._steps_ahead = steps_ahead
         self._trace = trace
         self._pace = pace
+        self._meter = meter
         self._flights: deque[_Flight] = deque()  # launched and not over, oldest first
         self._draining = False
         self._plan = StepPlan()  # of the step that is being launched or landed: what fails when that raises
@@ -215,7 +218,9 @@ class Engine:
             self._reject_all(flight.plan.num_tokens, internal(error))
             raise
         now, begin = self._clock(), max(flight.launched_at, self._landed_at)
-        self._metrics.step_done(flight.plan, len(self._tokens) - told, now - begin)
+        rows, drawn = sum(flight.plan.num_tokens.values()), len(self._tokens) - told
+        self._metrics.step_done(flight.plan, drawn, now - begin)
+        self._meter.step(rows, len(flight.plan.draws), now - begin)
         self._observe(flight, now)
         self._trace.lap("apply")
         self._trace.landed(flight.traced, now - begin)
@@ -368,6 +373,7 @@ class Engine:
             host_bytes=pager.host.num_bytes,
             running_by_digest=_by_digest(batcher.running),
             waiting_by_digest=_by_digest(batcher.waiting),
+            rates=self._meter.rates(batcher.sequences.values(), self._clock()),
         )
 
 

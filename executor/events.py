@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from executor.adapters.drops import DropKey
 from executor.adapters.residency import ResidencyDelta
+from executor.batch.rates import UNKNOWN, Rates
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import FinishReason, Key, PromptLogprob
 from executor.rejection import Rejection
@@ -48,6 +49,7 @@ class Status:
     host_bytes: int = 0
     running_by_digest: tuple[tuple[str, int], ...] = ()
     waiting_by_digest: tuple[tuple[str, int], ...] = ()
+    rates: Rates = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

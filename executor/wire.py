@@ -190,6 +190,7 @@ class Load:
 
 def load_event(status: Status, load: Load, now: float) -> executor_pb2.ExecutorEvent:
     """`now` is on the clock of the cold waits."""
+    rates = status.rates
     return executor_pb2.ExecutorEvent(
         load=executor_pb2.Load(
             state=executor_pb2.LOAD_STATE_DRAINING if status.draining else executor_pb2.LOAD_STATE_READY,
@@ -201,12 +202,24 @@ def load_event(status: Status, load: Load, now: float) -> executor_pb2.ExecutorE
             last_step_age_ms=round(load.stalled_s * 1000),
             received_dispatches=load.received,
             cold=[_cold_wait(wait, now) for wait in load.cold],
+            token_interval_us=_microseconds(rates.token_interval),
+            tokens_per_second=round(rates.tokens),
+            prompt_tokens_per_second=round(rates.prompt_tokens),
+            prompt_tokens_left=rates.prompt_tokens_left,
+            answer_tokens_left=rates.answer_tokens_left,
+            page_in_us=_microseconds(rates.page_in),
+            load_us=_microseconds(rates.load),
         )
     )
 
 
 def _cold_wait(wait: ColdWait, now: float) -> executor_pb2.ColdWait:
     return executor_pb2.ColdWait(digest=wait.digest, waiting_ms=max(1, round((now - wait.since) * 1000)))
+
+
+def _microseconds(seconds: float) -> int:
+    """As the wire holds them: a load that took more than an hour is told as an hour."""
+    return min(round(seconds * 1e6), 3_600_000_000)
 
 
 def _entry(copy: Copy) -> executor_pb2.ResidencyEntry:

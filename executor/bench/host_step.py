@@ -14,6 +14,7 @@ from executor.adapters.pooled import PooledImage
 from executor.batch.batcher import Batcher
 from executor.batch.blocks import BlockPool
 from executor.batch.pace import Pace, StepTimes
+from executor.batch.rates import RateMeter
 from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import Dispatch, StopLimits, StopRules
 from executor.batch.slots import SlotTable
@@ -140,5 +141,6 @@ def _engine(count: int) -> Engine:
         metrics,
         time.monotonic,
         Pace(StepTimes((), batcher.max_batched_tokens), batcher.max_batched_tokens, None),
+        RateMeter(),
         steps_ahead=1,
     )

@@ -13,6 +13,7 @@ from typing import Any, cast
 import executor.app as app
 from adapter_store import ModelSpec
 from executor.__main__ import main
+from executor.batch.rates import UNKNOWN, Rates
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import Dispatch, FinishReason, Key
 from executor.config import ExecutorConfig
@@ -84,7 +85,14 @@ class PacedEngine:
             free_seats=self.info.max_seats - used,
             free_kv_blocks=self.info.num_kv_blocks,
             free_slots=self.info.max_loras,
+            rates=self._rates() if self._steps else UNKNOWN,
         )
+
+    def _rates(self) -> Rates:
+        """As an engine tells them that has run: prompts take no time here."""
+        left = sum((job.stop.max_new_tokens or 0) - index for job, index in self.sequences.values())
+        seats = len(self.sequences)
+        return Rates(token_interval=self._step_s, tokens=seats / self._step_s, answer_tokens_left=left)
 
 
 def build(config: ExecutorConfig, *_: Any, metrics: Metrics, **__: Any) -> Engine:

@@ -251,7 +251,7 @@ class ColdWait(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., waiting_ms: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("state", "free_seats", "free_kv_blocks", "free_slots", "waiting", "running", "last_step_age_ms", "received_dispatches", "cold")
+    __slots__ = ("state", "free_seats", "free_kv_blocks", "free_slots", "waiting", "running", "last_step_age_ms", "received_dispatches", "cold", "token_interval_us", "tokens_per_second", "prompt_tokens_per_second", "prompt_tokens_left", "answer_tokens_left", "page_in_us", "load_us")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FREE_SEATS_FIELD_NUMBER: _ClassVar[int]
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,13 @@ class Load(_message.Message):
     LAST_STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_DISPATCHES_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_INTERVAL_US_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IN_US_FIELD_NUMBER: _ClassVar[int]
+    LOAD_US_FIELD_NUMBER: _ClassVar[int]
     state: LoadState
     free_seats: int
     free_kv_blocks: int
@@ -270,7 +277,14 @@ class Load(_message.Message):
     last_step_age_ms: int
     received_dispatches: int
     cold: _containers.RepeatedCompositeFieldContainer[ColdWait]
-    def __init__(self, state: _Optional[_Union[LoadState, str]] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., received_dispatches: _Optional[int] = ..., cold: _Optional[_Iterable[_Union[ColdWait, _Mapping]]] = ...) -> None: ...
+    token_interval_us: int
+    tokens_per_second: int
+    prompt_tokens_per_second: int
+    prompt_tokens_left: int
+    answer_tokens_left: int
+    page_in_us: int
+    load_us: int
+    def __init__(self, state: _Optional[_Union[LoadState, str]] = ..., free_seats: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., received_dispatches: _Optional[int] = ..., cold: _Optional[_Iterable[_Union[ColdWait, _Mapping]]] = ..., token_interval_us: _Optional[int] = ..., tokens_per_second: _Optional[int] = ..., prompt_tokens_per_second: _Optional[int] = ..., prompt_tokens_left: _Optional[int] = ..., answer_tokens_left: _Optional[int] = ..., page_in_us: _Optional[int] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
     __slots__ = ("hello", "step", "finished", "rejected", "residency", "load", "dropped")

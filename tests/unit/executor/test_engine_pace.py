@@ -171,3 +171,15 @@ def test_a_page_in_that_fails_takes_those_who_have_begun_without_a_token(
     driver.rejected.clear()
     again = driver.run(greedy("again", range(3, 40), digest=digests[1]))
     assert again == make_engine().run(greedy("again", range(3, 40), digest=digests[1]))
+
+
+def test_the_status_tells_how_fast_steps_are(timed: Callable[[], Timed]) -> None:
+    world = timed()
+    world.add("a", 30)
+    assert world.engine.step().status.rates.token_interval == 0.0
+    for _ in range(20):
+        rates = world.engine.step().status.rates
+    assert abs(rates.token_interval - 0.005) < 0.0005
+    assert abs(rates.tokens - 200) < 20
+    assert rates.prompt_tokens > 0
+    assert 60 < rates.answer_tokens_left <= 100
