@@ -7,10 +7,13 @@ LoraFleetError
 ├── PermissionDenied      PERMISSION_DENIED: a right is missing
 ├── Unauthenticated       UNAUTHENTICATED: no token, or one that is not known
 ├── IncompatibleAdapter   FAILED_PRECONDITION: made for another base, too large for a slot, in use, or removed
-├── QueueFull             RESOURCE_EXHAUSTED: queue or quota is full; `retry_after` says when to come again
+├── QueueFull             RESOURCE_EXHAUSTED: queue or quota is full; `retry_after` says when to come again.
+│                         reason QUEUE_TOO_LONG: it would wait for longer than the server lets it
 ├── Unavailable           UNAVAILABLE: no server, no executor or no store at the moment. metadata["tls"]
 │                         names what is wrong when TLS is why (lorafleet/tls/trouble.py)
-├── DeadlineExceeded      DEADLINE_EXCEEDED: the answer did not come within `timeout`
+├── DeadlineExceeded      DEADLINE_EXCEEDED: the answer did not come within `timeout`. reason
+│                         DEADLINE_UNREACHABLE: it would not, and was refused at once; metadata["estimate_s"]
+│                         says what it would take, and `retry_after` when to come again
 ├── DataLoss              DATA_LOSS: stored bytes do not match their digest
 ├── Aborted               ABORTED: superseded by a newer call, or the alias was moved by someone else
 ├── Cancelled             CANCELLED: the client was closed (reason CLIENT_CLOSED), or did not read

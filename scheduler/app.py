@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -349,6 +350,7 @@ def _dispatcher_settings(config: Config) -> DispatcherSettings:
             circuit_failures=config.circuit_failures,
         ),
         queue_timeout_s=config.queue_timeout,
+        max_queue_s=config.max_queue_time or math.inf,
         max_attempts=config.max_attempts,
     )
 

@@ -147,6 +147,13 @@ class Config:
             "seconds that a request waits while no executor is ready, and not cordoned, that can run it"
         ),
     )
+    max_queue_time: float = field(
+        default=0.0,
+        metadata=_help(
+            "seconds that a request without a deadline may be expected to wait before it starts; with more "
+            "it is refused at once. 0 is any wait. One with a deadline is refused when it cannot make that"
+        ),
+    )
     aging: float = field(
         default=2.0, metadata=_help("seconds that a version is passed over before a slot is freed for it")
     )
@@ -265,6 +272,7 @@ class Config:
             "queue_timeout",
             "slow_start",
             "circuit_failures",
+            "max_queue_time",
             "aging",
             "priority_aging",
             "prompt_token_price",

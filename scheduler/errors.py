@@ -17,7 +17,9 @@ SchedulerError
 ├── NoExecutor           UNAVAILABLE           with a retry delay
 ├── StoreUnavailable     UNAVAILABLE           with a retry delay
 ├── Draining             UNAVAILABLE           with a retry delay
+├── QueueTooLong         RESOURCE_EXHAUSTED    it would wait above --max-queue-time: with a retry delay
 ├── DeadlineExceeded     DEADLINE_EXCEEDED
+├── DeadlineUnreachable  DEADLINE_EXCEEDED     refused at once, as it would come too late: with a retry delay
 ├── SlowClient           CANCELLED             the client stopped reading
 ├── DataLoss             DATA_LOSS             stored bytes fail their digest
 ├── ExecutorFailed       as the executor says
@@ -218,6 +220,35 @@ class Draining(RetryableError):
 class DeadlineExceeded(SchedulerError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
+
+
+class QueueTooLong(RetryableError):
+    """Refused for the wait that is expected before it starts. Times are in seconds."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_TOO_LONG"
+
+    def __init__(self, wait_s: float, limit_s: float, retry_after_s: float) -> None:
+        super().__init__(
+            f"it would wait for about {wait_s:.1f} s, and may for {limit_s:g} s (--max-queue-time)",
+            retry_after_s=retry_after_s,
+        )
+        self.metadata = {"estimate_s": f"{wait_s:.3f}", "limit_s": f"{limit_s:g}"}
+
+
+class DeadlineUnreachable(SchedulerError):
+    """Refused for what it is expected to take until its last token. Times are in seconds. The code is that of
+    a deadline that passed, which clients do not try again by themselves."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_UNREACHABLE"
+
+    def __init__(self, expected_s: float, deadline_s: float, retry_after_s: float) -> None:
+        super().__init__(
+            f"it would take about {expected_s:.1f} s, and has {deadline_s:.1f} s: refused before it began",
+            metadata={"estimate_s": f"{expected_s:.3f}", "deadline_s": f"{deadline_s:.3f}"},
+            retry_after_s=retry_after_s,
+        )
 
 
 class SlowClient(SchedulerError):

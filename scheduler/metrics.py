@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from scheduler.estimate_metrics import EstimateMetrics
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import CLOSED, Phase
 from scheduler.loop_histogram import LoopHistogram
@@ -56,6 +57,7 @@ class Metrics:
         self.tenant = BoundedLabel(max_label_values)
         self.adapter = BoundedLabel(max_label_values)
         self._version = BoundedLabel(max_label_values)
+        self.estimates = EstimateMetrics(registry)
         self._accepted = Counter(
             "lorafleet_scheduler_accepted_requests",
             "Requests accepted, by tenant and adapter.",

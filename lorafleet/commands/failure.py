@@ -51,6 +51,8 @@ def _advice(error: LoraFleetError) -> str:
             return "; set LORAFLEET_TOKEN to your token"
         case PermissionDenied():
             return "; ask the operator for this right"
+        case DeadlineExceeded() if error.retry_after:
+            return f"; --timeout allows more, or try again in {error.retry_after:g} s"
         case DeadlineExceeded():
             return "; --timeout allows more"
     return ""

@@ -13,6 +13,7 @@ from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.admission.admission import AdmittedRequest
 from scheduler.dispatch import rejections
 from scheduler.dispatch.blame import Blame
+from scheduler.dispatch.forecasts import Forecasts
 from scheduler.dispatch.journal import Journal
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
@@ -76,7 +77,8 @@ class Dispatcher:
         self._settings = settings
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._journal = Journal(metrics)
+        self._forecasts = Forecasts(self.queue, self.fleet.index, settings, metrics)
+        self._journal = Journal(metrics, self._forecasts)
         self._clock = clock
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
@@ -148,9 +150,8 @@ class Dispatcher:
     def check_room(self, tenant: str, *, again: bool = False) -> None:
         """Raises QueueFull where `submit` would: to be asked before a request costs anything."""
         if full := self.queue.full(tenant, again=again):
-            raise QueueFull(
-                f"{'the queue' if full == 'total' else f'the queue of tenant {tenant!r}'} is full"
-            )
+            whose = "the queue" if full == "total" else f"the queue of tenant {tenant!r}"
+            raise QueueFull(f"{whose} is full")
 
     def submit(
         self, admitted: AdmittedRequest, deadline_s: float | None, *, again: bool = False
@@ -170,7 +171,7 @@ class Dispatcher:
         live.served_at = self._awake()
         if not self._may_ever_run(live):
             raise self._reaper.why_never(live)
-        self._enqueue_new(live, again)
+        self._enqueue_new(live, deadline_s, again)
         former = self._accepted.named(live.key)
         if former:
             self._fail(former, Superseded(admitted.request_id))
@@ -181,8 +182,10 @@ class Dispatcher:
         """Its client is gone, or wants no more: frees everything at once. Nothing when it has ended."""
         self._end(live, grpc.StatusCode.CANCELLED.name)
 
-    def _enqueue_new(self, live: LiveRequest, again: bool) -> None:
+    def _enqueue_new(self, live: LiveRequest, deadline_s: float | None, again: bool) -> None:
         self.check_room(live.waiting.tenant, again=again)
+        if not again:  # What was accepted is not refused for what it would take.
+            self._forecasts.check(live, deadline_s)
         self._planning.arrive(live.waiting, again=again)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:

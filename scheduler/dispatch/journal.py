@@ -1,8 +1,9 @@
-"""Tells metrics and logs of every turn in a request's life."""
+"""Tells metrics, forecasts and logs of every turn in a request's life."""
 
 import logging
 from collections.abc import Mapping
 
+from scheduler.dispatch.forecasts import Forecasts
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.fleet.residency import BASE, Tier
 from scheduler.metrics import Metrics
@@ -13,8 +14,9 @@ logger = logging.getLogger(__name__)
 class Journal:
     """Told of every turn in a request's life, in order; `now` is on the clock of `live.accepted_at`."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, forecasts: Forecasts) -> None:
         self._metrics = metrics
+        self._forecasts = forecasts
 
     def accepted(self, live: LiveRequest, num_live: int) -> None:
         admitted = live.admitted
@@ -29,12 +31,14 @@ class Journal:
         if live.waiting.digest != BASE:
             self._metrics.sent_to_copy(tier)
         if live.attempts == 1:
+            self._forecasts.left(live)
             self._metrics.queue_seconds.observe(now - live.accepted_at)
         elif live.last_token_at is not None:
             self._metrics.resumptions.inc()
 
     def first_token(self, live: LiveRequest, now: float) -> None:
         self._metrics.first_token_seconds.observe(now - live.accepted_at)
+        self._forecasts.first_token(live, now)
 
     def step(self, tokens: Mapping[tuple[str, str, str], int], gaps: Mapping[float, int]) -> None:
         """What a step of an executor made, by tenant, adapter and digest, and how many answers had waited so
@@ -52,6 +56,7 @@ class Journal:
         """`code` is the name of a gRPC status."""
         self._metrics.live_requests.set(num_live)
         self._metrics.ended(code)
+        self._forecasts.ended(live, code, now)
         if code == "OK":
             self._metrics.answered(now - live.accepted_at, live.completion_tokens)
         self._metrics.cached(live.waiting.tenant, live.admitted.adapter, live.cached_prompt_tokens)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lorafleet.v1 import common_pb2
 from scheduler.admission.admission import AdmittedRequest
+from scheduler.dispatch.estimates.gate import Expected
 from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.outbox import Outbox
 from scheduler.dispatch.progress import Progress
@@ -59,6 +60,7 @@ class LiveRequest:
         # for waiting on others.
         self.served_at = now
         self.waits_since = now  # When it was accepted, or an attempt failed that had brought a token.
+        self.expected: Expected | None = None  # When it came, if anything could be said.
         self.last_token_at: float | None = None
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # The name of the executor where it runs.

@@ -50,6 +50,7 @@ class Queue:
         self._requests: dict[int, Waiting] = {}
         self._groups: dict[int, Group] = {}  # By request.
         self._tenants: dict[str, Tenant] = {}
+        self.tenants: Mapping[str, Tenant] = self._tenants  # For reading: those with waiting requests.
         # Tenants with several priorities, or that had them at the last `age`.
         self._aging: dict[str, None] = {}
         self._lanes: dict[str, dict[Needs, Lane]] = {}
@@ -370,8 +371,7 @@ class Queue:
         """Raises AssertionError when an index disagrees with the requests."""
         lanes = list(self.all_lanes())
         assert sum(lane.size for lane in lanes) == len(self._requests) == len(self._groups)
-        assert self._paid <= self._requests.keys()
-        assert self.fresh.keys() <= set(lanes)
+        assert self._paid <= self._requests.keys() and self.fresh.keys() <= set(lanes)
         assert {lane for kind in self._kinds.values() for lane in kind} == set(lanes)
         assert all(lane.needs == needs for needs, kind in self._kinds.items() for lane in kind)
         for tenant in self._tenants.values():

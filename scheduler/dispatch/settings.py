@@ -1,5 +1,6 @@
 """What can be set of the dispatcher and of what it owns."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ class DispatcherSettings:
     fleet: FleetSettings = field(default_factory=FleetSettings)
     weights: Mapping[str, float] = field(default_factory=dict)  # Of tenants; 1 where none is given.
     queue_timeout_s: float = 30.0
+    max_queue_s: float = math.inf  # Of requests without a deadline: those that would wait longer are refused.
     max_attempts: int = 3
     retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
     sweep_interval_s: float = 0.25

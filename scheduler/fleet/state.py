@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from scheduler.fleet.claims import Sent, Version
+from scheduler.fleet.rates import UNKNOWN, Rates
 from scheduler.fleet.residency import BASE, Copy, Residency, Tier
 from scheduler.fleet.usage import Usage
 from scheduler.fleet.watcher import Told, Watcher
@@ -59,6 +60,7 @@ class Report:
     running: int = 0
     received: int = 0
     cold: tuple[tuple[str, float], ...] = ()
+    rates: Rates = UNKNOWN
 
 
 class ExecutorState:

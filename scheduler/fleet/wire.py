@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
 from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2
+from scheduler.fleet.rates import Rates
 from scheduler.fleet.residency import Copy, Tier
 from scheduler.fleet.state import ExecutorState, Limits, Report
 
@@ -61,6 +62,19 @@ def report_of(load: executor_pb2.Load, now: float) -> Report:
         running=load.running,
         received=load.received_dispatches,
         cold=tuple((wait.digest, now - wait.waiting_ms / 1000) for wait in load.cold),
+        rates=_rates_of(load),
+    )
+
+
+def _rates_of(load: executor_pb2.Load) -> Rates:
+    return Rates(
+        token_interval=load.token_interval_us / 1e6,
+        tokens=load.tokens_per_second,
+        prompt_tokens=load.prompt_tokens_per_second,
+        prompt_tokens_left=load.prompt_tokens_left,
+        answer_tokens_left=load.answer_tokens_left,
+        page_in=load.page_in_us / 1e6,
+        load=load.load_us / 1e6,
     )
 
 

@@ -28,7 +28,8 @@ def exported() -> Mapping[str, set[str]]:
     """The labels of each series, by its full name."""
     registry = CollectorRegistry()
     found: dict[str, set[str]] = {}
-    for metrics in (SchedulerMetrics(registry), ExecutorMetrics(registry)):
+    scheduler = SchedulerMetrics(registry)
+    for metrics in (scheduler, scheduler.estimates, ExecutorMetrics(registry)):
         for instrument in vars(metrics).values():
             if isinstance(instrument, MetricWrapperBase):
                 for family in instrument.describe():

@@ -60,6 +60,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.crashes = 0
         self.break_after: int | None = None  # Ends the stream once, when it has made this many tokens.
         self.load_state = executor_pb2.LOAD_STATE_READY
+        self.tells_rates = False  # How fast it is, as executors do that have run.
         self.reject: Callable[[executor_pb2.Dispatch], executor_pb2.Rejected | None] = lambda dispatch: None
         self.edit_step: Callable[[executor_pb2.StepTokens], None] = lambda step: None
         self.extra_events: list[executor_pb2.ExecutorEvent] = []  # Sent with the next step.
@@ -225,4 +226,5 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             free_slots=max(0, self.hello.max_loras - len(digests)),
             running=len(self.running),
             received_dispatches=received,
+            token_interval_us=round(self.step_s * 1e6) if self.tells_rates else 0,
         )

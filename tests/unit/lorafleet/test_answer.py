@@ -122,6 +122,11 @@ def test_going_on_ends_after_resume_timeout_without_progress() -> None:
         AdapterNotFound(grpc.StatusCode.NOT_FOUND, "no"),
         QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after=1),
         DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "late"),
+        # Refused for an estimate: who comes again at once makes the queue longer.
+        DeadlineExceeded(
+            grpc.StatusCode.DEADLINE_EXCEEDED, "late", reason="DEADLINE_UNREACHABLE", retry_after=1
+        ),
+        QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "long", reason="QUEUE_TOO_LONG", retry_after=1),
         # The scheduler has waited as long as it may.
         Unavailable(grpc.StatusCode.UNAVAILABLE, "no executor", reason="NO_EXECUTOR", accepted=True),
     ],

@@ -155,6 +155,11 @@ CASES = [
         "error: full; try again in 2.5 s",
         1,
     ),
+    (
+        errors.DeadlineExceeded(Code.DEADLINE_EXCEEDED, "it would be late", retry_after=4.5),
+        "error: it would be late; --timeout allows more, or try again in 4.5 s",
+        1,
+    ),
     (errors.Unauthenticated(Code.UNAUTHENTICATED, "no token"), "error: no token; set LORAFLEET_TOKEN", 1),
     (errors.InvalidRequest(Code.INVALID_ARGUMENT, "top_p:\n  bad"), "error: top_p: bad", 1),
     (

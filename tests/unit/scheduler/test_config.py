@@ -47,6 +47,7 @@ def test_executors_are_repeated_or_listed() -> None:
         (["--step-timeout", "0"], "step_timeout: must be above 0"),
         (["--report-timeout", "nan"], "report_timeout: must be above 0"),
         (["--aging", "-1"], "aging: must not be negative"),
+        (["--max-queue-time", "-1"], "max_queue_time: must not be negative"),
         (["--aging", "nan"], "aging: must not be negative"),
         (["--executor", "nohost"], "executor: 'nohost' is not host:port"),
         (["--executor", "e:1"], "executor: an address is named twice"),

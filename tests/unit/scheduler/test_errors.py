@@ -99,6 +99,12 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.StoreUnavailable("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     (lambda: errors.Draining(), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     (lambda: errors.DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    (
+        lambda: errors.DeadlineUnreachable(9.0, 2.0, 7.0),
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "DEADLINE_UNREACHABLE",
+    ),
+    (lambda: errors.QueueTooLong(9.0, 2.0, 7.0), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_TOO_LONG"),
     (lambda: errors.SlowClient("x"), grpc.StatusCode.CANCELLED, "SLOW_CLIENT"),
     (lambda: errors.DataLoss("x"), grpc.StatusCode.DATA_LOSS, "DATA_LOSS"),
     (
@@ -137,6 +143,7 @@ async def test_code_reason_and_details(
     info = detail(status, error_details_pb2.ErrorInfo)
     assert (info.domain, info.reason) == ("lorafleet", reason)
     retryable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    retryable |= reason == "DEADLINE_UNREACHABLE"
     assert (detail(status, error_details_pb2.RetryInfo) is not None) == retryable
 
 

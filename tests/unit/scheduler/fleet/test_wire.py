@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lorafleet.v1 import common_pb2, executor_pb2
 from scheduler.dispatch.progress import Progress
+from scheduler.fleet.rates import UNKNOWN, Rates
 from scheduler.fleet.wire import report_of, split_batches, tokens_of
 from tests.support.services.scheduling import admitted
 
@@ -80,3 +81,20 @@ def test_nothing_left_to_generate() -> None:
     progress.accept(0, [1, 2])
     assert progress.complete == common_pb2.FINISH_REASON_LENGTH
     assert Progress(admitted(resumed=[9]), frozenset({9})).complete == common_pb2.FINISH_REASON_STOP
+
+
+def test_a_load_tells_how_fast_its_executor_is() -> None:
+    told = executor_pb2.Load(
+        token_interval_us=12_500,
+        tokens_per_second=5000,
+        prompt_tokens_per_second=40_000,
+        prompt_tokens_left=700,
+        answer_tokens_left=9000,
+        page_in_us=2000,
+        load_us=350_000,
+    )
+    assert report_of(told, 0.0).rates == Rates(0.0125, 5000, 40_000, 700, 9000, 0.002, 0.35)
+
+
+def test_an_executor_of_before_does_not_tell_how_fast_it_is() -> None:
+    assert report_of(executor_pb2.Load(free_seats=3), 0.0).rates == UNKNOWN

@@ -1,0 +1,1 @@
+"""How long requests will take, learned from those before, and who is refused for it. Pure."""
