@@ -9,7 +9,6 @@ more than another sample.
 import math
 from dataclasses import dataclass, field
 
-SLACK_S = 0.25  # Added to all times: ratios of short ones are noise.
 ENOUGH = 20  # Samples before which nothing is said.
 MOST = math.log(8.0)  # Bound on what is learned, either way.
 _FIRST_STEP, _LAST_STEP = 0.5, 0.1  # In logarithms; a step shrinks as samples come.
@@ -59,18 +58,10 @@ class Calibration:
         low, high = self._low.at, max(self._low.at, self._high.at)
         return math.exp(low + (high - low) * strictness)
 
-    def typical(self, estimated: float) -> float:
-        """Seconds in the middle."""
-        return _times(estimated, self.factor)
-
-    def least(self, estimated: float, strictness: float) -> float:
-        """Seconds with that margin."""
-        return _times(estimated, self.margin(strictness))
-
     def learn(self, estimated: float, happened: float, now: float, *, at_least: bool = False) -> None:
-        """Seconds. `at_least`: it was over before that happened, which tells nothing where it was
+        """Seconds, above 0. `at_least`: it was over before that happened, which tells nothing where it was
         over early."""
-        ratio = math.log((happened + SLACK_S) / (estimated + SLACK_S))
+        ratio = math.log(happened / estimated)
         self._forget(now)
         self.samples += 1
         step = max(_LAST_STEP, _FIRST_STEP / math.sqrt(self.samples))
@@ -85,7 +76,3 @@ class Calibration:
             for point in (self._low, self._middle, self._high):
                 point.forget(share)
         self._last = now
-
-
-def _times(estimated: float, factor: float) -> float:
-    return max(0.0, (estimated + SLACK_S) * factor - SLACK_S)

@@ -39,7 +39,8 @@ class Drains:
             return None
         elapsed = now - drain.since
         if elapsed > WINDOW_S:
-            drain.since, drain.left = now - elapsed / 2, drain.left / 2
+            elapsed, drain.left = elapsed / 2, drain.left / 2
+            drain.since = now - elapsed
         return before * elapsed / drain.left if drain.left >= ENOUGH else None
 
     def left(self, key: Key) -> None:

@@ -28,6 +28,12 @@ class Estimate:
     first_token: float
     end: float
 
+    @property
+    def slack(self) -> float:
+        """What is added to times until the first token before they are compared: waits that are short beside
+        the answer are noise."""
+        return max(0.01, min(1.0, self.end - self.first_token))
+
 
 class Estimator:
     def __init__(self, queue: Queue, index: FleetIndex, answers: Answers, prompt_token_price: float) -> None:

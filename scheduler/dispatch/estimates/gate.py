@@ -1,10 +1,10 @@
 """Who is refused since it would come too late, and what estimates are worth. Pure.
 
-How sure it has to be follows what becomes of those that were let in. While they make their deadlines, only
-those are refused of whom nine in ten would miss. In a lasting overload that would be a waste: the queue
-grows until those that are let in last miss nearly always, after they have run for most of their time. So
-while more than a tenth of them miss, the gate gets stricter, up to letting those in of whom nine in ten make
-it (calibration.py).
+How sure it has to be follows what becomes of those in doubt: let in now, and refused by the strictest gate.
+While they make their deadlines, only those are refused of whom nine in ten would miss. In a lasting overload
+that would be a waste: the queue grows until those that are let in last miss nearly always, after they have
+run for most of their time. So while more than a tenth of those in doubt miss, the gate gets stricter, up to
+letting only those in of whom nine in ten make it (calibration.py).
 
 Those that were accepted before are not asked about, and nobody is refused where too little is known.
 """
@@ -15,24 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.dispatch.estimates.answers import Answers
-from scheduler.dispatch.estimates.calibration import SLACK_S, Calibration
+from scheduler.dispatch.estimates.calibration import Calibration
 from scheduler.dispatch.estimates.estimator import Estimate, Estimator
 from scheduler.dispatch.groups import Waiting
 from scheduler.errors import DeadlineUnreachable, QueueTooLong
 
-MISSES = 0.1  # Of those that were let in: with more the gate gets stricter, with fewer less strict.
+MISSES = 0.1  # Of those in doubt that were let in: with more it gets stricter, with fewer less strict.
 _STEP = 0.1
+HALF_LIFE_S = 120.0  # Of strictness: when nobody in doubt is let in any more, it is not known what they do.
 SHORTEST_S = 0.05  # Of a deadline or limit and an estimate: less is noise.
 RETRY_S = (1.0, 60.0)
 
 
 @dataclass(slots=True)
 class Expected:
-    """What was expected of a request when it came: seconds from then, before any correction."""
+    """What was expected of a request when it came: seconds from then, before any correction. `in_doubt`: a
+    stricter gate would have refused it."""
 
     estimate: Estimate
     came_at: float
-    has_deadline: bool
+    in_doubt: bool = False
     had_token: bool = False
 
 
@@ -49,6 +51,7 @@ class Gate:
         self.first_token = Calibration()
         self.end = Calibration()
         self.strictness = 0.0  # From 0 to 1.
+        self._last_end = 0.0
         self._estimator = estimator
         self._answers = answers
         self._max_queue_s = max_queue_s
@@ -60,23 +63,26 @@ class Gate:
         estimate = self._estimator.estimate(request, most, now)
         if estimate is None:
             return None
-        if self.first_token.known:
-            self._check(estimate, deadline_s)
-        return Expected(estimate, now, deadline_s is not None)
-
-    def _check(self, estimate: Estimate, deadline_s: float | None) -> None:
-        first, end, strictness = self.first_token, self.end, self.strictness
+        if not self.first_token.known:
+            return Expected(estimate, now)
         if deadline_s is None:
-            start = first.typical(estimate.start)
-            if start > max(SHORTEST_S, self._max_queue_s):
-                raise QueueTooLong(start, self._max_queue_s, self._again_in(start - self._max_queue_s))
-            return
-        least = first.least(estimate.first_token, strictness)
-        if end.known:
-            least = max(least, end.least(estimate.end, strictness))
+            self._check_wait(estimate)
+            return Expected(estimate, now)
+        least = self._takes(estimate, self.strictness)
         if least > max(SHORTEST_S, deadline_s):
-            expected = max(least, end.typical(estimate.end))
+            expected = max(least, self.end.factor * estimate.end)
             raise DeadlineUnreachable(expected, deadline_s, self._again_in(expected - deadline_s))
+        return Expected(estimate, now, in_doubt=self._takes(estimate, 1.0) > deadline_s)
+
+    def _check_wait(self, estimate: Estimate) -> None:
+        start = self.first_token.factor * (estimate.start + estimate.slack) - estimate.slack
+        if start > max(SHORTEST_S, self._max_queue_s):
+            raise QueueTooLong(start, self._max_queue_s, self._again_in(start - self._max_queue_s))
+
+    def _takes(self, estimate: Estimate, strictness: float) -> float:
+        """Seconds until its end, or its first token if that is sure to be later."""
+        first = self.first_token.margin(strictness) * (estimate.first_token + estimate.slack) - estimate.slack
+        return max(first, self.end.margin(strictness) * estimate.end if self.end.known else 0.0)
 
     def _again_in(self, excess_s: float) -> float:
         """When as much of the queue is gone as was too much, at the earliest."""
@@ -88,19 +94,24 @@ class Gate:
     def began(self, expected: Expected, now: float) -> float:
         """Its first token is here. Returns happened / expected, correction included."""
         expected.had_token = True
-        estimated, happened = expected.estimate.first_token, now - expected.came_at
-        ratio = (happened + SLACK_S) / ((estimated + SLACK_S) * self.first_token.factor)
-        self.first_token.learn(estimated, happened, now)
-        return ratio
+        factor = self.first_token.factor
+        return self._learn_first(expected, now) / factor
 
     def ended(self, expected: Expected, now: float, *, late: bool) -> None:
         """It has its last token, or is `late`: its deadline passed before that."""
-        happened = now - expected.came_at
         if late and not expected.had_token:
-            self.first_token.learn(expected.estimate.first_token, happened, now, at_least=True)
-        self.end.learn(expected.estimate.end, happened, now, at_least=late)
-        if expected.has_deadline:
+            self._learn_first(expected, now, at_least=True)
+        self.end.learn(expected.estimate.end, now - expected.came_at, now, at_least=late)
+        self.strictness *= 0.5 ** (max(0.0, now - self._last_end) / HALF_LIFE_S)
+        self._last_end = now
+        if expected.in_doubt:
             self.strictness = min(1.0, max(0.0, self.strictness + _STEP * (late - MISSES)))
+
+    def _learn_first(self, expected: Expected, now: float, *, at_least: bool = False) -> float:
+        slack = expected.estimate.slack
+        estimated, happened = expected.estimate.first_token + slack, now - expected.came_at + slack
+        self.first_token.learn(estimated, happened, now, at_least=at_least)
+        return happened / estimated
 
     def left(self, request: Waiting) -> None:
         """It left the queue for the first time, for an executor or for good."""

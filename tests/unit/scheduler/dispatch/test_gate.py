@@ -118,7 +118,7 @@ def test_when_to_come_again_is_bounded() -> None:
 def test_estimates_are_put_right_by_what_happens(truth: float) -> None:
     world = World()
     world.learn(truth)
-    assert world.gate.first_token.factor == pytest.approx(truth, rel=0.2)
+    assert world.gate.end.factor == pytest.approx(truth, rel=0.2)
     with pytest.raises(DeadlineUnreachable):
         world.ask(10.0, 20.0, 20.0 * truth * 0.7)
     assert world.ask(10.0, 20.0, 20.0 * truth * 1.3)
@@ -140,11 +140,12 @@ def test_while_those_let_in_miss_the_gate_gets_stricter_and_then_lets_more_in_ag
     for _ in range(300):
         world.serve(5.0, 8.0, chance.uniform(0.8, 1.2), deadline=8.0)
     strict = world.gate.strictness
+    assert strict > 0.3
     with pytest.raises(DeadlineUnreachable):
         world.ask(10.0, 20.0, 20.0)
     for _ in range(300):
         world.serve(5.0, 8.0, chance.uniform(0.8, 1.2), deadline=20.0)
-    assert 0.0 == world.gate.strictness < strict
+    assert world.gate.strictness < 0.1
     assert world.ask(10.0, 20.0, 20.0)
 
 
@@ -163,6 +164,18 @@ def test_in_a_lasting_overload_at_most_a_few_of_those_let_in_miss() -> None:
         assert len(outcomes) > refused_before
         wait = max(0.0, wait + 0.02)
     assert sum(outcomes[500:]) / len(outcomes[500:]) > 0.8
+
+
+def test_waits_that_are_short_beside_answers_say_little_of_long_ones() -> None:
+    world = World()
+    for _ in range(200):
+        world.now += 1.0
+        expected = world.ask(0.01, 3.0, 60.0)
+        assert expected
+        world.gate.began(expected, world.now + 0.15)
+        world.gate.ended(expected, world.now + 3.1, late=False)
+    assert world.gate.first_token.factor < 1.3
+    assert world.ask(10.0, 13.0, 15.0)
 
 
 def test_an_answer_that_ended_teaches_how_long_answers_are() -> None:
@@ -202,13 +215,6 @@ class TestCalibration:
         for _ in range(50):
             learned.learn(10.0, 1.0, 200.0, at_least=True)
         assert learned.margin(0) == pytest.approx(before, rel=0.01)
-
-    def test_short_times_say_little(self) -> None:
-        learned = Calibration()
-        for number in range(200):
-            learned.learn(0.001, 0.05, float(number))
-        assert learned.factor == pytest.approx(1.0, rel=0.35)
-        assert learned.typical(10.0) < 13
 
     def test_it_says_nothing_of_few_samples(self) -> None:
         learned = Calibration()
