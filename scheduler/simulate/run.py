@@ -16,7 +16,7 @@ from scheduler.simulate.costs import Costs, read_costs
 from scheduler.simulate.executors.executor import Executor
 from scheduler.simulate.requests import Asked, End, Record
 from scheduler.simulate.scenario import ALL_RESIDENT, Scenario
-from scheduler.simulate.scheduler import Gate, Scheduler, no_gate
+from scheduler.simulate.scheduler import Gate, Scheduler, Watcher, no_gate
 from scheduler.simulate.traffic import Sessions, asked_of
 
 Row = dict[str, Any]
@@ -95,6 +95,7 @@ def play(
     *,
     costs: Costs | None = None,
     gate: Gate = no_gate,
+    watcher: Watcher | None = None,
     single_steps: bool = False,
     asked: list[Asked] | None = None,
     preload: Sequence[str] = (),
@@ -125,6 +126,7 @@ def play(
             salt=seed + number,
             late=frozenset(change.name for change in scenario.changes if change.kind == "join"),
             gate=gate,
+            watcher=watcher,
             on_end=turns.ended,
             name=f"scheduler-{number}",
         )

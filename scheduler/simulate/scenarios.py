@@ -49,6 +49,26 @@ OVERLOAD = Scenario(
     traffic=Traffic(268.0, deadline_s=(2.0, 20.0)),
     seconds=60.0,
 )
+DEADLINES = replace(
+    OVERLOAD,
+    name="deadlines",
+    about="Twice the capacity of 4 executors, whose callers wait for 10 s; all adapters are equally hot.",
+    traffic=Traffic(260.0, popularity="uniform", deadline_s=(10.0, 10.0)),
+    seconds=90.0,
+)
+DEADLINES_ZIPF = replace(
+    DEADLINES,
+    name="deadlines-zipf",
+    about="The same by Zipf 1: rare adapters are served in time all the same.",
+    traffic=Traffic(260.0, deadline_s=(10.0, 10.0)),
+)
+DEADLINES_ONE = replace(
+    DEADLINES,
+    name="deadlines-one",
+    about="The same with one adapter: all wait in one line.",
+    adapters=1,
+    traffic=Traffic(260.0, popularity="one", deadline_s=(10.0, 10.0)),
+)
 JOIN = replace(
     ZIPF,
     name="join",
@@ -102,5 +122,8 @@ ONE_CARD = Scenario(
 
 SCENARIOS: Mapping[str, Scenario] = {
     each.name: each
-    for each in (ZIPF, HOT_ONE, HOT_TWICE, SESSIONS, OVERLOAD, JOIN, LEAVE, LOSS, LARGE, SHORT, ONE_CARD)
+    for each in (
+        *(ZIPF, HOT_ONE, HOT_TWICE, SESSIONS, OVERLOAD, JOIN, LEAVE, LOSS, LARGE, SHORT, ONE_CARD),
+        *(DEADLINES, DEADLINES_ZIPF, DEADLINES_ONE),
+    )
 }

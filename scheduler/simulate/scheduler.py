@@ -31,6 +31,19 @@ def no_gate(scheduler: "Scheduler", waiting: Waiting, record: Record) -> float |
     return None
 
 
+class Watcher:
+    """Told of turns in the life of each request that was let in; does nothing."""
+
+    def left(self, waiting: Waiting) -> None:
+        """It went to an executor for the first time, or its deadline passed before."""
+
+    def began(self, record: Record) -> None:
+        """It has its first token."""
+
+    def ended(self, waiting: Waiting, record: Record) -> None:
+        """It was answered, or its deadline passed."""
+
+
 @dataclass(slots=True, eq=False)
 class _Link:
     executor: Executor
@@ -54,6 +67,7 @@ class Scheduler:
         salt: int = 0,
         late: frozenset[str] = frozenset(),
         gate: Gate = no_gate,
+        watcher: Watcher | None = None,
         on_end: Callable[[Record], None] = lambda record: None,
         name: str = "",
     ) -> None:
@@ -67,6 +81,7 @@ class Scheduler:
             settings.weights,
         )
         self.name = name  # Another one for each over the same executors.
+        self.prompt_token_price = settings.prompt_token_price
         self.records: list[Record] = []
         self.states: dict[str, ExecutorState] = {}  # Of members, by name.
         self.index = FleetIndex((), settings.fleet.reserve_seats)
@@ -78,6 +93,7 @@ class Scheduler:
         self._settings = settings
         self._link_s = link_s
         self._gate = gate
+        self._watcher = watcher or Watcher()
         self._on_end = on_end
         self._links: dict[str, _Link] = {}
         self._live: dict[int, Waiting] = {}
@@ -183,7 +199,10 @@ class Scheduler:
 
     def _ended(self, record: Record, end: End) -> None:
         record.end, record.ended_at = end, self._clock.now
-        self._live.pop(record.number, None)
+        if waiting := self._live.pop(record.number, None):
+            if not record.attempts:
+                self._watcher.left(waiting)
+            self._watcher.ended(waiting, record)
         self._on_end(record)
 
     def _put_back(self, record: Record) -> None:
@@ -232,6 +251,7 @@ class Scheduler:
         record.executor, record.before = name, record.tokens
         if record.sent_at is None:
             record.sent_at = now
+            self._watcher.left(waiting)
         dispatch_id, asked = self._dispatch_id(record), record.asked
         self.states[name].sent(dispatch_id, waiting.digest, now, waiting.tenant)
         self._links[name].running[dispatch_id] = record
@@ -283,6 +303,7 @@ class Scheduler:
         """`count` is of this attempt."""
         if record.first_at is None:
             record.first_at = self._clock.now
+            self._watcher.began(record)
         made = record.before + count - record.tokens
         self._charge(record, made)
         record.tokens += made

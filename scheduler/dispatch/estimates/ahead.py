@@ -10,7 +10,7 @@ from scheduler.dispatch.groups import Tenant, Waiting
 from scheduler.dispatch.queue import Queue
 
 REBUILD_S = 0.25  # After so long the curve is drawn anew.
-CHANGES = 8  # And after one arrival for so many tenants: so an arrival costs the same, however many wait.
+CHANGES = 4  # And after one arrival for so many tenants: so an arrival costs the same, however many wait.
 MAX_GROUPS = 32  # Of a tenant, that are looked at; the others are taken to be like them.
 
 

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 ENOUGH = 20  # Samples before which nothing is said.
 MOST = math.log(8.0)  # Bound on what is learned, either way.
 _FIRST_STEP, _LAST_STEP = 0.5, 0.1  # In logarithms; a step shrinks as samples come.
-_HALF_LIFE_S = 600.0  # Without samples, half of what was learned is forgotten.
+_QUICK = 50  # Samples that move points as far as that says.
+# Later they move by so much a second at most: what goes up and down in ten seconds, as a queue does that is
+# let grow and shrink, is to be seen as a spread.
+_SPEED = 0.03
+_HALF_LIFE_S = 3600.0  # Without samples, half of what was learned is forgotten.
 _TENTH = 0.1
 
 
@@ -61,10 +65,12 @@ class Calibration:
     def learn(self, estimated: float, happened: float, now: float, *, at_least: bool = False) -> None:
         """Seconds, above 0. `at_least`: it was over before that happened, which tells nothing where it was
         over early."""
-        ratio = math.log(happened / estimated)
+        ratio, elapsed = math.log(happened / estimated), now - self._last
         self._forget(now)
         self.samples += 1
         step = max(_LAST_STEP, _FIRST_STEP / math.sqrt(self.samples))
+        if self.samples > _QUICK:
+            step = min(step, max(0.0, elapsed) * _SPEED)
         for point in (self._low, self._middle, self._high):
             below = ratio < point.at
             if not (below and at_least):

@@ -21,8 +21,8 @@ from scheduler.dispatch.groups import Waiting
 from scheduler.errors import DeadlineUnreachable, QueueTooLong
 
 MISSES = 0.1  # Of those in doubt that were let in: with more it gets stricter, with fewer less strict.
-_STEP = 0.1
-HALF_LIFE_S = 120.0  # Of strictness: when nobody in doubt is let in any more, it is not known what they do.
+RAMP_S = 10.0  # It takes so long to get as strict as it can, if all miss: what it does is seen late.
+HALF_LIFE_S = 300.0  # Of strictness: when nobody in doubt is let in any more, it is not known what they do.
 SHORTEST_S = 0.05  # Of a deadline or limit and an estimate: less is noise.
 RETRY_S = (1.0, 60.0)
 
@@ -51,7 +51,7 @@ class Gate:
         self.first_token = Calibration()
         self.end = Calibration()
         self.strictness = 0.0  # From 0 to 1.
-        self._last_end = 0.0
+        self._adapted_at = self._faded_at = 0.0
         self._estimator = estimator
         self._answers = answers
         self._max_queue_s = max_queue_s
@@ -102,10 +102,19 @@ class Gate:
         if late and not expected.had_token:
             self._learn_first(expected, now, at_least=True)
         self.end.learn(expected.estimate.end, now - expected.came_at, now, at_least=late)
-        self.strictness *= 0.5 ** (max(0.0, now - self._last_end) / HALF_LIFE_S)
-        self._last_end = now
+        self._fade(now)
         if expected.in_doubt:
-            self.strictness = min(1.0, max(0.0, self.strictness + _STEP * (late - MISSES)))
+            self._adapt(now, late)
+
+    def _adapt(self, now: float, late: bool) -> None:
+        """One that was in doubt has ended."""
+        change = min(1.0, max(0.0, now - self._adapted_at) / RAMP_S) * (late - MISSES)
+        self.strictness = min(1.0, max(0.0, self.strictness + change))
+        self._adapted_at = now
+
+    def _fade(self, now: float) -> None:
+        self.strictness *= 0.5 ** (max(0.0, now - self._faded_at) / HALF_LIFE_S)
+        self._faded_at = now
 
     def _learn_first(self, expected: Expected, now: float, *, at_least: bool = False) -> float:
         slack = expected.estimate.slack

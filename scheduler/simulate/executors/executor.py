@@ -19,6 +19,7 @@ from scheduler.simulate.executors.flights import Flight, Flights
 from scheduler.simulate.executors.kv import Kv
 from scheduler.simulate.executors.messages import Dispatched, Said, Stream, cold_line
 from scheduler.simulate.executors.pace import Pace
+from scheduler.simulate.executors.rates import RateWatch
 from scheduler.simulate.executors.sequence import Sequence
 from scheduler.simulate.executors.settings import ExecutorSettings
 from scheduler.simulate.executors.slots import Slots
@@ -67,6 +68,7 @@ class Executor:
         self._inbox: list[Sequence] = []
         self._cancelled: list[Sequence] = []
         self._flights = Flights(self.batch, costs)
+        self._rates = RateWatch()
         self._copies = Copies(self._slots, self._host, self._disk, catalog.sizes)
         self._beat_at: float | None = None
         self._beat_number = 0
@@ -363,6 +365,7 @@ class Executor:
             running=running,
             received=stream.received,
             cold=self._cold_line(),
+            rates=self._rates.rates(self._flights, self.batch, self._clock.now),
         )
 
     def _cold_line(self) -> tuple[tuple[str, float], ...]:
