@@ -27,10 +27,11 @@ class Forecasts:
         self._metrics = metrics.estimates
 
     def check(self, live: LiveRequest, deadline_s: float | None) -> None:
-        """Raises DeadlineUnreachable or QueueTooLong for one that would come too late."""
+        """Of one that has just come. Raises DeadlineUnreachable or QueueTooLong if it would be too late."""
         most = live.admitted.stopping.max_new_tokens - live.completion_tokens
         try:
-            live.expected = self.gate.expect(live.waiting, most, deadline_s, live.accepted_at)
+            now, awake = live.accepted_at, live.served_at
+            live.expected = self.gate.expect(live.waiting, most, deadline_s, now, awake)
         except (DeadlineUnreachable, QueueTooLong) as refusal:
             self._metrics.refused(refusal.reason)
             raise

@@ -57,10 +57,18 @@ class Gate:
         self._max_queue_s = max_queue_s
         self._chance = chance
 
-    def expect(self, request: Waiting, most: int, deadline_s: float | None, now: float) -> Expected | None:
+    def expect(
+        self,
+        request: Waiting,
+        most: int,
+        deadline_s: float | None,
+        now: float,
+        awake: float | None = None,
+    ) -> Expected | None:
         """Of a request that comes `now`, may have `most` tokens and is of use for `deadline_s` only. None:
-        nothing can be said. Raises DeadlineUnreachable, QueueTooLong."""
-        estimate = self._estimator.estimate(request, most, now)
+        nothing can be said. `awake`: now, on a clock that stands still while this process does, so that what
+        did not leave the queue then counts for nothing. Raises DeadlineUnreachable, QueueTooLong."""
+        estimate = self._estimator.estimate(request, most, now if awake is None else awake)
         if estimate is None:
             return None
         if not self.first_token.known:

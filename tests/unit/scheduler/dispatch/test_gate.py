@@ -19,8 +19,10 @@ class Told:
 
     def __init__(self) -> None:
         self.next: Estimate | None = None
+        self.asked_at = 0.0
 
     def estimate(self, request: Waiting, most: int, now: float) -> Estimate | None:
+        self.asked_at = now
         return self.next
 
 
@@ -176,6 +178,14 @@ def test_waits_that_are_short_beside_answers_say_little_of_long_ones() -> None:
         world.gate.ended(expected, world.now + 3.1, late=False)
     assert world.gate.first_token.factor < 1.3
     assert world.ask(10.0, 13.0, 15.0)
+
+
+def test_a_pause_of_the_process_is_no_time_in_which_nothing_left() -> None:
+    world = World()
+    world.gate.expect(request(1), 100, None, 1000.0, awake=945.0)
+    assert world.told.asked_at == 945.0
+    world.gate.expect(request(1), 100, None, 1001.0)
+    assert world.told.asked_at == 1001.0
 
 
 def test_an_answer_that_ended_teaches_how_long_answers_are() -> None:
