@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lorafleet.bench.errors import BenchError
 from scheduler.simulate.baselines import POLICIES
-from scheduler.simulate.costs import DEFAULT, UnknownCosts, read_costs
+from scheduler.simulate.costs import DEFAULT, read_costs
 from scheduler.simulate.picture import draw
 from scheduler.simulate.report import about, table
 from scheduler.simulate.requests import Asked
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args.json.write_text(json.dumps(whole, indent=1) + "\n")
         if args.png:
             draw(whole, args.png)
-    except (BenchError, UnknownCosts, OSError) as error:
+    except (BenchError, ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(table(rows))

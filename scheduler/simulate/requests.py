@@ -23,6 +23,7 @@ class End(Enum):
     OPEN = "open"  # It had not ended when the simulation did.
     ANSWERED = "answered"
     REFUSED = "refused"  # At once, by the estimate.
+    UNFIT = "unfit"  # At once: no executor can ever run it.
     FULL = "full"  # At once, by the queue's bound.
     MISSED = "missed"  # Its deadline passed.
 

@@ -168,6 +168,10 @@ class Scheduler:
             max_length=asked.prompt + asked.output,
             arrived=now,
         )
+        self.queue.follow(self.index.lengths)
+        if not self.index.may_ever_run(self.queue.needs(waiting)):
+            self._ended(record, End.UNFIT)
+            return record
         if self.queue.full(asked.tenant):
             self._ended(record, End.FULL)
             return record

@@ -41,6 +41,11 @@ class Executor:
         *,
         single_steps: bool = False,
     ) -> None:
+        """Raises ValueError where its host memory holds no adapter."""
+        if settings.host_bytes < catalog.largest:
+            raise ValueError(
+                f"host_bytes is {settings.host_bytes}, and the largest adapter takes {catalog.largest}"
+            )
         self.name = name
         self.settings = settings
         self.num_page_ins = 0

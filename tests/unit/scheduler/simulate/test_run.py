@@ -151,6 +151,25 @@ def test_what_is_wrong_with_coefficients_is_told(tmp_path: Path, capsys: pytest.
     assert str(file) in capsys.readouterr().err
 
 
+def test_what_nobody_can_run_ends_at_once() -> None:
+    too_long, too_large = (
+        replace(SMALL, executor=replace(SMALL.executor, max_model_len=200)),
+        replace(SMALL, executor=replace(SMALL.executor, max_rank=8)),
+    )
+    row = play(too_long).row()
+    assert row["unfit"] > 0 and row["answered"] > 0 and row["unfit"] + row["answered"] == row["requests"]
+    assert play(too_large).row()["unfit"] == play(too_large).row()["requests"]
+
+
+def test_settings_that_make_no_executor_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hot-one", "--slots", "0"]) == 1
+    assert "slots of an executor is 0, and must be at least 1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="max_batched_tokens is 4"):
+        replace(SMALL.executor, max_batched_tokens=4)
+    with pytest.raises(ValueError, match="host_bytes is 1000"):
+        play(replace(SMALL, executor=replace(SMALL.executor, host_bytes=1000)))
+
+
 def test_a_tenth_of_the_large_fleet() -> None:
     row = play(SCENARIOS["large-short"]).row()
     assert row["answered"] == row["requests"] > 900
