@@ -19,6 +19,7 @@ from itertools import chain
 
 from executor import wire as convert
 from executor.adapters.cold_waits import ColdWait, ColdWaits
+from executor.adapters.names import AdapterNames
 from executor.adapters.residency import Residency
 from executor.batch.sequence import Dispatch
 from executor.engine import Engine
@@ -64,6 +65,7 @@ class Hub:
         self._opened = 0
         self._cold = ColdWaits()
         self._room = WaitingRoom()
+        self._names = AdapterNames()
         # Room and cold waits in the last reports; None: one is owed.
         self._told: tuple[int, int, tuple[ColdWait, ...]] | None = None
 
@@ -93,7 +95,9 @@ class Hub:
 
     def snapshot(self) -> Snapshot | None:
         """For the gauges; from any thread."""
-        return Snapshot(self.info, self._status, self._residency.copies) if self.info else None
+        if self.info is None:
+            return None
+        return Snapshot(self.info, self._status, self._residency.copies, self._names.of)
 
     def ready(self, info: EngineInfo) -> None:
         self.info = info
@@ -152,6 +156,7 @@ class Hub:
             case "pin":
                 digest, tier = command.pin.digest, convert.tier_from(command.pin.tier)
                 adapter = command.pin.adapter
+                self._names.told(digest, adapter)
                 self._engine.submit(lambda engine: engine.pin(digest, tier, adapter))
             case "unpin":
                 digest, adapter = command.unpin.digest, command.unpin.adapter
@@ -239,6 +244,7 @@ class Hub:
                 untold.append(dispatch)
             stream.live[message.dispatch_id] = message.digest
             self._cold.end(stream.number, message.digest)
+            self._names.told(message.digest, message.adapter)
         self._seat(untold)
 
     def _seat(self, untold: Sequence[Dispatch] = ()) -> None:

@@ -4,7 +4,7 @@ Counters are fed by the engine; its gauges are read from its last status at scra
 adapter end when its last copy goes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -133,6 +133,7 @@ class Snapshot:
     info: EngineInfo
     status: Status
     copies: tuple[Copy, ...]
+    names: Callable[[str], Iterable[str]]  # those of a version, by its digest
 
 
 class StateCollector(Collector):
@@ -194,7 +195,8 @@ def _by_adapter(snapshot: Snapshot) -> Iterator[Metric]:
 def _for_pickers(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """The names that gateways' endpoint pickers read, with vLLM's meaning.
 
-    Pickers take running_lora_adapters for "is loaded there": it names every adapter in a slot, busy or not.
+    Pickers take running_lora_adapters for "is loaded there": it lists every adapter in a slot, busy or not,
+    by the names under which it was asked for, since pickers compare them with those in requests.
     """
     info, status = snapshot.info, snapshot.status
     usage = 1 - status.free_kv_blocks / info.num_kv_blocks
@@ -212,7 +214,11 @@ def _for_pickers(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         "When this was read, unix seconds; the labels tell the rest.",
         labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     )
-    in_slots = sorted(copy.digest for copy in snapshot.copies if copy.tier is Tier.SLOT)
-    waiting = sorted(digest for digest, _ in status.waiting_by_digest)
-    adapters.add_metric([str(info.max_loras), ",".join(in_slots), ",".join(waiting)], now)
+    in_slots = _names(snapshot, (copy.digest for copy in snapshot.copies if copy.tier is Tier.SLOT))
+    waiting = _names(snapshot, (digest for digest, _ in status.waiting_by_digest))
+    adapters.add_metric([str(info.max_loras), in_slots, waiting], now)
     yield adapters
+
+
+def _names(snapshot: Snapshot, digests: Iterable[str]) -> str:
+    return ",".join(sorted({name for digest in digests for name in snapshot.names(digest)}))

@@ -23,7 +23,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("dispatch_id", "request_id", "digest", "prompt_token_ids", "output_token_ids", "sampling", "stopping", "cache_salt", "time_left_ms", "logprobs", "prompt_logprobs", "waited_ms")
+    __slots__ = ("dispatch_id", "request_id", "digest", "prompt_token_ids", "output_token_ids", "sampling", "stopping", "cache_salt", "time_left_ms", "logprobs", "prompt_logprobs", "waited_ms", "adapter")
     DISPATCH_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Dispatch(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     dispatch_id: str
     request_id: str
     digest: str
@@ -48,7 +49,8 @@ class Dispatch(_message.Message):
     logprobs: int
     prompt_logprobs: int
     waited_ms: int
-    def __init__(self, dispatch_id: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., waited_ms: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, dispatch_id: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class DispatchBatch(_message.Message):
     __slots__ = ("dispatches",)

@@ -55,6 +55,7 @@ class Progress:
             cache_salt=admitted.cache_salt,
             time_left_ms=time_left_ms,
             waited_ms=waited_ms,
+            adapter=admitted.adapter,
         )
         if admitted.response.HasField("logprobs"):
             dispatch.logprobs = admitted.response.logprobs

@@ -41,7 +41,9 @@ def exported() -> Mapping[str, set[str]]:
             elif isinstance(instrument, MemberGauge):
                 found |= {family.name: {"executor"} for family in instrument.collect()}
     info = EngineInfo("m", "float32", "f", 64, 8, (), 4, 8, 16, 16)
-    for family in StateCollector(lambda: Snapshot(info, Status(), ()), lambda: 0.0).collect():
+    for family in StateCollector(
+        lambda: Snapshot(info, Status(), (), lambda digest: ()), lambda: 0.0
+    ).collect():
         found[family.name] = set()
     return found
 

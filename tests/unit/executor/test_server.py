@@ -1,6 +1,7 @@
 """The executor over a real socket, with a real engine on its thread."""
 
 import asyncio
+import re
 import threading
 import urllib.request
 from collections.abc import AsyncIterator
@@ -315,12 +316,14 @@ async def test_health_reflection_and_metrics(app: ExecutorApp, digests: list[str
         for name in ("", SERVICE):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        await scheduler.dispatch(dispatch("m", digest=digests[0]))
+        await scheduler.dispatch(dispatch("m", digest=digests[0], adapter="acme/support"))
         await scheduler.ended("m")
         page = await asyncio.to_thread(scrape, app.metrics_port)
         resident = f'lorafleet_executor_adapter_resident{{digest="{digests[0]}",tier="slot"}} 1.0'
         assert resident in page
         assert 'max_lora="2"' in page and "vllm:num_requests_running" in page
+        (listed,) = re.findall(r'vllm:lora_requests_info\{.*running_lora_adapters="([^"]*)"', page)
+        assert "acme/support" in listed.split(",") and digests[0] not in listed
         await scheduler.send(drop=executor_pb2.DropAdapter(digest=digests[0]))
         await scheduler.until(lambda: any(delta.removed for delta in scheduler.of("residency")[-1:]))
         assert digests[0] not in await asyncio.to_thread(scrape, app.metrics_port)

@@ -75,6 +75,12 @@ def test_progress_takes_tokens_once_and_in_order(counts: list[int], resumed: int
     assert list(progress.dispatch("d", 5).output_token_ids) == expected
 
 
+def test_executors_are_told_by_which_name_a_version_was_asked_for() -> None:
+    named = Progress(admitted(digest="d1", tenant="globex"), frozenset())
+    assert named.dispatch("d", 0).adapter == "globex/adapter"
+    assert Progress(admitted(), frozenset()).dispatch("d", 0).adapter == ""
+
+
 def test_nothing_left_to_generate() -> None:
     progress = Progress(admitted(max_new_tokens=2), frozenset({9}))
     assert progress.complete is None
