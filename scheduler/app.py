@@ -41,6 +41,8 @@ from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.door import LIMITS, Doorkeeper
 from scheduler.event_loop import measure_lag
+from scheduler.fleet.demand import DemandMeter
+from scheduler.fleet.demand_series import DemandCollector
 from scheduler.fleet.discovery.discovery import Discovery
 from scheduler.fleet.discovery.source import DiscoveryError
 from scheduler.fleet.link import LinkSettings
@@ -67,6 +69,7 @@ SERVICES = (
 INFERENCE, ADAPTERS, FLEET = (service.full_name for service in SERVICES)
 POOL_THREADS = 8
 READINESS_POLL_S = 0.1
+DEMAND_INTERVAL_S = 1.0
 
 
 class CannotListen(Exception):
@@ -116,6 +119,8 @@ class Scheduler:
             self._heartbeat.awake,
         )
         self._discovery = self._discovery_of(config)
+        self._demand = DemandMeter(config.scale_seats_filled, config.scale_start_within)
+        self._registry.register(DemandCollector(lambda: self._demand.last))
         self._retirement = Retirement(
             self._store,
             self._versions,
@@ -166,6 +171,7 @@ class Scheduler:
         self.dispatcher.start()
         self._tasks = [
             asyncio.create_task(self._follow_readiness(), name="readiness"),
+            asyncio.create_task(self._follow_demand(), name="demand"),
             asyncio.create_task(measure_lag(self._pace.adapt, self.dispatcher.line.waited_s), name="lag"),
         ]
 
@@ -299,6 +305,13 @@ class Scheduler:
                 told = ready
                 logger.log(*(_READY if ready else _NOT_READY))
             await asyncio.sleep(READINESS_POLL_S)
+
+    async def _follow_demand(self) -> None:
+        queue, fleet = self.dispatcher.queue, self.dispatcher.fleet
+        while True:
+            cold = sum(bool(digest) and not fleet.index.claims(digest) for digest in queue.digests())
+            self._demand.look(time.monotonic(), fleet.states, len(queue), cold)
+            await asyncio.sleep(DEMAND_INTERVAL_S)
 
     def _set_readiness(self, ready: bool) -> None:
         """Liveness, "", is that this loop answers at all."""

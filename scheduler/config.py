@@ -190,6 +190,16 @@ class Config:
     max_attempts: int = field(
         default=3, metadata=_help("failed attempts in a row, none with a new token, that fail a request")
     )
+    scale_seats_filled: float = field(
+        default=0.8,
+        metadata=_help(
+            "share of an executor's seats that should be in use, for lorafleet_scheduler_wanted_executors",
+            "SHARE",
+        ),
+    )
+    scale_start_within: float = field(
+        default=30.0, metadata=_help("seconds within which what waits should have started, for the same")
+    )
     slow_client_timeout: float = field(
         default=10.0, metadata=_help("seconds that a write may wait for a client that does not read")
     )
@@ -265,6 +275,8 @@ class Config:
             "report_timeout",
             "step_timeout",
             "discovery_interval",
+            "scale_seats_filled",
+            "scale_start_within",
         ):
             if not getattr(self, name) > 0:  # NaN is not, either.
                 raise ConfigError(f"{name}: must be above 0")
@@ -287,6 +299,8 @@ class Config:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: must not be negative")
+        if self.scale_seats_filled > 1:
+            raise ConfigError("scale_seats_filled: must not be above 1")
         if self.log_format not in FORMATS:
             raise ConfigError(f"log_format: {self.log_format!r} is not one of {', '.join(FORMATS)}")
         if self.log_level not in LEVELS:

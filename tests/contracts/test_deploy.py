@@ -1,10 +1,7 @@
 """The manifests render, are valid Kubernetes, and say what the services understand."""
 
 import hashlib
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,36 +17,14 @@ from scheduler.admission.auth import Authenticator
 from scheduler.fleet.discovery.dns_source import SERVICE
 from scheduler.fleet.discovery.flags import DnsName, parse
 from scheduler.settings import load
+from tests.contracts.manifests import ROOT, one, pod, render
 
-ROOT = Path(__file__).parents[2]
 PRE_STOP_SECONDS = 5
-
-
-def render(overlay: str) -> list[dict[str, Any]]:
-    if shutil.which("kubectl") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("kubectl is missing; .ci/run installs it")
-        pytest.skip("kubectl is not installed")
-    rendered = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / "deploy" / overlay)], capture_output=True, text=True, check=True
-    )
-    return list(yaml.safe_load_all(rendered.stdout))
 
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
     return render("base")
-
-
-def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    (found,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
-    return found
-
-
-def pod(workload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    spec = workload["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    return spec, container
 
 
 @pytest.fixture(scope="module")

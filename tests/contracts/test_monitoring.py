@@ -13,6 +13,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from executor.events import EngineInfo, Status
 from executor.metrics import Metrics as ExecutorMetrics
 from executor.metrics import Snapshot, StateCollector
+from scheduler.fleet.demand import Demand
+from scheduler.fleet.demand_series import DemandCollector
 from scheduler.fleet.state import CLOSED, Phase
 from scheduler.loop_histogram import LoopHistogram
 from scheduler.member_gauge import MemberGauge
@@ -45,6 +47,8 @@ def exported() -> Mapping[str, set[str]]:
         lambda: Snapshot(info, Status(), (), lambda digest: ()), lambda: 0.0
     ).collect():
         found[family.name] = set()
+    for family in DemandCollector(lambda: Demand(executors=1)).collect():
+        found[family.name] = {label for sample in family.samples for label in sample.labels}
     return found
 
 

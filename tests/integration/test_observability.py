@@ -174,6 +174,8 @@ def test_residency_does_not_depend_on_traffic(
     with main.client("ops") as other:
         streams = [watch(other, [5, 6], 3000, adapter="resident") for _ in range(3)]
         wait_until(lambda: sequences("running") == 3, "three run")
+        wait_until(lambda: main.scheduler.gauge("seats_in_use") == 3, "the scheduler sees that")
+        assert main.scheduler.metrics()["lorafleet_scheduler_wanted_executors{part=running}"] > 0
     for stream in streams:
         stream.wait_end()
     for number in range(4):  # those that are used more take all slots

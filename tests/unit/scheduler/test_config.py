@@ -49,6 +49,8 @@ def test_executors_are_repeated_or_listed() -> None:
         (["--aging", "-1"], "aging: must not be negative"),
         (["--max-queue-time", "-1"], "max_queue_time: must not be negative"),
         (["--aging", "nan"], "aging: must not be negative"),
+        (["--scale-seats-filled", "1.1"], "scale_seats_filled: must not be above 1"),
+        (["--scale-start-within", "0"], "scale_start_within: must be above 0"),
         (["--executor", "nohost"], "executor: 'nohost' is not host:port"),
         (["--executor", "e:1"], "executor: an address is named twice"),
         (["--executor", "dns:fleet:1"], "executor: 'dns:fleet:1' is not dns:///name:port"),
