@@ -11,6 +11,7 @@ from lorafleet.commands.failure import explain
 from lorafleet.commands.near import near_of_command
 from lorafleet.commands.parsing import QuietParser
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
+from lorafleet.plan import command as plan
 from lorafleet.terminal import note
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench, certs):
+    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench, plan, certs):
         group.add_parser(commands)
     return root
 

@@ -33,6 +33,7 @@ def test_the_commands_are_those_that_users_were_told_of() -> None:
         "chat",
         "models",
         "top",
+        "plan",
         "adapters push",
         "adapters push-all",
         "adapters list",
