@@ -37,9 +37,9 @@ class AdmittedRequest:
     `adapter` is "tenant/name" and `digest` the resolved version; both are empty for the base model.
     `resumed_token_ids` were delivered before a resumption. `cache_salt` is 32 bytes made from tenant and
     client salt. `echo_text` is what the stream's text starts with. `max_rank`, `modules` and `full_heads` are
-    what the version needs of an executor (0 and nothing for the base model). `stopping.max_new_tokens` is
-    set, fits the model's length, and counts the resumed tokens; `stopping.stop_token_ids` has the version's
-    own ends.
+    what the version needs of an executor (0 and nothing for the base model). `session` is equal for turns of
+    one session that can share a prefix, and "" without a session_id. `stopping.max_new_tokens` is set, fits
+    the model's length, and counts the resumed tokens; `stopping.stop_token_ids` has the version's own ends.
     """
 
     request_id: str
@@ -57,6 +57,7 @@ class AdmittedRequest:
     max_rank: int
     modules: frozenset[str]
     full_heads: int = 0
+    session: str = ""
 
 
 class Admission:
@@ -137,22 +138,24 @@ class Admission:
         if version is not None and not stopping.ignore_eos:
             ends = version.manifest.text.end_token_ids
             stopping.stop_token_ids.extend(each for each in ends if each not in stopping.stop_token_ids)
+        digest, salt = version.digest if version else "", _cache_salt(identity.tenant, request.cache_salt)
         return AdmittedRequest(
             request_id=request_id,
             identity=identity,
             adapter=f"{version.tenant}/{version.name}" if version else "",
-            digest=version.digest if version else "",
+            digest=digest,
             prompt_token_ids=prompt,
             resumed_token_ids=resumed,
             sampling=_with_seed(request),
             stopping=stopping,
             response=_copied(request.response),
             priority=request.priority,
-            cache_salt=_cache_salt(identity.tenant, request.cache_salt),
+            cache_salt=salt,
             echo_text=await self._echo_text(request, prompt, identity.tenant),
             max_rank=version.manifest.max_rank if version else 0,
             modules=version.manifest.module_kinds if version else frozenset(),
             full_heads=len(version.manifest.full_heads) if version else 0,
+            session=_session(salt, digest, request.session_id),
         )
 
     async def tokenize(
@@ -337,3 +340,10 @@ def _with_seed(request: inference_pb2.GenerateRequest) -> common_pb2.Sampling:
 def _cache_salt(tenant: str, client_salt: str) -> bytes:
     """A tenant's name has no NUL, so no two pairs give the same bytes."""
     return hashlib.sha256(tenant.encode() + b"\0" + client_salt.encode()).digest()
+
+
+def _session(cache_salt: bytes, digest: str, session_id: str) -> str:
+    """Turns share a prefix only with one version and one salt, which is its tenant's."""
+    if not session_id:
+        return ""
+    return hashlib.sha256(cache_salt + digest.encode() + b"\0" + session_id.encode()).hexdigest()[:32]

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 from scheduler.dispatch.cold import ColdLines, ColdNotice
 from scheduler.dispatch.groups import Lane, Turn, Waiting
 from scheduler.dispatch.lanes import FairLanes, owner
+from scheduler.dispatch.placer import PlacementSettings, Placer
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.levels import bits, lowest
@@ -56,18 +57,27 @@ class _Source:
 class Policy:
     """Who asks acts on each placement before asking for the next: `Queue.take` and `ExecutorState.sent`."""
 
-    def __init__(self, queue: Queue, index: FleetIndex, aging_s: float, salt: int = 0) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        index: FleetIndex,
+        aging_s: float,
+        salt: int = 0,
+        placement: PlacementSettings | None = None,
+    ) -> None:
         """`salt` is any number, another one for each scheduler: equal executors are not chosen in the same
         order by all."""
         self.cold = ColdLines(queue, index, aging_s)
         queue.is_blocked = self.cold.is_blocked
         self.has_more = False  # The last `next` stopped early: ask again, others may have their turn before.
         self.in_turn = True  # The last placement was the fairest there, and not of one that waited for long.
+        self._placer = Placer(index, placement)
         self._queue = queue
         self._index = index
         self._aging_s = aging_s
         self._next = salt  # Where the choice among equals begins, by turns of all positions.
-        self._membership = index.membership  # As of the last plan.
+        self._membership = index.membership  # As of the last plan, and its time.
+        self._now = 0.0
         self._serials = count()
         self._ready = self._source()
         self._unslotted: dict[Needs, _Source] = {}
@@ -80,6 +90,7 @@ class Policy:
         """The next placement; None when nothing that waits can run, or `has_more` is set. `now` is in seconds
         of any clock."""
         self._absorb(now)
+        self._now = now
         placement = self._who_has_waited() if self._first else None
         self.in_turn = placement is None
         return placement or self._fairest(now)
@@ -103,13 +114,14 @@ class Policy:
         prefetch hint. None when it is in host memory or a slot already, or nobody takes it."""
         index = self._index
         self._queue.follow(index.lengths)
-        able = index.open
+        able, rank = index.open, 0
         for lane in self._queue.lanes(digest):
             able &= index.holders(lane.needs)
+            rank = lane.needs.max_rank
         if digest == BASE or not able:
             return None
-        best = index.seats.most(index.slots.most(index.closest(able, digest)))
-        state = index.states[lowest(best)]
+        best = self._placer.nearest(digest, rank, able, able & index.claims(digest), self._now)
+        state = index.states[lowest(index.seats.most(best))]
         return state if state.residency.tier(digest) < Tier.HOST else None
 
     # What happened since the last plan.
@@ -122,6 +134,8 @@ class Policy:
             self.cold.follow()
         if index.changed:
             changed = index.changed & (self.cold.lined | index.told) | index.resized
+            if index.resized:
+                self._placer.follow()
             index.changed = index.resized = 0
             for position in bits(changed) if changed else ():
                 self.cold.refresh(position)
@@ -265,18 +279,16 @@ class Policy:
         return None
 
     def _choose(self, request: Waiting, fit: int, claimed: int) -> str:
-        """Not where it failed, then a claimed slot, then the closest copy, then room."""
-        index, digest = self._index, request.digest
+        """Not where it failed, then as placer.py has it, then by turns."""
+        index = self._index
         if request.avoid:
             fit = fit & ~index.positions(request.avoid) or fit
-        if digest != BASE:
-            here = fit & claimed
-            fit = index.closest(here, digest) if here else index.slots.most(index.closest(fit, digest))
-        fit = index.seats.most(fit)
+        fit = self._placer.choose(request, fit, claimed, self._now)
         begin = self._next % len(index.states)
         later = fit >> begin << begin
         position = lowest(later or fit)
         self._next = position + 1
+        self._placer.sent(request.session, position)
         return index.states[position].name
 
     # Sources.
@@ -311,6 +323,7 @@ class Policy:
     def check(self) -> None:
         """After `next` said None: raises AssertionError when something that waits could run."""
         self.cold.check()
+        self._placer.check()
         for lane in self._queue.all_lanes():
             claimed, cold = self._places(lane)
             assert not (claimed | cold) & self._index.shared, lane

@@ -33,6 +33,7 @@ class FleetIndex:
         self.seated = 0  # They take requests and have a seat for somebody.
         self.shared = 0  # They take requests and have a seat for everybody, above the reserve.
         self.slotted = 0  # They take requests and have a slot for a version without a claim there.
+        self.unfilled = 0  # They have a slot that no version is in, whether they take requests or not.
         self.unknown = 0  # They have not said yet what they can hold.
         self.seats = Levels(0)
         self.slots = Levels(0)
@@ -156,6 +157,13 @@ class FleetIndex:
                 return found
         return mask
 
+    def copies(self, digest: str, *tiers: Tier) -> int:
+        """Those whose closest copy of a version is in one of these tiers."""
+        mask = 0
+        for tier in tiers:
+            mask |= self._copies[tier].get(digest, 0)
+        return mask
+
     def positions(self, names: Iterable[str]) -> int:
         """The mask of some names; those of nobody count for nothing."""
         mask = 0
@@ -192,6 +200,7 @@ class FleetIndex:
             if not self._limits[limits]:
                 del self._limits[limits]
         self.unknown = _with(self.unknown, bit, state.limits is None)
+        self.unfilled = _with(self.unfilled, bit, _is_unfilled(state))
         self._kept[position] = self._reserve_of(state)
         self.shared = _with(self.shared, bit, self.seats.rooms[position] > self._kept[position])
         self._holders.clear()
@@ -224,6 +233,7 @@ class FleetIndex:
         if self._pinned[position] != residency.num_pinned_in_slots:
             self._pinned[position] = residency.num_pinned_in_slots
             self.resized |= bit
+        self.unfilled = _with(self.unfilled, bit, _is_unfilled(self.states[position]))
         self.changed |= bit
 
     def _set_seats(self, position: int, seats: int) -> None:
@@ -273,6 +283,7 @@ class FleetIndex:
         assert self.open == _mask(state.takes_requests for state in states)
         assert self.serving == _mask(state.serves for state in states)
         assert self.unknown == _mask(state.limits is None for state in states) & self.everyone
+        assert self.unfilled == _mask(map(_is_unfilled, states))
         assert self.seated == _mask(room > 0 for room in seats)
         assert self.shared == _mask(room > reserve for room, reserve in zip(seats, kept, strict=True))
         assert self.slotted == _mask(room > 0 for room in slots)
@@ -291,6 +302,10 @@ class FleetIndex:
             assert self._limits[limits] == _mask(state.limits == limits for state in states)
         for needs, mask in self._holders.items():
             assert mask == self._find_holders(needs)
+
+
+def _is_unfilled(state: ExecutorState) -> bool:
+    return state.limits is not None and state.residency.num_in_slots < state.limits.max_loras
 
 
 def _mask(found: Iterable[bool]) -> int:

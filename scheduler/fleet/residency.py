@@ -116,6 +116,10 @@ class Residency:
         return [digest for digest, pinned in self._slots.items() if not pinned]
 
     @property
+    def num_in_slots(self) -> int:
+        return len(self._slots)
+
+    @property
     def num_pinned_in_slots(self) -> int:
         """Slots that their versions do not leave."""
         return sum(self._slots.values())

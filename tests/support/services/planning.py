@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from scheduler.dispatch.groups import Waiting
+from scheduler.dispatch.placer import PlacementSettings
 from scheduler.dispatch.policy import Placement, Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
@@ -37,6 +38,7 @@ def request(
     refused: Iterable[str] = (),
     length: int = 0,
     arrived: float = 0.0,
+    session: str = "",
 ) -> Waiting:
     """A request for the base model, or for a version of some rank."""
     return Waiting(
@@ -50,6 +52,7 @@ def request(
         avoid=frozenset(avoid),
         refused=frozenset(refused),
         max_length=length,
+        session=session,
         arrived=arrived,
     )
 
@@ -64,11 +67,18 @@ def queue_of(*requests: Waiting) -> Queue:
 class Fleet:
     """Some executors and the policy that fills them. Whatever is planned is done at once, and checked."""
 
-    def __init__(self, queue: Queue, *states: ExecutorState, aging_s: float = 1.0, reserve: int = 0) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        *states: ExecutorState,
+        aging_s: float = 1.0,
+        reserve: int = 0,
+        placement: PlacementSettings | None = None,
+    ) -> None:
         self.queue = queue
         self.states = {state.name: state for state in states}
         self.index = FleetIndex(states, reserve)
-        self.policy = Policy(queue, self.index, aging_s)
+        self.policy = Policy(queue, self.index, aging_s, placement=placement)
 
     def leave(self, name: str) -> None:
         """It has gone, and what ran there with it."""

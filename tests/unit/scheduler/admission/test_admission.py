@@ -307,6 +307,25 @@ async def test_salts_differ_by_tenant_and_client(admission: Admission) -> None:
     assert all(len(salt) == 32 for salt in salts)
 
 
+async def test_turns_of_a_session_have_one_key_where_they_can_share_a_prefix(
+    admission: Admission, stored: Stored
+) -> None:
+    async def key(tenant: str = "acme", **fields: str) -> str:
+        identity = dataclasses.replace(ACME, tenant=tenant)
+        return (await admission.admit(Request(text="x", **fields), identity)).session
+
+    turn = await key(session_id="s")
+    assert turn and turn == await key(session_id="s", request_id="another")
+    others = [
+        await key("acme2", session_id="s"),
+        await key(session_id="t"),
+        await key(session_id="s", cache_salt="2"),
+        await key(session_id="s", adapter=f"acme/support@{stored.support.digest}"),
+    ]
+    assert len({turn, *others}) == 5
+    assert await key() == ""
+
+
 async def test_echo_is_the_prompt(admission: Admission, tokenizer: Tokenizer) -> None:
     echo = inference_pb2.ResponseOptions(echo=True)
     assert (

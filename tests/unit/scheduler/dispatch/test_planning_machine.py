@@ -51,8 +51,9 @@ class PlanningMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         length=st.sampled_from([50, 150, 250]),
         digests=st.lists(st.sampled_from(sorted(RANKS)), min_size=1, max_size=5),
+        session=st.sampled_from(["", "s", "t"]),
     )
-    def add(self, tenant: str, digests: list[str], priority: int, length: int) -> None:
+    def add(self, tenant: str, digests: list[str], priority: int, length: int, session: str) -> None:
         for digest in digests:
             self.last += 1
             item = request(
@@ -63,6 +64,7 @@ class PlanningMachine(RuleBasedStateMachine):
                 priority=priority,
                 length=length,
                 arrived=self.now,
+                session=session,
             )
             assert self.fleet.queue.add(item) is None
             self.expected[item.number] = item

@@ -8,6 +8,7 @@ import pytest
 
 from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.rendezvous import Rendezvous
 from scheduler.errors import ExecutorFailed, InternalError
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.fakes import FakeExecutor
@@ -44,8 +45,10 @@ def refuse_adapters(fake: FakeExecutor, reason: str, code: grpc.StatusCode) -> N
 
 @pytest.fixture
 async def two() -> AsyncIterator[list[FakeExecutor]]:
-    """First the one that gets a version nobody has: the one with more seats."""
+    """First the one that gets a version nobody has, its home; it has more seats, too."""
     async with executors(2) as fakes:
+        if Rendezvous([fake.address for fake in fakes], [1.0, 1.0]).order(DIGEST)[0]:
+            fakes.reverse()
         fakes[0].hello.max_seats = 12
         yield fakes
 
