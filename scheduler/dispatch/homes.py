@@ -35,7 +35,7 @@ class HomesSettings:
     executor serves of a version alone, however idle the fleet is.
     """
 
-    heat_s: float = 10.0
+    heat_s: float = 20.0
     least_heat: float = 16.0
     slack: float = 0.2
     check_s: float = 1.0  # Between two looks at the homes of a version, unless it gets hotter.

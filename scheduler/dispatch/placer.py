@@ -54,15 +54,18 @@ class Placer:
     def choose(self, request: Waiting, fit: int, claimed: int, now: float) -> int:
         """The position that gets a request, or several that are equal, as a mask of some of `fit`. `claimed`
         are those where it needs no further slot."""
-        index, digest = self._index, request.digest
-        best = fit
+        digest, most = request.digest, self._index.seats.most
         if digest != BASE:
             self._homes.placed(digest, fit, now)
-            if fit & fit - 1:
-                best = self.nearest(digest, request.max_rank, fit, claimed, now)
-        if request.session and fit & fit - 1:
-            best = self._where_last(request, fit, claimed, index.seats.most(best))
-        return index.seats.most(best)
+        if not fit & fit - 1:
+            return fit
+        near = (
+            fit
+            if digest == BASE or not fit & ~claimed
+            else self.nearest(digest, request.max_rank, fit, claimed, now)
+        )
+        best = most(near)
+        return self._where_last(request, fit, claimed, best) if request.session else best
 
     def sent(self, session: str, position: int) -> None:
         """A turn of a session goes there."""

@@ -11,9 +11,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_HALF = np.uint64(32)
 
 
 class Rendezvous:
@@ -23,13 +22,14 @@ class Rendezvous:
         """An executor with twice the weight is first for twice as many versions; weights are above 0."""
         self._names = np.array([_hash(name) for name in names], dtype=np.uint64)
         self._weights = np.array(weights, dtype=np.float64)
+        self._are_equal = len(set(weights)) < 2
 
     def order(self, digest: str) -> NDArray[np.uint16]:
         """The positions of all executors, the first choice first."""
-        mixed = _mixed(self._names ^ np.uint64(_hash(digest)))
-        drawn = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53  # In [0, 1), evenly.
-        cost = -np.log1p(-drawn) / self._weights  # Who draws the earliest of exponential times is first.
-        return np.argsort(cost, kind="stable").astype(np.uint16)
+        times: NDArray[np.uint64 | np.float64] = _mixed(self._names ^ np.uint64(_hash(digest)))
+        if not self._are_equal:  # Else the order of the times below is that of the numbers drawn.
+            times = -np.log1p(times * -(2.0**-64)) / self._weights  # Exponential: the earliest is first.
+        return np.argsort(times).astype(np.uint16)
 
 
 def _hash(text: str) -> int:
@@ -38,8 +38,8 @@ def _hash(text: str) -> int:
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Every bit depends on every bit (the finalizer of splitmix64)."""
-    values = values + _STEP
-    values = (values ^ (values >> _SHIFTS[0])) * _MIX[0]
-    values = (values ^ (values >> _SHIFTS[1])) * _MIX[1]
-    return values ^ (values >> _SHIFTS[2])
+    """Numbers whose upper bits depend on all bits."""
+    values = values * _FACTORS[0]
+    values ^= values >> _HALF
+    values *= _FACTORS[1]
+    return values

@@ -36,7 +36,7 @@ def test_slot_before_host_before_room() -> None:
 
     assert plan(queue_of(request(1, "x")), *three()) == [Placement(1, "c:1")]
     assert plan(queue_of(request(1, "x")), *three()[:2]) == [Placement(1, "b:1")]
-    assert plan(queue_of(request(1, "y")), *three()) == [Placement(1, "a:1")]
+    assert plan(queue_of(request(1)), *three()) == [Placement(1, "a:1")]
 
 
 def test_requests_of_one_version_share_one_slot() -> None:
