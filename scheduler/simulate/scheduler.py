@@ -166,6 +166,7 @@ class Scheduler:
             max_rank=self._catalog.ranks[asked.digest] if asked.digest else 0,
             modules=MODULES if asked.digest else frozenset(),
             max_length=asked.prompt + asked.output,
+            session=asked.session,
             arrived=now,
         )
         self.queue.follow(self.index.lengths)
