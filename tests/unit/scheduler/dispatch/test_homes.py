@@ -42,7 +42,7 @@ def test_homes_grow_at_once_and_shrink_slowly() -> None:
     many = come(homes, "hot", 400)
     assert many == ALL
     for number in range(40):
-        come(homes, f"other{number}", 10)
+        come(homes, f"other{number}", 100)
     few = come(homes, "hot", 0, now=2.0)
     assert few.bit_count() == 7  # One a look, however little is left.
     now = 2.0
