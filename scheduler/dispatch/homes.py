@@ -33,15 +33,15 @@ class HomesSettings:
     `slack` is how much above its share an executor may be home to, as a fraction; half as much again before a
     version that is at home there already has to leave. A version has a home for each `spread` of an
     executor's share of the heat, or for each `least_heat`, however idle the fleet is; by `slack` of that its
-    heat has to differ from what its homes are for before their number changes. With a third, 200 versions by
-    Zipf 1 load 8 executors with 0.7 to 1.2 of their share, for 0.11 page-ins a request; with 1 it is 0.3 to
-    1.4 for 0.10, with a quarter 0.9 to 1.2 for up to 0.12 (`scheduler/simulate`).
+    heat has to differ from what its homes are for before their number changes. With a quarter, 200 versions
+    by Zipf 1 load 8 executors with 0.85 to 1.1 of their share, for 0.11 to 0.12 page-ins a request; with 1
+    and twice the slack it is 0.3 to 1.4, for 0.10 to 0.11 (`scheduler/simulate`).
     """
 
     heat_s: float = 20.0
     least_heat: float = 16.0
-    spread: float = 1 / 3
-    slack: float = 0.2
+    spread: float = 0.25
+    slack: float = 0.1
     check_s: float = 1.0  # Between two looks at the homes of a version, unless it gets hotter.
     forget_s: float = 60.0  # Without a request a version takes no room in the balance of its homes.
     max_versions: int = 8192
@@ -62,7 +62,7 @@ class _Version:
     order: NDArray[np.uint16] | None = None
     heat: float = 0.0
     mask: int = 0  # Its homes; 0 until somebody asks.
-    share: float = 0.0  # What each of its homes was charged.
+    share: float = 0.0  # What each of its homes was charged for each of its seats.
     limit: float = 0.0  # With more heat it needs a further home.
     due: float = 0.0  # From this unit on its homes are looked at again.
     serving: int = 0  # The executors that its homes were chosen among.
@@ -177,15 +177,15 @@ class Homes:
         least = settings.least_heat * (1.0 + rank / _HALF_RANK) * self._unit
         one = max(self._total * settings.spread / self._num_serving, least)
         wanted = self._wanted(version.heat / one, before.bit_count())
-        version.share = version.heat / wanted
         version.limit = (wanted + settings.slack) * one
         version.due = self._unit * math.exp(settings.check_s / settings.heat_s)
         version.serving = serving
         if version.order is None:
             version.order = self._rendezvous.order(digest)
         version.mask = self._choose(version, wanted, before)
+        version.share = version.heat / sum(self.members[position].seats for position in bits(version.mask))
         for position in bits(version.mask):
-            self._loads[position] += version.share
+            self._loads[position] += version.share * self.members[position].seats
             self._counts[position] += 1
         self._num_homes += wanted
 
@@ -202,11 +202,13 @@ class Homes:
         """The first in the version's order that have room for its share; where too few have, the first."""
         assert version.order is not None
         mask, full = 0, list[int]()  # Those without room.
+        others = (wanted - 1) * self._seats / self._num_serving  # Seats of its other homes, about.
         for position in chain(version.order[:_FIRST].tolist(), map(int, version.order[_FIRST:])):
             bit: int = 1 << position
             if not bit & version.serving:
                 continue
-            if self._has_room(position, version.share, bool(before & bit)):
+            part = version.heat / (self.members[position].seats + others)
+            if self._has_room(position, part, bool(before & bit)):
                 mask |= bit
                 wanted -= 1
                 if not wanted:
@@ -218,18 +220,19 @@ class Homes:
         return mask
 
     def _has_room(self, position: int, share: float, is_home: bool) -> bool:
+        """For a further version and so much heat of it for each seat."""
         settings, member = self._settings, self.members[position]
         above = 1.0 + settings.slack * (1.5 if is_home else 1.0)
         heat = max(self._total, settings.least_heat * self._unit * self._num_serving)
         versions = max(self._num_homes, self._slots)
         return (
-            self._loads[position] + share <= above * heat * member.seats / self._seats
+            self._loads[position] / member.seats + share <= above * heat / self._seats
             and self._counts[position] + 1 <= above * versions * member.slots / self._slots
         )
 
     def _leave(self, version: _Version) -> None:
         for position in bits(version.mask):
-            self._loads[position] -= version.share
+            self._loads[position] -= version.share * self.members[position].seats
             self._counts[position] -= 1
         self._num_homes -= version.mask.bit_count()
         version.mask, version.share = 0, 0.0
