@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from scheduler.dispatch.cold import ColdLines, ColdNotice
 from scheduler.dispatch.groups import Lane, Turn, Waiting
 from scheduler.dispatch.lanes import FairLanes, owner
-from scheduler.dispatch.placer import PlacementSettings, Placer
+from scheduler.dispatch.placement.placer import PlacementSettings, Placer
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.levels import bits, lowest
@@ -279,7 +279,7 @@ class Policy:
         return None
 
     def _choose(self, request: Waiting, fit: int, claimed: int) -> str:
-        """Not where it failed, then as placer.py has it, then by turns."""
+        """Not where it failed, then as placement/ has it, then by turns."""
         index = self._index
         if request.avoid:
             fit = fit & ~index.positions(request.avoid) or fit

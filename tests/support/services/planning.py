@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from scheduler.dispatch.groups import Waiting
-from scheduler.dispatch.placer import PlacementSettings
+from scheduler.dispatch.placement.placer import PlacementSettings
 from scheduler.dispatch.policy import Placement, Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.fleet.index import FleetIndex

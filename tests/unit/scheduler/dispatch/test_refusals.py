@@ -8,7 +8,7 @@ import pytest
 
 from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.dispatch.rendezvous import Rendezvous
+from scheduler.dispatch.placement.rendezvous import Rendezvous
 from scheduler.errors import ExecutorFailed, InternalError
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.fakes import FakeExecutor

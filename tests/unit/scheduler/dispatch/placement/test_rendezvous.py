@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from scheduler.dispatch.rendezvous import Rendezvous
+from scheduler.dispatch.placement.rendezvous import Rendezvous
 
 DIGESTS = [f"sha256:{number}" for number in range(10_000)]
 
@@ -52,7 +52,7 @@ def test_the_order_of_names_changes_nothing() -> None:
 
 def test_all_processes_have_the_same_order() -> None:
     code = (
-        "from scheduler.dispatch.rendezvous import Rendezvous; "
+        "from scheduler.dispatch.placement.rendezvous import Rendezvous; "
         "print(Rendezvous(list('abcdefgh'), [1.0] * 8).order('sha256:7').tolist())"
     )
     told = []

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from scheduler.dispatch.groups import Waiting
-from scheduler.dispatch.homes import Homes, HomesSettings, Member
+from scheduler.dispatch.placement.homes import Homes, HomesSettings, Member
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.levels import lowest
 from scheduler.fleet.residency import BASE, Tier

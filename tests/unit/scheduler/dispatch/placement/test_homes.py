@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from scheduler.dispatch.homes import Homes, HomesSettings, Member
+from scheduler.dispatch.placement.homes import Homes, HomesSettings, Member
 from scheduler.fleet.levels import bits
 
 EIGHT = [Member(f"pod-{number}", 64, 16) for number in range(8)]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.dispatch.rendezvous import Rendezvous
+from scheduler.dispatch.placement.rendezvous import Rendezvous
 from scheduler.fleet.levels import bits
 
 _MAX_EXPONENT = 100.0  # Heat is kept as of one moment, and grows until that is moved.

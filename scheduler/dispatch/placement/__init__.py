@@ -1,0 +1,1 @@
+"""Which executor with room gets a request: homes of versions by hash and traffic, and sessions. Pure."""
