@@ -11,18 +11,14 @@ of versions by slots, is passed over.
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.dispatch.placement.rendezvous import Rendezvous
 from scheduler.fleet.levels import bits
 
 _MAX_EXPONENT = 100.0  # Heat is kept as of one moment, and grows until that is moved.
-_FIRST = 16  # Of an order, which are read in one go.
+_FIRST = 16  # Of an order, which are kept.
 _HALF_RANK = 64  # A version of this rank needs twice the traffic of a tiny one for a second home.
 
 
@@ -44,7 +40,7 @@ class HomesSettings:
     slack: float = 0.1
     check_s: float = 1.0  # Between two looks at the homes of a version, unless it gets hotter.
     forget_s: float = 60.0  # Without a request a version takes no room in the balance of its homes.
-    max_versions: int = 8192
+    max_versions: int = 32768
 
 
 class Member(NamedTuple):
@@ -59,7 +55,7 @@ class Member(NamedTuple):
 class _Version:
     """`heat`, `share`, `limit` and `due` are in units of the moment that all heat is kept as of."""
 
-    order: NDArray[np.uint16] | None = None
+    order: list[int] = field(default_factory=list)  # The first ones.
     heat: float = 0.0
     mask: int = 0  # Its homes; 0 until somebody asks.
     share: float = 0.0  # What each of its homes was charged for each of its seats.
@@ -104,7 +100,7 @@ class Homes:
         self._counts = [0] * len(members)
         self._num_homes = self._serving = 0
         for version in self._versions.values():
-            version.order, version.mask, version.share = None, 0, 0.0
+            version.order, version.mask, version.share = [], 0, 0.0
 
     def placed(self, digest: str, places: int, now: float) -> None:
         """A request of the version goes to one of these executors. Where no home is among them it counts
@@ -180,9 +176,11 @@ class Homes:
         version.limit = (wanted + settings.slack) * one
         version.due = self._unit * math.exp(settings.check_s / settings.heat_s)
         version.serving = serving
-        if version.order is None:
-            version.order = self._rendezvous.order(digest)
-        version.mask = self._choose(version, wanted, before)
+        if not version.order:
+            version.order = self._rendezvous.order(digest, _FIRST)
+        version.mask = self._choose(version, version.order, wanted, before)
+        if not version.mask:
+            version.mask = self._choose(version, self._rendezvous.order(digest), wanted, before)
         version.share = version.heat / sum(self.members[position].seats for position in bits(version.mask))
         for position in bits(version.mask):
             self._loads[position] += version.share * self.members[position].seats
@@ -198,13 +196,13 @@ class Homes:
             return min(math.ceil(needed - slack), self._num_serving)
         return homes - 1 if homes > 1 and needed < homes - 1 - slack else homes
 
-    def _choose(self, version: _Version, wanted: int, before: int) -> int:
-        """The first in the version's order that have room for its share; where too few have, the first."""
-        assert version.order is not None
+    def _choose(self, version: _Version, order: list[int], wanted: int, before: int) -> int:
+        """The first in the version's order that have room for its share; where too few of all have, the
+        first. 0 where too few of these have, which are not all."""
         mask, full = 0, list[int]()  # Those without room.
         others = (wanted - 1) * self._seats / self._num_serving  # Seats of its other homes, about.
-        for position in chain(version.order[:_FIRST].tolist(), map(int, version.order[_FIRST:])):
-            bit: int = 1 << position
+        for position in order:
+            bit = 1 << position
             if not bit & version.serving:
                 continue
             part = version.heat / (self.members[position].seats + others)
@@ -215,6 +213,8 @@ class Homes:
                     return mask
             else:
                 full.append(bit)
+        if len(order) < len(self.members):
+            return 0
         for bit in full[:wanted]:
             mask |= bit
         return mask

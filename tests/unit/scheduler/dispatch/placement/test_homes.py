@@ -52,6 +52,16 @@ def test_homes_grow_at_once_and_shrink_slowly() -> None:
     assert now > 10.0 and few == one
 
 
+def test_a_version_may_have_more_homes_than_are_kept_in_order() -> None:
+    members = [Member(f"pod-{number}", 64, 16) for number in range(50)]
+    homes, everyone = homes_of(members), (1 << 50) - 1
+    assert come(homes, "hot", 900, serving=everyone).bit_count() > 30
+    last = homes.of("cold", 8, everyone, 0.0)
+    few = 1 << 49 | 1 << 7
+    assert homes.of("cold", 8, few, 0.0) & few and last.bit_count() == 1
+    homes.check()
+
+
 def test_heat_fades() -> None:
     """As many requests, but over a long time: they are no burst."""
     homes = homes_of()

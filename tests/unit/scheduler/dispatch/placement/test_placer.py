@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from scheduler.dispatch.placement.placer import PlacementSettings
-from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.placement.rendezvous import Rendezvous
+from scheduler.dispatch.policy import Policy
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.residency import Copy, Residency, Tier
 from scheduler.fleet.state import ExecutorState, Report
