@@ -30,14 +30,16 @@ class HomesSettings:
     version that is at home there already has to leave. A version has a home for each `spread` of an
     executor's share of the heat, or for each `least_heat`, however idle the fleet is; by `slack` of that its
     heat has to differ from what its homes are for before their number changes. With a quarter, 200 versions
-    by Zipf 1 load 8 executors with 0.85 to 1.1 of their share, for 0.11 to 0.12 page-ins a request; with 1
-    and twice the slack it is 0.3 to 1.4, for 0.10 to 0.11 (`scheduler/simulate`).
+    by Zipf 1 load 8 executors with 0.85 to 1.15 of their share, for 0.12 page-ins a request; with 1 it is 0.3
+    to 1.4, for 0.10 (`scheduler/simulate`). Up to `light` heat a version goes by the order alone: it says
+    nothing of the balance, and which of many such came first would decide where they are.
     """
 
     heat_s: float = 20.0
     least_heat: float = 16.0
     spread: float = 0.25
-    slack: float = 0.1
+    slack: float = 0.15
+    light: float = 1.5
     check_s: float = 1.0  # Between two looks at the homes of a version, unless it gets hotter.
     forget_s: float = 60.0  # Without a request a version takes no room in the balance of its homes.
     max_versions: int = 32768
@@ -197,27 +199,32 @@ class Homes:
         return homes - 1 if homes > 1 and needed < homes - 1 - slack else homes
 
     def _choose(self, version: _Version, order: list[int], wanted: int, before: int) -> int:
-        """The first in the version's order that have room for its share; where too few of all have, the
-        first. 0 where too few of these have, which are not all."""
+        """The first in the version's order that have room for its share; where too few of all have, those
+        with least load. 0 where too few of these have, which are not all."""
         mask, full = 0, list[int]()  # Those without room.
+        is_light = version.heat <= self._settings.light * self._unit
         others = (wanted - 1) * self._seats / self._num_serving  # Seats of its other homes, about.
         for position in order:
             bit = 1 << position
             if not bit & version.serving:
                 continue
             part = version.heat / (self.members[position].seats + others)
-            if self._has_room(position, part, bool(before & bit)):
+            if is_light or self._has_room(position, part, bool(before & bit)):
                 mask |= bit
                 wanted -= 1
                 if not wanted:
                     return mask
             else:
-                full.append(bit)
+                full.append(position)
         if len(order) < len(self.members):
             return 0
-        for bit in full[:wanted]:
-            mask |= bit
+        for position in sorted(full, key=self._load)[:wanted]:
+            mask |= 1 << position
         return mask
+
+    def _load(self, position: int) -> float:
+        """For each seat."""
+        return self._loads[position] / self.members[position].seats
 
     def _has_room(self, position: int, share: float, is_home: bool) -> bool:
         """For a further version and so much heat of it for each seat."""
@@ -226,7 +233,7 @@ class Homes:
         heat = max(self._total, settings.least_heat * self._unit * self._num_serving)
         versions = max(self._num_homes, self._slots)
         return (
-            self._loads[position] / member.seats + share <= above * heat / self._seats
+            self._load(position) + share <= above * heat / self._seats
             and self._counts[position] + 1 <= above * versions * member.slots / self._slots
         )
 
