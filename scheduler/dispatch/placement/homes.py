@@ -19,6 +19,7 @@ from scheduler.fleet.levels import bits
 
 _MAX_EXPONENT = 100.0  # Heat is kept as of one moment, and grows until that is moved.
 _FIRST = 16  # Of an order, which are kept.
+_KNOWN = 1.5  # Heat: above that a version has had more than one request lately.
 _HALF_RANK = 64  # A version of this rank needs twice the traffic of a tiny one for a second home.
 
 
@@ -31,15 +32,16 @@ class HomesSettings:
     executor's share of the heat, or for each `least_heat`, however idle the fleet is; by `slack` of that its
     heat has to differ from what its homes are for before their number changes. With a quarter, 200 versions
     by Zipf 1 load 8 executors with 0.85 to 1.15 of their share, for 0.12 page-ins a request; with 1 it is 0.3
-    to 1.4, for 0.10 (`scheduler/simulate`). Up to `light` heat a version goes by the order alone: it says
-    nothing of the balance, and which of many such came first would decide where they are.
+    to 1.4, for 0.10 (`scheduler/simulate`). A version with up to `light` of an
+    executor's share, or with one request, goes by the order alone: it matters little to the balance, and
+    which of many such came first would decide where they are.
     """
 
     heat_s: float = 20.0
     least_heat: float = 16.0
     spread: float = 0.25
     slack: float = 0.15
-    light: float = 1.5
+    light: float = 0.01
     check_s: float = 1.0  # Between two looks at the homes of a version, unless it gets hotter.
     forget_s: float = 60.0  # Without a request a version takes no room in the balance of its homes.
     max_versions: int = 32768
@@ -202,14 +204,14 @@ class Homes:
         """The first in the version's order that have room for its share; where too few of all have, those
         with least load. 0 where too few of these have, which are not all."""
         mask, full = 0, list[int]()  # Those without room.
-        is_light = version.heat <= self._settings.light * self._unit
+        light = max(_KNOWN * self._unit, self._settings.light * self._total / self._num_serving)
         others = (wanted - 1) * self._seats / self._num_serving  # Seats of its other homes, about.
         for position in order:
             bit = 1 << position
             if not bit & version.serving:
                 continue
             part = version.heat / (self.members[position].seats + others)
-            if is_light or self._has_room(position, part, bool(before & bit)):
+            if version.heat <= light or self._has_room(position, part, bool(before & bit)):
                 mask |= bit
                 wanted -= 1
                 if not wanted:

@@ -124,8 +124,8 @@ def test_no_executor_is_home_to_more_than_its_share(seed: int) -> None:
         assert count <= 1.3 * sum(counts) * size / sum(sizes)
 
 
-def come_once(homes: Homes, digest: str, now: float) -> None:
-    homes.placed(digest, homes.of(digest, 8, ALL, now), now)
+def come_once(homes: Homes, digest: str, now: float, serving: int = ALL) -> None:
+    homes.placed(digest, homes.of(digest, 8, serving, now), now)
 
 
 def test_schedulers_that_see_like_traffic_have_like_homes() -> None:
@@ -141,15 +141,28 @@ def test_schedulers_that_see_like_traffic_have_like_homes() -> None:
     assert shared >= 160
 
 
-def test_a_join_and_a_leave_move_few_versions() -> None:
-    homes = homes_of()
-    before = {f"v{number}": come(homes, f"v{number}", 1) for number in range(400)}
-    homes.follow([*EIGHT, Member("another", 64, 16)])
-    after = {digest: homes.of(digest, 8, (1 << 9) - 1, 0.0) for digest in before}
-    homes.check()
-    assert sum(before[digest] != after[digest] for digest in before) <= 2 * 400 / 9
-    homes.follow(EIGHT)
-    assert sum(before[digest] != homes.of(digest, 8, ALL, 0.0) for digest in before) <= 0.1 * 400
+@pytest.mark.parametrize("seed", range(5))
+def test_a_join_or_a_leave_moves_a_share_of_versions_with_traffic(seed: int) -> None:
+    """Each has had a request, and has another one then."""
+    fleet = [Member(f"{seed}-pod-{number}", 64, 16) for number in range(16)]
+    homes, digests = homes_of(fleet), [f"v{number}" for number in range(5000)]
+
+    def look(serving: int, now: float) -> list[int]:
+        for digest in digests:
+            come_once(homes, digest, now, serving)
+        homes.check()
+        return [homes.of(digest, 8, serving, now) for digest in digests]
+
+    def moved(before: list[int], after: list[int]) -> float:
+        return sum(here != there for here, there in zip(before, after, strict=True)) / len(digests)
+
+    everyone = (1 << 16) - 1
+    before = look(everyone, 0.0)
+    homes.follow([*fleet, Member(f"{seed}-another", 64, 16)])
+    joined = look((1 << 17) - 1, 10.0)
+    assert moved(before, joined) <= 1.2 / 16
+    homes.follow(fleet)
+    assert moved(joined, look(everyone, 20.0)) <= 1.2 / 16
 
 
 def test_what_is_remembered_is_bounded_and_stays_right() -> None:
