@@ -26,6 +26,11 @@ CAPTURED_ROWS = (32, 64, *range(128, 385, 64), *range(512, 1025, 128))  # execut
 # with 384 slots (lorafleet/bench/results/README.md, and of 20 rows real-traffic-h200.json): 576 tokens in and
 # 160 out in the mean, on some 15 adapters of rank 13.
 MS_BY_ROWS = {20: 6.16, 64: 7.9, 128: 8.9, 256: 10.7, 384: 13.8, 512: 16.5}
+BY_ROWS_FROM = {
+    "file": "lorafleet/bench/results/real-traffic-h200.json",
+    "git": "4f4da2a",
+    "gpu": "NVIDIA H200",
+}
 PARTS = tuple(StepCost.__dataclass_fields__)
 
 
@@ -168,8 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "steps_ahead": 1,
         },
         "fitted_to": [
-            {"file": str(file), "git": one["git"], "gpu": one["gpu"]}
-            for file, one in zip(args.files, results, strict=True)
+            *(
+                {"file": str(file), "git": one["git"], "gpu": one["gpu"]}
+                for file, one in zip(args.files, results, strict=True)
+            ),
+            *([BY_ROWS_FROM] if args.by_rows else []),
         ],
         **about("scheduler.simulate.fit"),
         "relative_error": {
