@@ -68,10 +68,14 @@ def tripped(dispatcher: Dispatcher) -> list[bool]:
 @pytest.mark.parametrize("reason", ["INTERNAL", "ADAPTER_NOT_FOUND", "STORE_UNAVAILABLE"])
 async def test_who_fails_what_others_can_do_is_closed_and_told(tokenizer: Tokenizer, reason: str) -> None:
     codes = {"INTERNAL": grpc.StatusCode.INTERNAL, "ADAPTER_NOT_FOUND": grpc.StatusCode.NOT_FOUND}
-    async with pair(tokenizer) as (dispatcher, [bad, good]):
+    async with pair(tokenizer) as (dispatcher, fakes):
+        assert all(await ask(dispatcher, 1, DIGEST))
+        bad, good = sorted(fakes, key=lambda fake: -len(fake.dispatches))  # The version's home is the bad one.
+        position = fakes.index(bad)
+        bad.dispatches.clear()
         bad.reject = saying(reason, codes.get(reason))  # type: ignore[assignment]
         answered = await ask(dispatcher, 12, DIGEST)
-        assert tripped(dispatcher) == [True, False]
+        assert tripped(dispatcher) == [number == position for number in range(2)]
         assert len(bad.dispatches) == FAILURES
         assert answered.count(False) == (FAILURES if reason == "INTERNAL" else 0)
         seen = snapshot(dispatcher.fleet, dispatcher.queue).executors

@@ -53,7 +53,7 @@ def test_nothing_is_lost_where_executors_come_and_go() -> None:
         Change(2.0, "lose", "executor-0"),
         Change(3.0, "leave", "executor-1"),
     )
-    played = play(replace(SMALL, changes=changes))
+    played = play(replace(SMALL, changes=changes, traffic=replace(SMALL.traffic, rate=90.0)))
     played.scheduler.check()
     records = played.scheduler.records
     assert all(record.end is End.ANSWERED and record.tokens == record.asked.output for record in records)
