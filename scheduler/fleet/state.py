@@ -156,6 +156,12 @@ class ExecutorState:
         return self.phase.name.lower()
 
     @property
+    def busy_seats(self) -> int:
+        """Seats in use there, whoever's, whatever part of the others it may give away for now."""
+        seats = self._limits.max_seats if self._limits else 0
+        return seats - self.report.free_seats + len(self._unreported)
+
+    @property
     def num_running(self) -> int:
         """Dispatches of ours that have not ended."""
         return len(self._running)

@@ -39,7 +39,6 @@ class Placer:
         self._settings = settings or PlacementSettings()
         self._homes = Homes(self._settings.homes)
         self._sessions: OrderedDict[str, str] = OrderedDict()  # By key: the executor of the last turn.
-        self._seats: list[int] = []
         self._membership = index.membership
         self.follow()
 
@@ -49,7 +48,6 @@ class Placer:
         before = {member.name: member for member in self._homes.members}
         members = [_member(state) or before.get(state.name, Member(state.name, 1, 1)) for state in states]
         self._homes.follow(members)
-        self._seats = [member.seats for member in members]
 
     def choose(self, request: Waiting, fit: int, claimed: int, now: float) -> int:
         """The position that gets a request, or several that are equal, as a mask of some of `fit`. `claimed`
@@ -59,11 +57,9 @@ class Placer:
             self._homes.placed(digest, fit, now)
         if not fit & fit - 1:
             return fit
-        near = (
-            fit
-            if digest == BASE or not fit & ~claimed
-            else self.nearest(digest, request.max_rank, fit, claimed, now)
-        )
+        near = fit
+        if digest != BASE and fit & ~claimed:  # Where all run it, seats decide.
+            near = self.nearest(digest, request.max_rank, fit, claimed, now)
         best = most(near)
         return self._where_last(request, fit, claimed, best) if request.session else best
 
@@ -103,7 +99,7 @@ class Placer:
     def _busy(self, mask: int) -> float:
         """The fraction of seats in use, of the one with most room."""
         position = lowest(self._index.seats.most(mask))
-        return 1.0 - self._index.seats.rooms[position] / self._seats[position]
+        return self._index.states[position].busy_seats / self._homes.members[position].seats
 
     def _where_last(self, request: Waiting, fit: int, claimed: int, best: int) -> int:
         name = self._sessions.get(request.session)

@@ -16,9 +16,9 @@ def test_what_was_sent_after_the_report_uses_room() -> None:
     state.sent("1", "x")
     state.sent("2", "x")
     state.sent("3", "")
-    assert (state.free_seats, state.free_slots) == (1, 1)
+    assert (state.free_seats, state.busy_seats, state.free_slots) == (1, 3, 1)
     state.reported(Report(free_seats=2, free_slots=1, received=2))
-    assert (state.free_seats, state.free_slots) == (1, 1)
+    assert (state.free_seats, state.busy_seats, state.free_slots) == (1, 3, 1)
     state.check()
 
 
