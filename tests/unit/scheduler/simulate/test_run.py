@@ -58,7 +58,7 @@ def test_nothing_is_lost_where_executors_come_and_go() -> None:
     records = played.scheduler.records
     assert all(record.end is End.ANSWERED and record.tokens == record.asked.output for record in records)
     assert max(record.attempts for record in records) == 2
-    used = {record.executor for record in records if record.asked.at < 1.0}
+    used = {record.executor for record in records if record.ended_at < 1.0}
     assert used == {"executor-0", "executor-1"}
     assert {record.executor for record in records if record.asked.at > 3.0} == {"executor-2"}
 
