@@ -29,13 +29,15 @@ class Homes:
     """A fleet of free executors, and where it sends requests."""
 
     def __init__(self, policy: str, executors: int, seed: int) -> None:
+        """Another seed has other executors and adapters, by name."""
+        self._seed = seed
         self._queue = Queue(1 << 20, 1 << 20)
-        self._index = FleetIndex([_executor(number) for number in range(executors)])
+        self._index = FleetIndex([_executor(seed, number) for number in range(executors)])
         self._planning = Planning(self._queue, POLICIES[policy](self._queue, self._index, 2.0, seed))
         self._asked = 0
 
     def join(self) -> None:
-        self._index.join(_executor(len(self._index.states)))
+        self._index.join(_executor(self._seed, len(self._index.states)))
 
     def leave(self) -> None:
         """The first one."""
@@ -43,7 +45,8 @@ class Homes:
 
     def of(self, adapters: int) -> list[str]:
         """By adapter, the name of its executor."""
-        return [self._place(digest_of(number)) for number in range(adapters)]
+        first = self._seed * adapters
+        return [self._place(digest_of(first + number)) for number in range(adapters)]
 
     def _place(self, digest: str) -> str:
         self._asked += 1
@@ -86,8 +89,8 @@ def moves(policy: str, executors: int, adapters: int, seed: int) -> list[dict[st
     return rows
 
 
-def _executor(number: int) -> ExecutorState:
-    state = ExecutorState(f"executor-{number}", Phase.READY)
+def _executor(seed: int, number: int) -> ExecutorState:
+    state = ExecutorState(f"fleet-{seed}-executor-{number}", Phase.READY)
     state.limits = Limits(8192, RANK, MODULES, SLOTS, SEATS)
     state.reported(Report(SEATS, SLOTS))
     return state
