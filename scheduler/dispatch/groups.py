@@ -31,6 +31,11 @@ class Waiting:
     session: str = ""  # Equal for turns whose prefixes an executor may share; "" for none.
     arrived: float = 0.0  # When it was accepted, in seconds on the clock of `Queue.age`.
 
+    @property
+    def most(self) -> int:
+        """Tokens that its answer may have."""
+        return max(0, self.max_length - self.cost)
+
 
 @dataclass(slots=True, eq=False)
 class Tenant:
@@ -42,8 +47,21 @@ class Tenant:
     cap: int  # What priorities age up to.
     at: float  # The tokens of its share in turns, which stand still while nobody else waits.
     size: int = 0
+    most: int = 0  # Tokens that the answers to all its requests may have together.
     priorities: Counter[int] = field(default_factory=Counter)
     groups: dict["Group", None] = field(default_factory=dict)
+
+    def enters(self, request: Waiting) -> None:
+        self.size += 1
+        self.most += request.most
+        self.priorities[request.priority] += 1
+
+    def leaves(self, request: Waiting) -> None:
+        self.size -= 1
+        self.most -= request.most
+        self.priorities[request.priority] -= 1
+        if not self.priorities[request.priority]:
+            del self.priorities[request.priority]
 
     def can_progress(self, is_blocked: Callable[["Lane"], bool]) -> bool:
         """Whether one of its lanes is not blocked. The one that is found is looked at first the next time."""

@@ -309,8 +309,7 @@ class Queue:
         self._groups[number] = group
         insort(group.numbers.setdefault(priority, []), number)
         lane.size += 1
-        tenant.size += 1
-        tenant.priorities[priority] += 1
+        tenant.enters(request)
         if len(tenant.priorities) > 1:
             self._aging[name] = None
         self._enter(group)
@@ -349,10 +348,7 @@ class Queue:
         lane.size -= 1
         if not lane.size:
             self._remove_lane(lane)
-        tenant.size -= 1
-        tenant.priorities[priority] -= 1
-        if not tenant.priorities[priority]:
-            del tenant.priorities[priority]
+        tenant.leaves(request)
         if not tenant.size:
             del self._tenants[tenant.name]
 
@@ -377,6 +373,7 @@ class Queue:
         for tenant in self._tenants.values():
             own = [request for request in self._requests.values() if request.tenant == tenant.name]
             assert tenant.size == len(own) > 0
+            assert tenant.most == sum(request.most for request in own)
             assert tenant.at == self._shares.of(tenant.name) or len(self._tenants) == 1
             assert tenant.priorities == Counter(request.priority for request in own)
             assert len(tenant.priorities) == 1 or tenant.name in self._aging

@@ -72,13 +72,19 @@ class Ahead:
         own = tenants.get(request.tenant)
         if not tenants:
             return 0.0
-        answer, prompt = self._answers.mean(request.tenant)
+        answer, prompt = self._mean(request.tenant, own)
         before = self._of_own(own, request) if own else 0.0
         if own and len(tenants) == 1:
             return before * answer
         price = (answer + self._price * prompt) / (own.weight if own else 1.0)
         virtual = self._queue.served(request.tenant) + before * price
         return before * answer + self._of_others(request.tenant, virtual, tenants, now)
+
+    def _mean(self, name: str, waiting: Tenant | None) -> tuple[float, float]:
+        """Tokens of an answer and a prompt of the tenant: as those that ended had, but no longer than those
+        that wait may be, which others may have sent."""
+        answer, prompt = self._answers.mean(name)
+        return min(answer, waiting.most / waiting.size) if waiting else answer, prompt
 
     def _of_own(self, own: Tenant, request: Waiting) -> float:
         """Requests of its tenant: higher priorities, then what other versions get until its own has had its
@@ -102,7 +108,7 @@ class Ahead:
     def _draw(self, tenants: Mapping[str, Tenant], now: float) -> _Curve:
         curve, turns = _Curve(now), list[tuple[float, float]]()
         for name, tenant in tenants.items():
-            answer, prompt = self._answers.mean(name)
+            answer, prompt = self._mean(name, tenant)
             price = (answer + self._price * prompt) / tenant.weight
             begin, slope = tenant.share.tokens, answer / price if price else 0.0
             share = curve.shares[name] = _Share(begin, begin + tenant.size * price, slope)

@@ -44,6 +44,10 @@ class Drains:
         return before * elapsed / drain.left if drain.left >= ENOUGH else None
 
     def left(self, key: Key) -> None:
-        """One has left, for an executor or since nobody wants it any more."""
+        """One has left, for an executor or since nobody wants it any more, and others wait."""
         if drain := self._drains.get(key):
             drain.left += 1
+
+    def emptied(self, key: Key) -> None:
+        """The last one that waited has left: how fast says nothing of those that come after a while."""
+        self._drains.pop(key, None)

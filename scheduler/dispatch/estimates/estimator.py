@@ -74,7 +74,11 @@ class Estimator:
 
     def left(self, request: Waiting) -> None:
         """It is in the queue no more, for the first time."""
-        self._drains.left((request.tenant, request.digest))
+        key = (request.tenant, request.digest)
+        if any(request.tenant in lane.groups for lane in self._queue.lanes(request.digest)):
+            self._drains.left(key)
+        else:
+            self._drains.emptied(key)
         self._promised = max(0, self._promised - 1)
 
     def _has_seat(self, request: Waiting, able: int, now: float) -> bool:

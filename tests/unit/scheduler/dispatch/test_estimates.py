@@ -44,9 +44,12 @@ class House:
     def tell(self, state: ExecutorState, rates: Rates) -> None:
         state.reported(replace(state.report, received=state.num_sent, rates=rates))
 
-    def waits(self, count: int, digest: str = "", tenant: str = "t", priority: int = 0) -> None:
+    def waits(
+        self, count: int, digest: str = "", tenant: str = "t", priority: int = 0, most: int = ANSWER
+    ) -> None:
         for _ in range(count):
-            asked = request(next(self._numbers), digest, tenant, priority=priority, cost=10)
+            number, length = next(self._numbers), 10 + most
+            asked = request(number, digest, tenant, priority=priority, cost=10, length=length)
             assert self.queue.add(asked) is None
 
     def ask(self, digest: str = "", tenant: str = "t", priority: int = 0, cost: int = 10) -> Waiting:
@@ -71,6 +74,15 @@ def test_a_line_takes_what_its_tokens_take() -> None:
     assert estimate.start == pytest.approx(33 / 16)
     assert estimate.first_token == pytest.approx(33 / 16 + 0.1 + 0.01)
     assert estimate.end == pytest.approx(estimate.first_token + 0.99)
+
+
+def test_those_that_wait_take_no_more_than_they_may() -> None:
+    """However long the answers were that ended before: there are others that ask now."""
+    house = House()
+    house.waits(32, most=4)
+    assert house.start(house.ask()) == pytest.approx((32 * 4 + ANSWER) / 1600)
+    house.waits(32, tenant="other", most=4)
+    assert house.start(house.ask(tenant="third")) < (64 * 4 + ANSWER) / 1600
 
 
 def test_nothing_is_said_where_a_seat_is_free() -> None:
@@ -203,6 +215,21 @@ def test_those_that_come_later_and_go_first_are_learned_from_what_leaves() -> No
     for _ in range(8):
         house.estimator.left(first)
     assert house.start(house.ask("x"), now=108.0) == pytest.approx(21.0)
+
+
+def test_what_left_before_nobody_waited_tells_nothing_of_a_burst_that_comes_later() -> None:
+    """Its first requests are in the queue for a moment before they have their seats."""
+    house = House()
+    last = house.ask("x")
+    house.start(last, now=100.0)
+    house.waits(20, "x")
+    for _ in range(8):
+        house.estimator.left(last)
+    for waiting in list(house.queue.requests()):
+        house.queue.discard(waiting.number)
+    house.estimator.left(last)
+    house.waits(15, "x")
+    assert house.start(house.ask("x"), now=160.0) == pytest.approx(1.0)
 
 
 class TestDrains:
