@@ -126,10 +126,11 @@ class FleetIndex:
 
     def may_ever_run(self, needs: Needs) -> bool:
         """False only when every executor has said what it takes, and it fits none; nor one that left, which
-        may come back."""
+        may come back. What all who are here refuse does not wait for those: they mostly stay away.
+        """
         if not self.everyone or self.unknown or self.holders(needs):
             return True
-        return any(map(needs.fit, self._former.values()))
+        return not needs.refused and any(map(needs.fit, self._former.values()))
 
     @property
     def longest(self) -> int:

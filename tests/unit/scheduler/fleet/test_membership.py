@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorafleet.v1 import executor_pb2
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.errors import IncompatibleAdapter
+from scheduler.errors import ExecutorFailed, IncompatibleAdapter
 from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.residency import Tier
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.fakes import FakeExecutor
 from tests.support.services.scheduling import (
+    SETTINGS,
     admitted,
     dispatcher_of,
     executors,
@@ -184,3 +187,20 @@ async def test_what_only_one_could_run_that_left_waits_for_it_to_come_back(
         assert tokens_in(await read_all(live)) == expected_tokens(request)
         with pytest.raises(IncompatibleAdapter):
             dispatcher.submit(admitted("r2", digest=DIGEST, max_rank=17), None)
+
+
+async def test_what_all_refuse_does_not_wait_for_one_that_left(
+    tokenizer: Tokenizer, fakes: list[FakeExecutor]
+) -> None:
+    """Which may be gone for good: a fleet that was larger once tells clients as soon as any other."""
+    refusal = executor_pb2.Rejected(reason="ADAPTER_NOT_FOUND", code=5, message="no such version")
+    fakes[0].reject = lambda dispatch: refusal
+    first, second = pods(fakes)
+    patient = replace(SETTINGS, queue_timeout_s=3600.0)
+    async with running(dispatcher_of([], tokenizer, patient)) as dispatcher:
+        dispatcher.fleet.settle([first, second])
+        await ready(dispatcher, 2)
+        dispatcher.fleet.settle([first])
+        await until(lambda: len(dispatcher.fleet.states) == 1)
+        with pytest.raises(ExecutorFailed, match="no such version"):
+            await read_all(dispatcher.submit(admitted(digest=DIGEST), None))
