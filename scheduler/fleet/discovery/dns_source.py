@@ -25,6 +25,8 @@ class DnsSource:
     both is one executor. Raises DiscoveryError when made without dnspython, or a name server to ask.
 
     That there is no such name, or nothing under it, is an answer: a headless Service without pods says so.
+    Some name servers can never tell SRV records: that counts as none until there were some, for else
+    executors would change their names.
     """
 
     first: Sequence[Endpoint] = ()
@@ -35,15 +37,29 @@ class DnsSource:
         host = name.name.removesuffix(".")
         self._of_pods = host.split(".", 2)[2] if name.is_service and host.count(".") > 1 else host
         self._resolver = _resolver(name)
+        self._had_pods = name.is_service
 
     async def find(self) -> Sequence[Endpoint]:
         name, port = self._name.name, self._name.port
         service = name if self._name.is_service else f"{SERVICE}.{name}"
-        if pods := await self._ask(service, "SRV"):
+        pods, trouble = await self._try(service)
+        if pods:
+            self._had_pods = True
             return bounded(await self._pods(pods), self.flag)
         hosts = [] if self._name.is_service else await self._hosts(name)
+        if trouble and not hosts:
+            raise trouble
         tls_name = name.removesuffix(".")
         return bounded([Endpoint(join(host, port), tls_name=tls_name) for host in hosts], self.flag)
+
+    async def _try(self, service: str) -> "tuple[dns.resolver.Answer | None, DiscoveryError | None]":
+        """SRV records, or why they cannot be told."""
+        try:
+            return await self._ask(service, "SRV"), None
+        except DiscoveryError as error:
+            if self._had_pods:
+                raise
+            return None, error
 
     async def _pods(self, answer: "dns.resolver.Answer") -> list[Endpoint]:
         """Known by the first part of their names, as Kubernetes calls them; one that has gone since is left

@@ -19,6 +19,7 @@ class NameServer(asyncio.DatagramProtocol):
     """`put` says what a name means now. A name without records is NXDOMAIN.
 
     rcode      what every question is answered with, in place of records: "SERVFAIL", "REFUSED" ...
+    unable     types of records that it cannot tell: SERVFAIL
     is_silent  no question is answered
     asked      questions so far, by (name, type)
     over_tcp   how many of them came over TCP
@@ -26,6 +27,7 @@ class NameServer(asyncio.DatagramProtocol):
 
     def __init__(self) -> None:
         self.rcode = ""
+        self.unable: frozenset[str] = frozenset()
         self.is_silent = False
         self.brings_addresses = True  # Of SRV records' targets, with their answer.
         self.asked: list[tuple[str, str]] = []
@@ -56,8 +58,9 @@ class NameServer(asyncio.DatagramProtocol):
         name, kind = question.name.to_text(omit_final_dot=True), dns.rdatatype.to_text(question.rdtype)
         self.asked.append((name, kind))
         response = dns.message.make_response(query, recursion_available=True)
-        if self.rcode or name not in self._records:
-            response.set_rcode(dns.rcode.from_text(self.rcode or "NXDOMAIN"))
+        rcode = self.rcode or ("SERVFAIL" if kind in self.unable else "")
+        if rcode or name not in self._records:
+            response.set_rcode(dns.rcode.from_text(rcode or "NXDOMAIN"))
         elif records := self._records[name].get(kind):
             found = dns.rrset.from_text(question.name, 0, "IN", kind, *records)
             response.answer.append(found)

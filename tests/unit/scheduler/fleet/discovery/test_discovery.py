@@ -153,6 +153,21 @@ async def test_a_name_server_that_cannot_tell_changes_nothing_and_is_warned_of_o
     assert await told.look() != known
 
 
+async def test_addresses_are_found_where_a_name_server_cannot_tell_srv_records(names: NameServer) -> None:
+    told = Told(names.target(NAME, 50061))
+    names.unable = frozenset({"SRV"})
+    assert await told.look() == []
+    assert len(told.failed) == 1  # That there is nothing is not known.
+    names.put(NAME, "A", ["10.0.0.7"])
+    assert await told.look() == ["10.0.0.7:50061"]
+    names.unable = frozenset()
+    put_pods(names, 1)
+    assert await told.look() == ["pod-1=10.0.0.1:50061"]
+    names.unable = frozenset({"SRV"})
+    assert await told.look() == ["pod-1=10.0.0.1:50061"]  # They keep their names.
+    assert len(told.failed) == 2
+
+
 async def test_only_a_part_of_an_answer_is_none(names: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address of one pod cannot be told: nobody leaves for it."""
     monkeypatch.setattr(dns_source, "LIFETIME_S", 0.3)
