@@ -1,6 +1,7 @@
 """What the executors together do, from what each reports. Pure."""
 
 from dataclasses import dataclass
+from statistics import harmonic_mean
 
 from scheduler.fleet.index import FleetIndex
 from scheduler.fleet.levels import bits
@@ -38,7 +39,8 @@ def measure(index: FleetIndex) -> FleetRates:
     taken = sum(map(_taken, told))
     return FleetRates(
         tokens=tokens,
-        token_interval=_mean([state.report.rates.token_interval for state in told]),
+        # Who is slow takes fewer: most requests go where seats become free soonest.
+        token_interval=harmonic_mean([state.report.rates.token_interval for state in told]),
         prompt_wait=_mean([rates.prompt_tokens_left / rates.prompt_tokens for rates in with_prompts]),
         prompt_tokens=_mean([rates.prompt_tokens for rates in with_prompts]),
         seat_tokens=2 * sum(state.report.rates.answer_tokens_left for state in told) / max(1, taken),

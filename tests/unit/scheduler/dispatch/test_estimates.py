@@ -200,6 +200,15 @@ def test_a_fleet_that_was_idle_a_moment_ago_is_not_taken_for_slow() -> None:
     assert house.start(house.ask()) == pytest.approx(17 / 16)
 
 
+def test_one_that_is_slow_for_now_makes_not_all_slow() -> None:
+    """It has compiled something, or stood still; three in four tokens and more come from the others."""
+    house = House(*[executor(f"{n}:1") for n in range(4)])
+    slow = house.states[0]
+    slow.report = replace(slow.report, rates=replace(RATES, token_interval=1.0))
+    estimate = house.estimate(house.ask())
+    assert estimate is not None and estimate.end < 2.0
+
+
 def test_those_that_run_have_no_more_to_do_than_they_may() -> None:
     house = House(rates=replace(RATES, answer_tokens_left=80))
     assert house.start(house.ask()) == pytest.approx(20 / 1600)
