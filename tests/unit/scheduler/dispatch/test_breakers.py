@@ -70,7 +70,9 @@ async def test_who_fails_what_others_can_do_is_closed_and_told(tokenizer: Tokeni
     codes = {"INTERNAL": grpc.StatusCode.INTERNAL, "ADAPTER_NOT_FOUND": grpc.StatusCode.NOT_FOUND}
     async with pair(tokenizer) as (dispatcher, fakes):
         assert all(await ask(dispatcher, 1, DIGEST))
-        bad, good = sorted(fakes, key=lambda fake: -len(fake.dispatches))  # The version's home is the bad one.
+        bad, good = sorted(
+            fakes, key=lambda fake: -len(fake.dispatches)
+        )  # The version's home is the bad one.
         position = fakes.index(bad)
         bad.dispatches.clear()
         bad.reject = saying(reason, codes.get(reason))  # type: ignore[assignment]
