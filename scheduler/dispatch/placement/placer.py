@@ -3,8 +3,9 @@
 Where the version has its closest copy, and of these its homes (homes.py) first; nobody waits for a home while
 another executor has room. A home that has to fetch the version draws it when it is less busy than those that
 have it: by little where it has an empty slot, by more where another version would lose its own. So what is
-cheap goes home soon, and a page-in that wins little is left out. The next turn of a session goes where its
-last one was, while that is not much busier: the prefix is there.
+cheap goes home soon, and a page-in that wins little is left out. Homes follow how many requests come, not how
+long they take: where those that have the version are much busier than others, these get it, home or not. The
+next turn of a session goes where its last one was, while that is not much busier: the prefix is there.
 """
 
 from collections import OrderedDict
@@ -22,10 +23,11 @@ from scheduler.fleet.state import ExecutorState
 class PlacementSettings:
     """How much less busy an executor has to be before a request leaves the one that is nearer, as a fraction
     of seats: `draw` for a home with an empty slot, `move` for a home where a version would be evicted,
-    `session` for any executor beside the session's last one."""
+    `spread` for one that is no home, `session` for any executor beside the session's last one."""
 
     draw: float = 1 / 32
     move: float = 1 / 8
+    spread: float = 1 / 2
     session: float = 1 / 4
     max_sessions: int = 65536
     homes: HomesSettings = field(default_factory=HomesSettings)
@@ -86,6 +88,9 @@ class Placer:
                 return unfilled
             if self._is_quieter(further, best, settings.move):
                 return further
+        for others in (warm & ~best, able & ~best):
+            if others and self._is_quieter(others, best, settings.spread):
+                return others
         return best if warm else index.slots.most(best)
 
     def check(self) -> None:

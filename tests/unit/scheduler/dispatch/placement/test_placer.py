@@ -93,6 +93,25 @@ def test_where_another_would_lose_its_slot_a_home_has_to_be_much_less_busy(
     assert where(states, digest) == (home if leaves else away).name
 
 
+@pytest.mark.parametrize("running, spreads", [(24, False), (32, True)])
+def test_a_version_whose_few_requests_take_long_leaves_a_busy_home(running: int, spreads: bool) -> None:
+    """So few are no heat for a second home, and all others would stay idle."""
+    states = pods(3)
+    home = states[1]
+    digest = version_of(states, home)
+    run(home, digest, running)
+    assert (where(states, digest) != home.name) is spreads
+
+
+def test_a_version_that_spreads_goes_where_it_is_first() -> None:
+    states = pods(3)
+    home, other = states[1], states[2]
+    digest = version_of(states, home)
+    run(home, digest, 40)
+    run(other, digest, 8)
+    assert where(states, digest) == other.name
+
+
 def test_nobody_waits_for_a_home_while_another_has_room() -> None:
     away, home = states = pods(2)
     digest = version_of(states, home)
