@@ -7,9 +7,9 @@ curve around it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 
-# Twice as many executors that make the p99 no more than this share smaller do not help, nor do still more.
+# Twice as many executors that make what misses its goal better by no more than this share do not help, nor
+# do still more.
 _FLAT = 0.01
 
 
@@ -114,16 +114,25 @@ class Search:
 
     def _enough_executors(self, fleet: Fleet) -> Fleet | None:
         """By doubling; None when the most that may be had are too few, or more do not help."""
-        most, before = self.room.most_executors, inf
+        most, before = self.room.most_executors, None
         while not self.meets(fleet):
             outcome = self.tried[fleet]
-            self.is_flat = not outcome.failed and outcome.ttft_p99_s > (1 - _FLAT) * before
+            self.is_flat = before is not None and self._is_no_better(outcome, before)
             if self.is_flat or fleet.executors == most:
                 return None
-            before = outcome.ttft_p99_s
+            before = outcome
             fleet = replace(fleet, executors=min(2 * fleet.executors, most))
         self.best = fleet
         return fleet
+
+    def _is_no_better(self, outcome: Outcome, before: Outcome) -> bool:
+        """In one of the goals that it misses: more of the same does not reach it."""
+        is_late = outcome.ttft_p99_s > self.goals.ttft_p99_s
+        is_slow = outcome.stream_tokens_s < self.goals.stream_tokens_s
+        return not outcome.failed and (
+            (is_late and outcome.ttft_p99_s > (1 - _FLAT) * before.ttft_p99_s)
+            or (is_slow and outcome.stream_tokens_s < (1 + _FLAT) * before.stream_tokens_s)
+        )
 
     def _least(self, fleets: Sequence[Fleet]) -> None:
         """The first of them that meets the goals is the best; the last one does."""

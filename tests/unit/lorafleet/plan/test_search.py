@@ -53,6 +53,14 @@ def test_more_executors_are_not_tried_where_they_do_not_help() -> None:
     assert [fleet.executors for fleet in one.tried] == [1, 2, 4, 8, 16]
 
 
+def test_more_executors_are_tried_while_streams_get_faster() -> None:
+    def run(fleet: Fleet) -> Outcome:
+        return Outcome(0.1, 0.2, 10.0 * fleet.executors, 900.0, 0.1)
+
+    one = Search(Goals(0.5, stream_tokens_s=50.0), ROOM, run)
+    assert one.find() == Fleet(5, 8, GB) and not one.is_flat
+
+
 def test_what_is_beside_the_best_is_tried_once_each() -> None:
     one = search(3, 16, 2 * GB)
     best = one.find()
