@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> Iterator[Row]:
     """For each scenario, rate and policy a row a seed, and the worst of several."""
+    _check(args)
     asked = list[Asked]()
     adapters = 0
     if args.trace:
@@ -100,14 +101,34 @@ def _run(args: argparse.Namespace) -> Iterator[Row]:
                 yield worst(rows)
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Raises ValueError."""
+    if not args.scenarios:
+        raise ValueError("no scenario is named; see --list")
+    for name in ("executors", "seeds", "workers"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}, and must be at least 1")
+    given = [("seconds", args.seconds), *(("rate", rate) for rate in args.rate or ())]
+    for name, value in given:
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{name} is {value:g}, and must be above 0")
+
+
 def _changed(
     scenario: Scenario, rate: float | None, asked: list[Asked], adapters: int, args: argparse.Namespace
 ) -> Scenario:
     """A trace is played to its end, and measured from its beginning."""
     if rate is not None:
+        if scenario.traffic is None or asked:
+            raise ValueError(f"--rate: {args.trace or scenario.name} has no rate of requests")
         scenario = scenario.at_rate(rate)
     if args.executors is not None:
         scenario = replace(scenario, executors=args.executors)
+        for change in scenario.changes:
+            if change.name not in scenario.names:
+                least = int(change.name.rpartition("-")[2]) + 1
+                raise ValueError(f"{scenario.name} needs {change.name}: --executors must be at least {least}")
     if args.slots is not None:
         scenario = replace(scenario, executor=replace(scenario.executor, slots=args.slots))
     if asked:

@@ -161,6 +161,28 @@ def test_what_nobody_can_run_ends_at_once() -> None:
     assert play(too_large).row()["unfit"] == play(too_large).row()["requests"]
 
 
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ("", "no scenario is named; see --list"),
+        ("hot-one --seconds 0", "--seconds is 0, and must be above 0"),
+        ("hot-one --seconds nan", "--seconds is nan, and must be above 0"),
+        ("hot-one --rate inf", "--rate is inf, and must be above 0"),
+        ("hot-one --executors 0", "--executors is 0, and must be at least 1"),
+        ("hot-one --seeds 0", "--seeds is 0, and must be at least 1"),
+        ("hot-one --workers 0", "--workers is 0, and must be at least 1"),
+        ("sessions --rate 5", "--rate: sessions has no rate of requests"),
+        ("loss --executors 2", "loss needs executor-3: --executors must be at least 4"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line(
+    args: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args.split()) == 1
+    out, err = capsys.readouterr()
+    assert text in err and err.count("\n") == 1 and not out
+
+
 def test_settings_that_make_no_executor_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hot-one", "--slots", "0"]) == 1
     assert "slots of an executor is 0, and must be at least 1" in capsys.readouterr().err
