@@ -1,6 +1,7 @@
 """Draws requests from the description of a load: the same seed draws the same ones."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def read_trace(file: Path, names: Names, seed: int | str, limit: int | None = No
 
 
 def _entries(file: Path) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -122,7 +123,7 @@ def _entries(file: Path) -> Iterator[Mapping[str, Any]]:
 def _check(entry: Mapping[str, Any], where: str) -> None:
     for field, kinds in (("at", (int, float)), ("prompt_tokens", (int,)), ("output_tokens", (int,))):
         value = entry.get(field)
-        if not isinstance(value, kinds) or value < (0 if field == "at" else 1):
+        if not isinstance(value, kinds) or not (0 if field == "at" else 1) <= value < math.inf:
             raise BenchError(f"{where}: {field} is {value!r}, not a number that fits")
     if not isinstance(entry["adapter"], str | int | None):
         raise BenchError(f"{where}: adapter is {entry['adapter']!r}, not a ref, a number or null")

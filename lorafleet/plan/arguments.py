@@ -39,6 +39,11 @@ class Plan:
         memory = memory_of(args.card)
         model = ModelSizes.of(args.model, attention_only=args.attention_only)
         load, settings = _load(args), Settings(seats=args.seats)
+        if load.seconds <= args.warm_up:
+            raise BenchError(
+                f"no request comes after the --warm-up of {args.warm_up:g} s: the last comes at "
+                f"{load.seconds:g} s"
+            )
         if load.longest > model.max_model_len:
             raise BenchError(f"a request of {load.longest} tokens: {model.name} takes {model.max_model_len}")
         slots = _slots_that_fit(model, memory, load, settings, args.card)
@@ -86,10 +91,7 @@ def _load(args: argparse.Namespace) -> Load:
                 f"--rate and --seconds are more than {_MAX_REQUESTS:,} requests: lower one of them"
             )
         return described(description, args.seed)
-    load = traced(args.trace, ranks)
-    if load.seconds <= args.warm_up:
-        raise BenchError(f"{args.trace} lasts {load.seconds:g} s: --warm-up must leave some of it")
-    return load
+    return traced(args.trace, ranks)
 
 
 def _slots_that_fit(model: ModelSizes, memory: int, load: Load, settings: Settings, card: str) -> list[int]:

@@ -170,6 +170,8 @@ def _check_results(args: argparse.Namespace) -> None:
     if args.png:
         check_pictures()
     for file in (args.json, args.png):
+        if file and file.is_dir():
+            raise BenchError(f"{file} is a folder: --json and --png take files")
         if file and not file.parent.is_dir():
             raise BenchError(f"there is no folder {file.parent} for {file.name}")
 

@@ -62,7 +62,8 @@ class Ranks:
             shares = tuple((int(rank), float(share)) for rank, share in parts)
         except ValueError:
             raise BenchError(f"ranks {text!r} are not {RANK_FORMS}") from None
-        if any(not 1 <= rank <= 512 or not 0 < share < float("inf") for rank, share in shares):
+        total = sum(share for _, share in shares)
+        if any(not 1 <= rank <= 512 or not share > 0 for rank, share in shares) or not total < float("inf"):
             raise BenchError(f"ranks {text!r}: each is from 1 to 512, with a share above 0")
         return cls(shares)
 

@@ -51,7 +51,7 @@ def test_a_plan_from_a_trace_for_a_folder_of_known_shapes(
     assert main([*args, "--ttft-ms", "900", "--warm-up", "1"]) == 0
     assert "1 executor of 8 slots" in capsys.readouterr().out
     assert main([*args, "--ttft-ms", "900", "--warm-up", "99"]) == 1
-    assert "--warm-up must leave some of it" in capsys.readouterr().err
+    assert "no request comes after the --warm-up" in capsys.readouterr().err
 
 
 def test_a_slow_store_asks_for_more_host_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,12 +86,34 @@ def test_goals_out_of_reach_fail_with_what_was_tried(capsys: pytest.CaptureFixtu
         ("--rate 1e7", "more than 1,000,000 requests"),
         ("--most-host-memory 100MB", "is less than two adapters of 83.9 MB take"),
         ("--json nowhere/plan.json", "there is no folder nowhere for plan.json"),
+        ("--json .", ". is a folder: --json and --png take files"),
+        ("--rate 0.1 --seconds 1", "no request comes after the --warm-up of 3 s"),
+        ("--warm-up 0 --burstiness 1e-300", "no request comes after the --warm-up of 0 s"),
+        ("--ranks 8:1e308,16:1e308", "each is from 1 to 512, with a share above 0"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(args: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL.split(), "--ttft-ms", "400", *args.split()]) == 1
     out, err = capsys.readouterr()
     assert text in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"\x81\xff", ":1: not a JSON object"),
+        (b'{"at": NaN, "prompt_tokens": 3, "output_tokens": 2}', ":1: at is nan"),
+        (b'{"at": 1e999, "prompt_tokens": 3, "output_tokens": 2}', ":1: at is inf"),
+    ],
+)
+def test_a_trace_that_is_none_is_one_line(
+    text: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(text)
+    assert main(f"plan --model llama-3.1-8b --card H200 --ttft-ms 400 --trace {trace}".split()) == 1
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("args", ["--ttft-ms 0", "--ttft-ms nan", "--rate -1", "--seats 0"])
