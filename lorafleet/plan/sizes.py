@@ -102,8 +102,9 @@ class ModelSizes:
         )
 
     def is_alike(self, other: "ModelSizes") -> bool:
-        """Whether both have the same shapes, so that steps of one take the time of the other's."""
-        return self == replace(other, name=self.name, adapted=self.adapted)
+        """Whether both have the same shapes, so that steps of one take the time of the other's, however long
+        the requests are that each takes."""
+        return self == replace(other, name=self.name, adapted=self.adapted, max_model_len=self.max_model_len)
 
     def adapter_bytes(self, rank: int) -> int:
         """Of an adapter in host memory; as many are copied into a slot."""

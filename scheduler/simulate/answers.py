@@ -13,7 +13,7 @@ from scheduler.simulate.adapters import digest_of
 from scheduler.simulate.costs import Costs, UnknownCosts, read_costs
 from scheduler.simulate.executors.settings import ExecutorSettings
 from scheduler.simulate.requests import Asked, End
-from scheduler.simulate.run import Played, play
+from scheduler.simulate.run import DRAIN_S, Played, play
 from scheduler.simulate.scenario import Scenario
 
 BLOCK_SIZE = 16
@@ -87,7 +87,15 @@ class World:
             seconds=self.asked[-1].at,
             warm_s=self.counted_from_s,
         )
-        return outcome_of(play(scenario, seed=self.seed, costs=self.costs, asked=self.asked))
+        drain_s = DRAIN_S + self._longest_answer_s(fleet)
+        return outcome_of(play(scenario, seed=self.seed, costs=self.costs, asked=self.asked, drain_s=drain_s))
+
+    def _longest_answer_s(self, fleet: Mapping[str, Any]) -> float:
+        """In an executor that is full."""
+        seats, slots = self.executor.seats, fleet["slots"]
+        used_rank = min(seats, slots) * self.executor.max_rank
+        step_s = self.costs.seconds(seats, fleet["kv_tokens"], 0, used_rank, slots)
+        return max(each.output for each in self.asked) * step_s
 
 
 def outcome_of(played: Played) -> Mapping[str, float]:

@@ -99,10 +99,11 @@ def play(
     single_steps: bool = False,
     asked: list[Asked] | None = None,
     preload: Sequence[str] = (),
+    drain_s: float = DRAIN_S,
 ) -> Played:
     """Runs it to the end of all answers. `asked`: in place of what its traffic draws. `preload`: adapters
     that each executor begins with, in place of the scenario's. The policy "all-resident" is the scheduler's
-    own where all adapters have a slot on each executor."""
+    own where all adapters have a slot on each executor. `drain_s` after its end nobody waits any more."""
     costs = costs or read_costs()
     if policy == ALL_RESIDENT:
         scenario = scenario.all_resident(costs.rank_bytes)
@@ -144,7 +145,7 @@ def play(
     clock.run(scenario.warm_s)
     page_ins, loads = _counts(executors)
     clock.run(scenario.seconds)
-    until = scenario.seconds + DRAIN_S
+    until = scenario.seconds + drain_s
     while any(scheduler.num_live for scheduler in schedulers) and clock.now < until:
         clock.run(clock.now + 1.0)
     all_page_ins, all_loads = _counts(executors)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lorafleet.bench.shapes import SHAPES
 from lorafleet.cli import main, parser
 from lorafleet.plan.arguments import Plan
 from lorafleet.plan.search import Fleet
@@ -114,6 +115,22 @@ def test_a_trace_that_is_none_is_one_line(
     assert main(f"plan --model llama-3.1-8b --card H200 --ttft-ms 400 --trace {trace}".split()) == 1
     err = capsys.readouterr().err
     assert told in err and err.count("\n") == 1
+
+
+def test_a_model_of_known_shapes_may_take_longer_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As llama-3.1-8b itself does. One answer takes longer than a simulation waits for stragglers."""
+    config = {**SHAPES["llama-3.1-8b"], "max_position_embeddings": 131072}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"at": 0, "prompt_tokens": 9, "output_tokens": 2}\n'
+        '{"at": 1, "prompt_tokens": 9, "output_tokens": 40000}\n'
+    )
+    goals = "--card H200 --ttft-ms 400 --warm-up 0 --most-executors 1"
+    assert main(f"plan --model {tmp_path} --trace {trace} {goals}".split()) == 0
+    assert "1 executor of 8 slots" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("args", ["--ttft-ms 0", "--ttft-ms nan", "--rate -1", "--seats 0"])
