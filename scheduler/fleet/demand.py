@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler.fleet.state import ExecutorState
+from scheduler.fleet.state import ExecutorState, Phase
 
 # A request's time in its seat is a mean over about this long.
 MEMORY_S = 60.0
@@ -18,9 +18,10 @@ MEMORY_S = 60.0
 class Demand:
     """Seats and slots of executors that serve, and what the work at hand would fill of such executors.
 
-    `running` of them hold what runs, of all schedulers; `waiting` more let what waits here start in time.
-    Both are fractions. `queued_s`: how long what waits takes at the rate at which this scheduler's requests
-    run.
+    `running` of them hold what runs, of all schedulers, with one for each that is cordoned: it takes the
+    place of one, and would stay where one that serves were removed. `waiting` more let what waits here start
+    in time. Both are fractions. `queued_s`: how long what waits takes at the rate at which this scheduler's
+    requests run.
     """
 
     executors: int = 0
@@ -60,6 +61,7 @@ class DemandMeter:
         slots_in_use = max(0, slots - sum(report.free_slots for report, _ in told))
         of_seats = executors / (seats * self._filled) if seats else 0.0
         of_slots = executors / slots if slots else 0.0
+        cordoned = sum(state.cordoned and state.phase is Phase.READY for state in states)
         at_once = min(1.0, self.seat_s / self._start_within_s)
         self.last = Demand(
             executors,
@@ -67,7 +69,7 @@ class DemandMeter:
             seats_in_use,
             slots,
             slots_in_use,
-            running=max(seats_in_use * of_seats, slots_in_use * of_slots),
+            running=cordoned * bool(executors) + max(seats_in_use * of_seats, slots_in_use * of_slots),
             waiting=max(waiting * of_seats, cold * of_slots) * at_once,
             queued_s=waiting * self.seat_s / max(1, running),
         )

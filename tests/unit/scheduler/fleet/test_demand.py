@@ -55,6 +55,15 @@ def test_executors_that_serve_nobody_are_not_counted() -> None:
     assert seen([draining, executor(4)]).seats == 10
 
 
+def test_a_cordoned_executor_keeps_its_place_in_the_number() -> None:
+    """The one with the highest number leaves, not the one that is cordoned: 1 would take away who serves."""
+    cordoned = executor(1)
+    cordoned.cordoned = True
+    assert seen([cordoned, executor(2, free_seats=6)]).running == 1.0 + 0.8
+    cordoned.phase = Phase.DRAINING
+    assert seen([cordoned, executor(2, free_seats=6)]).running == 0.8
+
+
 def test_a_model_without_slots_is_scaled_by_seats() -> None:
     state = executor(1, free_seats=5, free_slots=0)
     state.limits = Limits(1024, 0, frozenset(), max_loras=0, max_seats=10)
