@@ -12,6 +12,9 @@ from executor.batch.sequence import Sequence
 
 MEMORY_S = 2.0  # Seconds of steps after which they count a third.
 KEPT_OF_LOADS = 0.8  # A load counts so much of the next one.
+# In a step: with fewer, most of its time is that of the weights, which would be read anyway, and tells
+# nothing of how fast a long prompt is.
+MANY_PROMPT_TOKENS = 256
 RECOUNT_S = 0.2  # What is left is counted so often: that is a look at every sequence.
 
 
@@ -20,8 +23,9 @@ class Rates:
     """0 is unknown, but for what is left. Times are in seconds.
 
     token_interval: from one token of a sequence to its next. tokens, prompt_tokens: a second; of prompts in
-    steps that have some. prompt_tokens_left: to be computed before the next tokens. answer_tokens_left: that
-    may follow, at most. page_in: from host memory into a slot. load: from the store or disk into host memory.
+    steps that have many, and unknown until one has. prompt_tokens_left: to be computed before the next
+    tokens. answer_tokens_left: that may follow, at most. page_in: from host memory into a slot. load: from
+    the store or disk into host memory.
     """
 
     token_interval: float = 0.0
@@ -74,7 +78,7 @@ class RateMeter:
         """A step is over that computed `rows` and drew so many tokens."""
         if drawn:
             self._decoding.add(drawn, seconds)
-        if rows > drawn:
+        if rows - drawn >= MANY_PROMPT_TOKENS:
             self._prompts.add(rows - drawn, seconds)
 
     def paged_in(self, seconds: float) -> None:

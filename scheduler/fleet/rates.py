@@ -8,7 +8,7 @@ class Rates:
     """0 is unknown, but for what is left. Times are in seconds, tokens by the second.
 
     token_interval: from one token of a sequence to its next. tokens: of all sequences together.
-    prompt_tokens: in steps that have some. prompt_tokens_left: of accepted ones, not computed.
+    prompt_tokens: in steps that have many. prompt_tokens_left: of accepted ones, not computed.
     answer_tokens_left: that accepted ones may still get, at most. page_in: from host memory into a slot.
     load: from the store or a disk cache into host memory.
     """

@@ -175,7 +175,7 @@ def test_a_page_in_that_fails_takes_those_who_have_begun_without_a_token(
 
 def test_the_status_tells_how_fast_steps_are(timed: Callable[[], Timed]) -> None:
     world = timed()
-    world.add("a", 30)
+    world.add("a", 300)
     assert world.engine.step().status.rates.token_interval == 0.0
     for _ in range(20):
         rates = world.engine.step().status.rates

@@ -46,6 +46,19 @@ def test_prompts_count_by_the_steps_that_have_some() -> None:
     assert abs(rates.token_interval - 0.03) < 0.001
 
 
+def test_short_prompts_do_not_tell_how_fast_long_ones_are() -> None:
+    """As on an H200: a step with 10 tokens of prompts takes 8.5 ms, one with 2,048 takes 53."""
+    meter = RateMeter()
+    for _ in range(200):
+        meter.step(rows=74, drawn=64, seconds=0.0085)
+    assert meter.rates([], 0.0).prompt_tokens == 0.0
+    for _ in range(2):
+        meter.step(rows=2112, drawn=64, seconds=0.053)
+    for _ in range(200):
+        meter.step(rows=74, drawn=64, seconds=0.0085)
+    assert round(meter.rates([], 0.0).prompt_tokens, -3) == 39_000
+
+
 def test_one_long_step_among_many_moves_little() -> None:
     meter = RateMeter()
     for _ in range(1000):
