@@ -13,6 +13,8 @@ COLUMNS = {
     "slots": "slots",
     "rate": "rate",
     "seed": "seed",
+    "requests": "requests",
+    "answered": "answered",
     "ttft_p50_s": "ttft p50, s",
     "ttft_p99_s": "ttft p99, s",
     "token_ms_p50": "ms a token",
@@ -22,7 +24,8 @@ COLUMNS = {
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a row; the worst of several seeds has "worst" in place of a seed."""
+    """One line a row; the worst of several seeds has "worst" in place of a seed. Who had no first token, as
+    those that were refused or waited to the end, is in no time of a row: `answered` tells of them."""
     lines = [list(COLUMNS.values()), *([_cell(key, row[key]) for key in COLUMNS] for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(COLUMNS))]
     padded = (

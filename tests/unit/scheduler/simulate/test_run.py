@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from scheduler.simulate.__main__ import main
 from scheduler.simulate.baselines import POLICIES
 from scheduler.simulate.executors.settings import ExecutorSettings
 from scheduler.simulate.picture import draw
+from scheduler.simulate.report import table
 from scheduler.simulate.requests import End
 from scheduler.simulate.run import play, run, worst
 from scheduler.simulate.scenario import ALL_RESIDENT, Change, Scenario
@@ -134,6 +136,15 @@ TRACE = [
     }
     for number in range(30)
 ]
+
+
+def test_the_table_tells_how_many_were_not_answered() -> None:
+    """They are in no time of the table, so an overloaded fleet looks quicker than it is."""
+    overloaded = replace(SMALL, executors=1, traffic=replace(SMALL.traffic, deadline_s=(0.1, 0.2)))
+    row = play(overloaded).row()
+    head, line = (re.split(" {2,}", each) for each in table([row]).splitlines())
+    told = dict(zip(head, line, strict=True))
+    assert int(told["answered"]) == row["answered"] < row["requests"] == int(told["requests"])
 
 
 def test_a_picture_of_rows(tmp_path: Path) -> None:
