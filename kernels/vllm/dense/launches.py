@@ -20,8 +20,6 @@ from kernels.vllm.dense.tuning import ExpandConfig, ShrinkConfig, expand_config,
 
 # More than a model's forms of layers times the sizes of its steps.
 _MOST_LAUNCHES = 4096
-# Columns of a head: few adapters have one.
-_VOCABULARY = 32_000
 
 
 def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float) -> None:
@@ -52,8 +50,7 @@ def expand(
     for first in range(0, len(lora_b), MAX_SLICES):
         some = lora_b[first : first + MAX_SLICES]
         columns = sum(weight.shape[-2] for weight in some)
-        head = add_inputs and columns >= _VOCABULARY
-        config = expand_config(output.shape[0], columns, some[0].shape[-1], head=head)
+        config = expand_config(output.shape[0], columns, some[0].shape[-1], add_inputs=add_inputs)
         part = h[None, first : first + MAX_SLICES]
         launch_expand(output, part, some, offset, step, config, add_inputs=add_inputs)
         offset += columns
@@ -84,7 +81,7 @@ def add_pair(
         h = torch.empty((config.split, len(some_a), rows, rank), dtype=torch.float32, device=x.device)
         shrink_some = partial(launch_shrink, h, x, some_a, step, scale, config, work)
         fork.run(shrink_some) if fork else shrink_some()
-        then = expand_config(rows, columns, rank, head=add_inputs and columns >= _VOCABULARY)
+        then = expand_config(rows, columns, rank, add_inputs=add_inputs)
         launch_expand(y, h, some_b, offset, step, then, work, add_inputs=add_inputs)
         offset += columns
 
@@ -177,7 +174,7 @@ def launch_shrink(
     ]
     strides = (x.stride(0), first.stride(0), first.stride(-2), *offsets)
     rows, rank = x.shape[0], first.shape[-2]
-    told = work.shape[1] if work is not None and config.rows_a_slot else 0
+    told, table = _told(work, step, config)
     launch = _shrink_launch(
         config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, told, x.device,
         (*form_of(h, x, first), *int_form(*strides)),
@@ -185,7 +182,7 @@ def launch_shrink(
     columns = -(-rank // config.block_rank) * (1 if config.fused else len(lora_a))
     members = rows if config.rows_a_slot else -(-rows // config.rows)
     grid = (config.split, columns, members)
-    launch(grid, h, x, first, *step.groups, *_told(work, step, config), scale, rows, *strides)
+    launch(grid, h, x, first, *step.groups, *table, scale, rows, *strides)
 
 
 def launch_expand(
@@ -195,7 +192,7 @@ def launch_expand(
     """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`."""
     slices, widths = three(lora_b), tuple(weight.shape[-2] for weight in lora_b)
     strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
-    told = work.shape[1] if work is not None and config.rows_a_slot else 0
+    told, table = _told(work, step, config)
     launch = _expand_launch(
         config, h.shape[0], add_inputs, offset, widths, lora_b[0].shape[0], step.num_ids,
         lora_b[0].shape[-1], told, are_aligned(lora_b), y.device,
@@ -203,11 +200,14 @@ def launch_expand(
     )  # fmt: skip
     column_tiles, rows = sum(-(-width // config.columns) for width in widths), y.shape[0]
     members = rows if config.rows_a_slot else -(-rows // config.rows)
-    launch((column_tiles, members), y, h, *slices, *step.groups, *_told(work, step, config), rows, *strides)
+    launch((column_tiles, members), y, h, *slices, *step.groups, *table, rows, *strides)
 
 
-def _told(work: Tensor | None, step: Step, config: ShrinkConfig | ExpandConfig) -> tuple[Tensor, ...]:
-    """What kernels for small steps have as `work`; not read where there is none."""
+def _told(
+    work: Tensor | None, step: Step, config: ShrinkConfig | ExpandConfig
+) -> tuple[int, tuple[Tensor, ...]]:
+    """How many entries kernels for small steps are told, and what they have as `work`: not read where they
+    are told none. Others have no such argument."""
     if not config.rows_a_slot:
-        return ()
-    return (step.lora_ids if work is None else work,)
+        return 0, ()
+    return (0, (step.lora_ids,)) if work is None else (work.shape[1], (work,))

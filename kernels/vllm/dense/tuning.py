@@ -14,6 +14,8 @@ import triton
 from kernels.vllm.dense.work import FEW_ROWS, MOST_SINGLE_ROWS, TEAM, rows_a_slot
 
 _WIDE = 8192
+# Columns of a head: few adapters have one, so what comes in is zero for most.
+_VOCABULARY = 32_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,10 @@ def shrink_config(rows: int, width: int, slices: int, rank: int, element_size: i
 
 
 @lru_cache(maxsize=4096)
-def expand_config(rows: int, columns: int, rank: int, *, head: bool = False) -> ExpandConfig:
-    """`columns` of all slices. head: most adapters have no such module, so what comes in is zero."""
+def expand_config(rows: int, columns: int, rank: int, *, add_inputs: bool = True) -> ExpandConfig:
+    """`columns` of all slices."""
     block_rank, alone = block_rank_of(rank), rows_a_slot(rows, rank)
-    if head and rows <= MOST_SINGLE_ROWS:
+    if add_inputs and columns >= _VOCABULARY and rows <= MOST_SINGLE_ROWS:
         return ExpandConfig(TEAM, alone, block_rank, 2048, 256, 256, 2, skip_zeros=True)
     if rows <= FEW_ROWS:
         return ExpandConfig(TEAM, alone, block_rank, 512, 256, 512, 2)
