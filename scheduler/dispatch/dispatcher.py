@@ -36,7 +36,6 @@ from scheduler.errors import (
     Superseded,
     from_exception,
 )
-from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet.wire import Tokens
@@ -102,7 +101,6 @@ class Dispatcher:
             self.fleet, self._accepted, self._planner, metrics, patience, self._fail, clock, self._awake
         )
         self._sweeper: asyncio.Task[None] | None = None
-        self.fleet.settle(map(Endpoint, settings.executors))
 
     # Beginning and end.
 

@@ -11,7 +11,6 @@ from scheduler.fleet.settings import FleetSettings
 class DispatcherSettings:
     """Times in seconds."""
 
-    executors: tuple[str, ...] = ()  # Addresses of those that are there from the start.
     max_queued: int = 1024
     max_queued_per_tenant: int = 512
     aging_s: float = 2.0

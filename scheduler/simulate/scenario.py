@@ -39,7 +39,7 @@ class Scenario:
     preloaded: bool = False
     changes: tuple[Change, ...] = ()
     dispatcher: DispatcherSettings = field(
-        default_factory=lambda: DispatcherSettings((), max_queued=1 << 20, max_queued_per_tenant=1 << 20)
+        default_factory=lambda: DispatcherSettings(max_queued=1 << 20, max_queued_per_tenant=1 << 20)
     )
 
     @property

@@ -13,6 +13,7 @@ from scheduler.admission.admission import AdmittedRequest, Identity
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.settings import DispatcherSettings
+from scheduler.fleet.endpoint import Endpoint
 from scheduler.fleet.link import LinkSettings
 from scheduler.metrics import Metrics
 from scheduler.text.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ IDENTITY = Identity(tenant="acme", rights=frozenset({"infer", "push", "manage"})
 # No executor is taken for hung because this process had no turn for a while.
 LINK = LinkSettings(FINGERPRINT, report_timeout_s=60.0, min_backoff_s=0.01, max_backoff_s=0.1)
 IMPATIENT = replace(LINK, report_timeout_s=1.5)  # for who is to be taken for hung
-SETTINGS = DispatcherSettings(executors=(), sweep_interval_s=0.02, retry_pause_s=0.05)
+SETTINGS = DispatcherSettings(sweep_interval_s=0.02, retry_pause_s=0.05)
 
 
 def admitted(
@@ -83,10 +84,11 @@ def dispatcher_of(
     awake: Callable[[], float] | None = None,
     registry: CollectorRegistry | None = None,
 ) -> Dispatcher:
-    settings = replace(settings, executors=tuple(addresses))
     metrics = Metrics(registry or CollectorRegistry())
     clock = clock or asyncio.get_running_loop().time
-    return Dispatcher(settings, link, tokenizer, metrics, clock, data_loss, awake)
+    dispatcher = Dispatcher(settings, link, tokenizer, metrics, clock, data_loss, awake)
+    dispatcher.fleet.settle(map(Endpoint, addresses))
+    return dispatcher
 
 
 @asynccontextmanager
