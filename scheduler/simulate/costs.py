@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 DEFAULT = "llama-3.1-8b-h200"
 FEW_TOKENS = 256
+FEW_SEQUENCES = 64
 
 _Cost = TypeVar("_Cost")
 
@@ -22,7 +23,8 @@ class UnknownCosts(ValueError):
 class StepCost:
     """Seconds of a step: `base_s`, and so much for each of what is in it.
 
-    sequence_s      of one that decodes
+    few_sequence_s  of each of the first `FEW_SEQUENCES` that decode
+    sequence_s      of each further one
     kv_token_s      of a place in the KV cache that those that decode read
     mixed_s         once, where a step has tokens of prompts
     few_token_s     of each of the first `FEW_TOKENS` of these, for which the weights are read anyway
@@ -34,6 +36,7 @@ class StepCost:
     """
 
     base_s: float
+    few_sequence_s: float
     sequence_s: float
     kv_token_s: float
     mixed_s: float
@@ -46,7 +49,9 @@ class StepCost:
 
     def seconds(self, decoding: int, kv_tokens: int, prompt_tokens: int, used_rank: int, slots: int) -> float:
         """`used_rank`: the ranks of all adapters that are used, together; 0 where none is."""
-        seconds = self.base_s + self.sequence_s * decoding + self.kv_token_s * kv_tokens
+        seconds = self.base_s + self.kv_token_s * kv_tokens
+        few = min(decoding, FEW_SEQUENCES)
+        seconds += self.few_sequence_s * few + self.sequence_s * (decoding - few)
         if prompt_tokens:
             few = min(prompt_tokens, FEW_TOKENS)
             seconds += self.mixed_s + self.few_token_s * few + self.prompt_token_s * (prompt_tokens - few)

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from lorafleet.bench.statistics import CURVE_POINTS
 from scheduler.bench.about import about
-from scheduler.simulate.costs import FEW_TOKENS, StepCost
+from scheduler.simulate.costs import FEW_SEQUENCES, FEW_TOKENS, StepCost
 
 RANK_BYTES = 5_242_880  # Of an adapter on the seven projections of Llama-3.1-8B, in bfloat16.
 STEP_TOKENS = 8192
@@ -50,9 +51,11 @@ class Seen:
     def parts(self) -> list[float]:
         """Of each part of a step's time, how many it had."""
         has_lora, few = float(self.used_rank > 0), min(self.prompt_tokens, FEW_TOKENS)
+        few_sequences = min(self.decoding, FEW_SEQUENCES)
         return [
             1.0,
-            self.decoding,
+            few_sequences,
+            self.decoding - few_sequences,
             self.kv_tokens,
             float(self.prompt_tokens > 0),
             few,
@@ -141,15 +144,27 @@ def load_seconds(results: Sequence[Mapping[str, Any]], key: str) -> float:
     return statistics.median(found)
 
 
+def link_seconds(light: Mapping[str, Any], cost: StepCost) -> float:
+    """One way between a client and an executor, of a result of the preset no-cliff through the product.
+
+    With so few requests every third comes to an idle executor. So a tenth of their first tokens take a step
+    of a prompt of 128 tokens and the way there and back, at most.
+    """
+    row = next(row for row in light["rows"] if row["workload"].startswith("TTFT p50,"))
+    idle_s = row["ttft_ms"]["curve"][CURVE_POINTS.index(10)] / 1000
+    return (idle_s - cost.seconds(0, 0, 128, 16, row["slots"])) / 2
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scheduler.simulate.fit", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="result files of one card")
     parser.add_argument("--model", default="llama-3.1-8b", help="whose shapes they were measured with")
     parser.add_argument("--by-rows", action="store_true", help="fit to MS_BY_ROWS of an H200, too")
-    parser.add_argument("--link-ms", type=float, default=3.0, help="one way between client and executor")
+    parser.add_argument("--light", type=Path, required=True, help="a result of no-cliff through the product")
     parser.add_argument("--json", type=Path, required=True, help="where the coefficients go")
     args = parser.parse_args(arguments)
     results = [json.loads(file.read_text()) for file in args.files]
+    light = json.loads(args.light.read_text())
     seen = [each for one in results for each in seen_in(one)]
     seen += by_rows() if args.by_rows else ()
     cost = fitted(seen)
@@ -167,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             },
             "page_in": {"fixed_s": _rounded(page_in_s - size * byte_s), "byte_s": _rounded(byte_s)},
             "rank_bytes": RANK_BYTES,
-            "link_s": args.link_ms / 1000,
+            "link_s": _rounded(link_seconds(light, cost)),
             "launch_s": 0.02,
             "captured_rows": CAPTURED_ROWS,
             "steps_ahead": 1,
@@ -175,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "fitted_to": [
             *(
                 {"file": str(file), "git": one["git"], "gpu": one["gpu"]}
-                for file, one in zip(args.files, results, strict=True)
+                for file, one in zip([*args.files, args.light], [*results, light], strict=True)
             ),
             *([BY_ROWS_FROM] if args.by_rows else []),
         ],

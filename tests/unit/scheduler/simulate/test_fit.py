@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from scheduler.simulate.costs import StepCost, UnknownCosts, read_costs
-from scheduler.simulate.fit import Seen, fitted
+from scheduler.simulate.fit import Seen, fitted, link_seconds
 
-COST = StepCost(0.004, 1e-5, 3e-8, 1e-3, 1e-5, 2e-5, 2e-4, 1.5e-6, 1.7e-6, 2e-6)
+COST = StepCost(0.004, 1e-5, 2e-5, 3e-8, 1e-3, 1e-5, 2e-5, 2e-4, 1.5e-6, 1.7e-6, 2e-6)
 
 
 def seen(rng: Random) -> Seen:
@@ -33,7 +33,7 @@ def test_what_is_known_is_found_again() -> None:
 
 def test_parts_that_nothing_tells_of_are_refused() -> None:
     alone = [replace(seen(Random(number)), prompt_tokens=0, used_rank=0) for number in range(20)]
-    with pytest.raises(ValueError, match="3 of 10 parts apart"):
+    with pytest.raises(ValueError, match="4 of 11 parts apart"):
         fitted(alone)
 
 
@@ -42,6 +42,14 @@ def test_a_part_below_zero_is_refused() -> None:
     steps = [seen(rng) for _ in range(60)]
     with pytest.raises(ValueError, match="sequence_s"):
         fitted([replace(one, seconds=0.1 - 1e-4 * one.decoding) for one in steps])
+
+
+def test_the_link_is_what_idle_executors_first_tokens_take_beyond_their_step() -> None:
+    idle_ms = 1000 * COST.seconds(0, 0, 128, 16, 8) + 2 * 1.5
+    curve = [idle_ms + 0.1 * at for at in range(-2, 12)]
+    rows = [{"workload": "start to ready"}, {"workload": "TTFT p50, 4 requests/s", "slots": 8}]
+    rows[1]["ttft_ms"] = {"curve": curve}
+    assert link_seconds({"rows": rows}, COST) == pytest.approx(0.0015)
 
 
 def test_coefficients_name_what_is_wrong_with_them(tmp_path: Path) -> None:
