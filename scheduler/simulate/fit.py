@@ -151,7 +151,7 @@ def link_seconds(light: Mapping[str, Any], cost: StepCost) -> float:
     of a prompt of 128 tokens and the way there and back, at most.
     """
     row = next(row for row in light["rows"] if row["workload"].startswith("TTFT p50,"))
-    idle_s = row["ttft_ms"]["curve"][CURVE_POINTS.index(10)] / 1000
+    idle_s: float = row["ttft_ms"]["curve"][CURVE_POINTS.index(10)] / 1000
     return (idle_s - cost.seconds(0, 0, 128, 16, row["slots"])) / 2
 
 
