@@ -23,6 +23,9 @@ import torch
 import triton
 
 MAX_LORAS = 64
+# Twice what any load takes. Being told, an engine does not look at what others take of the device, so that
+# several can start together.
+KV_CACHE_BYTES = 6 << 30
 # What vLLM offers: graphs by the number of adapters, and no adapter on the head. VLLM_TUNED_CONFIG_FOLDER
 # brings tuned block sizes, which our kernels do not read.
 BEST: dict[str, Any] = {
@@ -81,8 +84,8 @@ class Engine:
         self._llm = LLM(
             model=str(model), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
             enable_lora=True, max_loras=MAX_LORAS, max_cpu_loras=MAX_LORAS, max_lora_rank=16,
-            enable_prefix_caching=False, gpu_memory_utilization=0.85, max_model_len=2048, max_num_seqs=256,
-            **options,
+            enable_prefix_caching=False, gpu_memory_utilization=0.2, kv_cache_memory_bytes=KV_CACHE_BYTES,
+            max_model_len=2048, max_num_seqs=256, **options,
         )  # fmt: skip
         folders = sorted(folder for folder in adapters.iterdir() if folder.is_dir())[:MAX_LORAS]
         self._adapters = [LoRARequest(f.name, n, str(f)) for n, f in enumerate(folders, start=1)]
@@ -131,6 +134,10 @@ def main() -> None:
         "knobs": "best" if args.best else "as installed",
         "start_s": round(time.perf_counter() - begin, 1),
     }
+    if args.wait:
+        sys.stdout.write("started\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
     engine.load_adapters()
     rows = list[Row]()
     for load in LOADS:
@@ -145,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="a folder with the shapes of Llama-3.1-8B")
     parser.add_argument("--adapters", type=Path, required=True, help="a folder of PEFT folders of rank 16")
     parser.add_argument("--best", action="store_true", help="the knobs that vLLM offers, set for these loads")
+    parser.add_argument("--wait", action="store_true", help="start, and measure when a line comes on stdin")
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--revision", help="of this checkout")
     return parser
