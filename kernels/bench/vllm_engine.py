@@ -25,7 +25,7 @@ import triton
 MAX_LORAS = 64
 # Twice what any load takes. Being told, an engine does not look at what others take of the device, so that
 # several can start together.
-KV_CACHE_BYTES = 6 << 30
+KV_CACHE_BYTES = 4 << 30
 # What vLLM offers: graphs by the number of adapters, and no adapter on the head. VLLM_TUNED_CONFIG_FOLDER
 # brings tuned block sizes, which our kernels do not read.
 BEST: dict[str, Any] = {

@@ -8,7 +8,6 @@ from torch import Tensor
 from kernels.errors import KernelArgumentError
 from kernels.launching.checks import check_same_device
 from kernels.vllm.dense import reference
-from kernels.vllm.dense.beside import Fork, fork_of, pays
 from kernels.vllm.dense.step import Step
 from kernels.vllm.dense.work import WORK
 from kernels.vllm.lora_expand import check_expand
@@ -41,7 +40,7 @@ def _add_lora_linear(
         token_lora_mapping, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
         lora_ids, no_lora_flag_cpu, num_active_loras,
     )  # fmt: skip
-    _add(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs, work, None)
+    _add(y, x, lora_a_stacked, lora_b_stacked, step, scale, add_inputs, work)
 
 
 def _linear_with_lora(
@@ -61,26 +60,47 @@ def _linear_with_lora(
 ) -> Tensor:
     """x @ weight.T + bias of x [rows, in] and weight [out, in], with `add_lora_linear` of scale 1 on it.
 
-    Where it pays, shrink runs on a second stream beside the product. Raises KernelArgumentError.
+    `kernels.vllm.dense.layer_forms` says in which order. `token_lora_mapping` is -1 in rows behind the
+    step's, as our wrapper writes it. Raises KernelArgumentError.
     """
     step = Step(
         token_lora_mapping, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
         lora_ids, no_lora_flag_cpu, num_active_loras,
     )  # fmt: skip
-    fork = fork_of(x.device) if x.is_cuda and not step.idle and pays(x.shape[0]) else None
-    if fork:
-        fork.mark()
-    y = torch.nn.functional.linear(x, weight, bias)
-    _add(y, x, lora_a_stacked, lora_b_stacked, step, 1.0, True, work, fork)
+    if step.idle or x.is_cpu:
+        y = torch.nn.functional.linear(x, weight, bias)
+        _add(y, x, lora_a_stacked, lora_b_stacked, step, 1.0, True, work)
+        return y
+    from kernels.vllm.dense.layer_forms import best_form, product_with_lora
+
+    y = x.new_empty((x.shape[0], weight.shape[0]))
+    rows = _check_pair(y, x, lora_a_stacked, lora_b_stacked, step, work)
+    whole = sum(b.shape[-2] for b in lora_b_stacked) == weight.shape[0]
+    form = best_form(rows, has_bias=bias is not None) if whole else "behind"
+    if rows:
+        product_with_lora(y, x, weight, bias, lora_a_stacked, lora_b_stacked, step, work, form)
     return y
 
 
 def _add(
     y: Tensor, x: Tensor, lora_a: Sequence[Tensor], lora_b: Sequence[Tensor], step: Step, scale: float,
-    add_inputs: bool, work: Tensor | None, fork: Fork | None,
+    add_inputs: bool, work: Tensor | None,
 ) -> None:  # fmt: skip
-    if step.idle:
+    if step.idle or not _check_pair(y, x, lora_a, lora_b, step, work):
         return
+    if y.is_cpu:
+        reference.add_pair(y, x, lora_a, lora_b, step, scale, add_inputs=add_inputs)
+        return
+    from kernels.vllm.dense.launches import add_pair
+
+    add_pair(y, x, lora_a, lora_b, step, scale, add_inputs=add_inputs, work=work)
+
+
+def _check_pair(
+    y: Tensor, x: Tensor, lora_a: Sequence[Tensor], lora_b: Sequence[Tensor], step: Step,
+    work: Tensor | None,
+) -> int:  # fmt: skip
+    """The number of rows. Raises KernelArgumentError."""
     check_shrink(x, lora_a, step)
     rows = check_expand(y, lora_b, 0, step)
     pairs = len(lora_a), lora_a[0].shape[0], lora_a[0].shape[-2]
@@ -92,14 +112,7 @@ def _add(
             found = f"{work.dtype} {list(work.shape)}"
             raise KernelArgumentError("work", f"must be contiguous int32 {list(WORK.shape)}, is {found}")
         check_same_device(y.device, work=work)
-    if not rows:
-        return
-    if y.is_cpu:
-        reference.add_pair(y, x, lora_a, lora_b, step, scale, add_inputs=add_inputs)
-        return
-    from kernels.vllm.dense.launches import add_pair
-
-    add_pair(y, x, lora_a, lora_b, step, scale, add_inputs=add_inputs, work=work, fork=fork)
+    return rows
 
 
 def _shape_of_linear(x: Tensor, weight: Tensor, *rest: object) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from kernels.vllm.dense.delta_kernel import add_delta_kernel
 from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
 from kernels.vllm.dense.fp8_kernel import expand_fp8_kernel, shrink_fp8_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
@@ -28,8 +29,10 @@ def vllm_dense_cases() -> Iterator[tuple[str, object, dict[str, object], int, di
         yield f"vllm expand by {by}", expand_members_kernel, expand, 2, TYPES
     tiles = {"FUSED": 4, "ROWS": 64, "BLOCK_K": 128, "SPLIT": 4}
     yield "vllm shrink by tiles", shrink_tiles_kernel, {**SHRINK, **tiles}, 4, TYPES
-    tiles = {**EXPAND, "ROWS": 32, "COLUMNS": 256, "BLOCK_N": 128, "SPLIT": 4}
+    tiles = {**EXPAND, "ROWS": 32, "COLUMNS": 256, "BLOCK_N": 128, "SPLIT": 4, "FILL": True}
     yield "vllm expand by tiles", expand_tiles_kernel, tiles, 4, TYPES
+    sums = {"WIDTH": 4096, "MAX_LORAS": 64, "COLUMNS": 1024}
+    yield "vllm sum", add_delta_kernel, sums, 4, {"token_lora_mapping": "*i32"}
 
 
 def vllm_dense_fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, dict[str, str]]]:

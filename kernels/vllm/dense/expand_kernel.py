@@ -4,7 +4,14 @@ import triton
 import triton.language as tl
 
 from kernels.tiles.device import let_next_kernel_start, of_slice, wait_for_former_kernel
-from kernels.vllm.dense.groups import groups_of, load_group, load_member, load_places, load_work
+from kernels.vllm.dense.groups import (
+    groups_of,
+    load_group,
+    load_member,
+    load_places,
+    load_work,
+    rows_of_groups,
+)
 
 
 @triton.jit
@@ -70,6 +77,29 @@ def _group(
     if ADD_INPUTS:
         acc += before.to(tl.float32)
     tl.store(places, acc.to(y.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _wide_group(
+    y, h, b, rows, mine, column, width, y_stride, b_stride, split_stride,
+    MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As _group, over COLUMNS columns, of a rank that fits a block: h is read once."""
+    r = tl.arange(0, BLOCK_RANK)
+    wait_for_former_kernel(PDL)
+    h_rows = h + (rows * MAX_RANK)[:, None] + r[None, :]
+    h_tile = _sum_of_splits(h_rows, mine[:, None] & (r < MAX_RANK)[None, :], split_stride, SPLIT)
+    h_tile = h_tile.to(b.dtype.element_ty)
+    y_rows = y + (rows * y_stride)[:, None]
+    for begin in range(0, COLUMNS, BLOCK_N):
+        n = column + begin + tl.arange(0, BLOCK_N)
+        valid = mine[:, None] & (n < width)[None, :]
+        b_tile = _load_b(b, b_stride, r, n, width, MAX_RANK)
+        acc = tl.dot(h_tile, tl.trans(b_tile), input_precision="ieee")
+        if ADD_INPUTS:
+            acc += tl.load(y_rows + n[None, :], mask=valid, other=0.0).to(tl.float32)
+        tl.store(y_rows + n[None, :], acc.to(y.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -182,10 +212,10 @@ def expand_tiles_kernel(
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, ALIGNED: tl.constexpr,
-    PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, FILL: tl.constexpr,
+    ALIGNED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (COLUMNS columns of a slice, tile): all groups of the tile's rows."""
+    """Program (COLUMNS columns of a slice, tile): all groups of the tile's rows. FILL: zeros for the rest."""
     let_next_kernel_start(PDL)
     column_tile, tile = tl.program_id(0), tl.program_id(1)
     first_group, num_groups = groups_of(counts, starts, tile * ROWS, ROWS, NUM_IDS, LANES)
@@ -194,17 +224,37 @@ def expand_tiles_kernel(
         WIDTH2, START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
     )  # fmt: skip
     split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
+    place = tile * ROWS + tl.arange(0, ROWS)
+    written = place < 0
     for i in range(num_groups):
         slot, start, count = load_group(
             counts, starts, lora_ids, first_group + i, num_rows, MAX_LORAS, NUM_IDS
         )
         rows, mine = load_places(order, tile * ROWS, start, start + count, ROWS)
         if slot >= 0:
+            written |= mine
             of_slot = _of_slot(b, slot, slot_stride, ALIGNED)
-            for begin in range(0, COLUMNS, BLOCK_N):
-                n = column + begin + tl.arange(0, BLOCK_N)
-                _group(
-                    y, h, of_slot, rows, mine, n, width, y_stride, b_stride, split_stride, MAX_RANK, SPLIT,
-                    ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+            if MAX_RANK <= BLOCK_RANK:
+                _wide_group(
+                    y, h, of_slot, rows, mine, column, width, y_stride, b_stride, split_stride, MAX_RANK,
+                    SPLIT, COLUMNS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
                 )  # fmt: skip
+            else:
+                for begin in range(0, COLUMNS, BLOCK_N):
+                    n = column + begin + tl.arange(0, BLOCK_N)
+                    _group(
+                        y, h, of_slot, rows, mine, n, width, y_stride, b_stride, split_stride, MAX_RANK,
+                        SPLIT, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+                    )  # fmt: skip
+    if FILL:
+        rest = (place < num_rows) & ~written
+        if tl.max(rest.to(tl.int32), 0) > 0:
+            # Rows that no group has stand behind those that one has, and the order does not list them.
+            listed = rest & (place < rows_of_groups(counts, NUM_IDS, LANES))
+            rows = tl.load(order + place, mask=listed, other=0)
+            y_rows = y + (tl.where(listed, rows, place).to(tl.int64) * y_stride)[:, None]
+            zeros = tl.zeros([ROWS, BLOCK_N], dtype=y.dtype.element_ty)
+            for begin in range(0, COLUMNS, BLOCK_N):
+                n = (column + begin + tl.arange(0, BLOCK_N))[None, :]
+                tl.store(y_rows + n, zeros, mask=rest[:, None] & (n < width))
     wait_for_former_kernel(PDL)

@@ -37,6 +37,13 @@ def groups_of(
 
 
 @triton.jit
+def rows_of_groups(counts, NUM_IDS: tl.constexpr, LANES: tl.constexpr):
+    """How many rows the order lists."""
+    lane = tl.arange(0, LANES)
+    return tl.sum(tl.load(counts + lane, mask=lane < NUM_IDS, other=0), 0)
+
+
+@triton.jit
 def load_member(
     counts, starts, lora_ids, place, num_rows,
     MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.launching.launch import Launch
 from kernels.metadata.launch_plan import MAX_SLICES
 from kernels.tiles.device import has_dependent_launch
-from kernels.vllm.dense.beside import Fork
+from kernels.vllm.dense.delta_kernel import add_delta_kernel
 from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
 from kernels.vllm.dense.step import Step
@@ -20,6 +20,7 @@ from kernels.vllm.dense.tuning import ExpandConfig, ShrinkConfig, expand_config,
 
 # More than a model's forms of layers times the sizes of its steps.
 _MOST_LAUNCHES = 4096
+_DELTA_COLUMNS = 1024
 
 
 def shrink(output: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float) -> None:
@@ -66,12 +67,12 @@ def add_pair(
     *,
     add_inputs: bool,
     work: Tensor | None = None,
-    fork: Fork | None = None,
+    fill: bool = False,
 ) -> None:
     """Both, without zeros for base rows between them, and with the splits' sum left to expand.
 
-    `work` is of `kernels.vllm.dense.work`; without it programs find out whose rows they have. With a `fork`
-    shrink runs behind its mark.
+    `work` is of `kernels.vllm.dense.work`; without it programs find out whose rows they have. `fill` writes
+    zeros into the slices' columns of rows without an adapter, in steps of more than MOST_SINGLE_ROWS.
     """
     offset, rows = 0, x.shape[0]
     for first in range(0, len(lora_a), MAX_SLICES):
@@ -79,11 +80,25 @@ def add_pair(
         columns, rank = sum(weight.shape[-2] for weight in some_b), some_a[0].shape[-2]
         config = shrink_config(rows, x.shape[1], len(some_a), rank, x.element_size())
         h = torch.empty((config.split, len(some_a), rows, rank), dtype=torch.float32, device=x.device)
-        shrink_some = partial(launch_shrink, h, x, some_a, step, scale, config, work)
-        fork.run(shrink_some) if fork else shrink_some()
+        launch_shrink(h, x, some_a, step, scale, config, work)
         then = expand_config(rows, columns, rank, add_inputs=add_inputs)
-        launch_expand(y, h, some_b, offset, step, then, work, add_inputs=add_inputs)
+        launch_expand(y, h, some_b, offset, step, then, work, add_inputs=add_inputs, fill=fill)
         offset += columns
+
+
+def add_delta(y: Tensor, delta: Tensor, step: Step, max_loras: int) -> None:
+    """y [rows, columns] += delta, in rows that have an adapter; both rounded to y's type."""
+    rows, columns = y.shape
+    launch = _delta_launch(columns, max_loras, y.device, form_of(y, delta, step.token_lora_mapping))
+    launch((-(-columns // _DELTA_COLUMNS), rows), y, delta, step.token_lora_mapping)
+
+
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _delta_launch(
+    columns: int, max_loras: int, device: torch.device, specialised: tuple[object, ...]
+) -> Launch:
+    constants = {"WIDTH": columns, "MAX_LORAS": max_loras, "COLUMNS": _DELTA_COLUMNS}
+    return Launch(add_delta_kernel, constants, {"num_warps": 4})
 
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
@@ -109,7 +124,7 @@ def _shrink_launch(
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _expand_launch(
-    config: ExpandConfig, splits: int, add_inputs: bool, offset: int,
+    config: ExpandConfig, splits: int, add_inputs: bool, fill: bool, offset: int,
     widths: tuple[int, ...], max_loras: int, num_ids: int, max_rank: int, told: int, aligned: bool,
     device: torch.device, specialised: tuple[object, ...],
 ) -> Launch:  # fmt: skip
@@ -127,7 +142,7 @@ def _expand_launch(
             "SKIP_ZEROS": config.skip_zeros,
         }  # fmt: skip
         return Launch(expand_members_kernel, constants, options)
-    return Launch(expand_tiles_kernel, constants, options)
+    return Launch(expand_tiles_kernel, constants | {"FILL": fill}, options)
 
 
 def form_of(*tensors: Tensor) -> tuple[object, ...]:
@@ -187,14 +202,15 @@ def launch_shrink(
 
 def launch_expand(
     y: Tensor, h: Tensor, lora_b: Sequence[Tensor], offset: int, step: Step, config: ExpandConfig,
-    work: Tensor | None = None, *, add_inputs: bool,
+    work: Tensor | None = None, *, add_inputs: bool, fill: bool = False,
 ) -> None:  # fmt: skip
-    """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`."""
+    """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`. `fill`: see
+    `add_pair`."""
     slices, widths = three(lora_b), tuple(weight.shape[-2] for weight in lora_b)
     strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
     told, table = _told(work, step, config)
     launch = _expand_launch(
-        config, h.shape[0], add_inputs, offset, widths, lora_b[0].shape[0], step.num_ids,
+        config, h.shape[0], add_inputs, fill, offset, widths, lora_b[0].shape[0], step.num_ids,
         lora_b[0].shape[-1], told, are_aligned(lora_b), y.device,
         (*form_of(y, h, *slices), *int_form(*strides)),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """One operator for what vLLM's linear layers do in two: their product, then the wrapper's call.
 
-A call behind the product waits for it, though shrink needs x alone. Inside one operator shrink runs beside
-the product, whatever a compiler does around it. It stands in for exactly the step written here, of layers
-whose weights are not quantized; other layers, and other versions of vLLM, keep their own step.
+A call behind the product waits for it, though LoRA needs x alone. Inside one operator it runs beside the
+product or before it, whatever a compiler does around it. It stands in for exactly the step written here, of
+layers whose weights are not quantized; other layers, and other versions of vLLM, keep their own step.
 """
 
 import ast

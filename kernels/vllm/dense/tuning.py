@@ -2,7 +2,7 @@
 
 Measured on one H200 (triton 3.6, bfloat16, CUDA graphs), rank 16, with the layers of Llama-3.1-8B; every
 figure is us of shrink or of expand of its four layers, or "added", what both add to the base products with
-shrink beside them (beside.py). (tokens, adapters) names a point. Nothing depends on
+shrink beside them. (tokens, adapters) names a point. Nothing depends on
 how many adapters a step has: a captured graph replays steps of all kinds.
 """
 
@@ -14,6 +14,7 @@ import triton
 from kernels.vllm.dense.work import FEW_ROWS, MOST_SINGLE_ROWS, TEAM, rows_a_slot
 
 _WIDE = 8192
+_NARROW = 4096
 # Columns of a head: few adapters have one, so what comes in is zero for most.
 _VOCABULARY = 32_000
 
@@ -89,6 +90,12 @@ def expand_config(rows: int, columns: int, rank: int, *, add_inputs: bool = True
     if rows <= 32:
         shared = 1024 if columns > _WIDE else 512
         return ExpandConfig(TEAM, alone, block_rank, shared, 128, 512, 2)
+    if rows <= 128 and not add_inputs:
+        # Beside a product, which leaves few multiprocessors: gate_up, added at (64, 8) and (64, 64) together,
+        # 31.9, 2048 columns a team 36.7; o 14.2, 1024 columns 15.7.
+        if columns > _NARROW:
+            return ExpandConfig(TEAM, alone, block_rank, 1024, 256, 512, 4)
+        return ExpandConfig(TEAM, alone, block_rank, 512, 256, 512, 2)
     if rows <= 128:
         # gate_up, added at (64, 8) and (64, 64) together: 27.9, 1024 columns a team 30.2.
         if columns > _WIDE:
@@ -100,11 +107,13 @@ def expand_config(rows: int, columns: int, rank: int, *, add_inputs: bool = True
         if columns > _WIDE:
             return ExpandConfig(TEAM, alone, block_rank, 2048, 256, 256, 2)
         return ExpandConfig(TEAM, alone, block_rank, 1024, 128, 512, 2)
-    if rows <= 4096:
-        # (512, 8): 35.9, four tiles of columns a program 47.6; (2048, 8): 127, one 135.
-        return ExpandConfig(TEAM, 0, block_rank, 128 if rows <= 1024 else 512, 128, 0, 1)
-    # (8192, 8) and (16384, 8): 404 and 775; one tile of columns a program and four warps 414 and 813.
-    return ExpandConfig(2 * TEAM, 0, block_rank, 512, 128, 0, 2)
+    if rows <= 1024:
+        # (512, 8): 35.9, four tiles of columns a program 47.6.
+        return ExpandConfig(TEAM, 0, block_rank, 128, 128, 0, 1)
+    # (2048, 8), added to what is there: 121, tiles of 16 rows and one warp 130; written: 69.8 and 75.2, with
+    # two warps 73. (16384, 8): 812 and 415.
+    num_warps = 4 if rows <= 4096 and not add_inputs else 2
+    return ExpandConfig(2 * TEAM, 0, block_rank, 512, 128, 0, num_warps)
 
 
 def block_rank_of(rank: int) -> int:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from kernels.errors import KernelArgumentError
-from kernels.vllm.dense import launches, reference
+from kernels.vllm.dense import launches, layer_forms, reference
 from kernels.vllm.dense.step import Step
 from kernels.vllm.dense.tuning import expand_config, shrink_config
+from kernels.vllm.dense.work import MOST_SINGLE_ROWS
 from kernels.vllm.lora_expand import lora_expand
 from kernels.vllm.lora_linear import add_lora_linear, linear_with_lora
 from kernels.vllm.lora_shrink import lora_shrink
@@ -69,6 +70,35 @@ def test_each_row_has_its_own_adapters_answer(layer: Layer, form) -> None:
         told = y[:, layer.offset :].clone()
         form.add_pair(told, x, a, b, step, 0.5, add_inputs=True, work=layer.work())
         torch.testing.assert_close(told, out, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tiles of 16", "tiles of 64", "teams"])
+def test_a_product_before_or_behind_its_lora(name: str) -> None:
+    """LoRA first writes each row: those without an adapter, and those behind the step's, too."""
+    layer = replace(LAYERS[name], offset=0)
+    step, (a, b), (x, _) = layer.step(), layer.weights(), layer.inputs()
+    weight = torch.randn(sum(layer.outs), x.shape[1])
+    wanted = expanded(layer, x @ weight.T, shrunk(layer, x, a, 1.0), b, True)
+    forms: list[layer_forms.Form] = ["behind"] if len(x) <= MOST_SINGLE_ROWS else ["before", "behind"]
+    for form in forms:
+        y = torch.full((len(x), len(weight)), torch.nan)
+        layer_forms.product_with_lora(y, x, weight, None, a, b, step, layer.work(), form)
+        torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_delta_is_added_where_it_was_written() -> None:
+    layer = replace(LAYERS["teams"], offset=0)
+    step, (a, b), (x, _) = layer.step(), layer.weights(), layer.inputs()
+    step = replace(
+        step, token_lora_mapping=torch.cat([layer.mapping(), torch.full((layer.beyond,), -1)]).int()
+    )
+    y = torch.randn(len(x), sum(layer.outs))
+    delta = torch.full_like(y, torch.nan)
+    launches.add_pair(delta, x, a, b, step, 1.0, add_inputs=False, work=layer.work())
+    launches.add_delta(got := y.clone(), delta, step, layer.max_loras)
+    wanted = expanded(layer, y, shrunk(layer, x, a, 1.0), b, True)
+    torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(got[layer.rows :], y[layer.rows :])
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -209,6 +239,7 @@ def test_real_sizes_and_captured_graphs(rows: int, adapters: int, dtype: torch.d
         described = describe(layer.mapping(), 64, rows).to("cuda")
         for name in Step.__slots__[:5]:
             getattr(step, name).copy_(getattr(described, name))
+        step.token_lora_mapping[layer.rows :] = -1  # The wrapper does that, the reference does not.
         work.copy_(layer.work())
         graph.replay()
         h_wanted, y_wanted = torch.zeros_like(h, dtype=torch.float64), y.double()
