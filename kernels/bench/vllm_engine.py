@@ -13,7 +13,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -134,17 +134,24 @@ def main() -> None:
         "knobs": "best" if args.best else "as installed",
         "start_s": round(time.perf_counter() - begin, 1),
     }
-    if args.wait:
-        sys.stdout.write("started\n")
-        sys.stdout.flush()
-        sys.stdin.readline()
-    engine.load_adapters()
     rows = list[Row]()
-    for load in LOADS:
+    for load in _asked() if args.wait else LOADS:
+        if not rows:
+            engine.load_adapters()
         rows.append(row := engine.measure(load))
         args.json.write_text(json.dumps({**about, "rows": list(map(asdict, rows))}, indent=1) + "\n")
         sys.stdout.write(f"{row.workload:14} {row.adapters:3} {row.value:10,.0f} {row.unit}  {row.seconds}\n")
         sys.stdout.flush()
+
+
+def _asked() -> Iterator[Load]:
+    """Those of LOADS whose numbers come on standard input, one a line, each when "next" was written."""
+    while True:
+        sys.stdout.write("next\n")
+        sys.stdout.flush()
+        if not (number := sys.stdin.readline().strip()):
+            return
+        yield LOADS[int(number)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -152,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="a folder with the shapes of Llama-3.1-8B")
     parser.add_argument("--adapters", type=Path, required=True, help="a folder of PEFT folders of rank 16")
     parser.add_argument("--best", action="store_true", help="the knobs that vLLM offers, set for these loads")
-    parser.add_argument("--wait", action="store_true", help="start, and measure when a line comes on stdin")
+    parser.add_argument("--wait", action="store_true", help="measure a load when its number comes on stdin")
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--revision", help="of this checkout")
     return parser

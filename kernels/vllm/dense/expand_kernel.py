@@ -248,6 +248,7 @@ def expand_tiles_kernel(
                     )  # fmt: skip
     if FILL:
         rest = (place < num_rows) & ~written
+        wait_for_former_kernel(PDL)  # what it reads may have had this memory
         if tl.max(rest.to(tl.int32), 0) > 0:
             # Rows that no group has stand behind those that one has, and the order does not list them.
             listed = rest & (place < rows_of_groups(counts, NUM_IDS, LANES))

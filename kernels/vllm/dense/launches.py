@@ -97,8 +97,9 @@ def add_delta(y: Tensor, delta: Tensor, step: Step, max_loras: int) -> None:
 def _delta_launch(
     columns: int, max_loras: int, device: torch.device, specialised: tuple[object, ...]
 ) -> Launch:
-    constants = {"WIDTH": columns, "MAX_LORAS": max_loras, "COLUMNS": _DELTA_COLUMNS}
-    return Launch(add_delta_kernel, constants, {"num_warps": 4})
+    pdl = has_dependent_launch(device)
+    constants = {"WIDTH": columns, "MAX_LORAS": max_loras, "COLUMNS": _DELTA_COLUMNS, "PDL": pdl}
+    return Launch(add_delta_kernel, constants, {"num_warps": 4, "launch_pdl": pdl})
 
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
