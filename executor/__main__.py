@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from adapter_store import AdapterStoreError
@@ -15,6 +16,7 @@ from executor.lora.errors import LoRAError
 
 if TYPE_CHECKING:
     from executor.app import ExecutorApp
+    from executor.engine import Engine
 
 logger = logging.getLogger("executor")
 
@@ -23,7 +25,8 @@ logger = logging.getLogger("executor")
 START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
 
 
-def main() -> int:
+def main(build: "Callable[..., Engine] | None" = None) -> int:
+    """`build` is there for benchmarks and tests, in place of `executor.build.build_engine`."""
     # Until the loop has its own: a Ctrl-C in the seconds that torch takes is no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -37,13 +40,14 @@ def main() -> int:
     # Only now: torch takes seconds, which --help and a wrong flag need not wait for.
     from executor.app import ExecutorApp
     from executor.logs import setup_logging
-    from executor.ranks.leader import kill_ranks
 
     setup_logging(config.log_format, config.log_level)
     try:
-        asyncio.run(_serve(ExecutorApp(config, store)))
+        asyncio.run(_serve(ExecutorApp(config, store, build or _product())))
     except RankLost as error:
         logger.error("the executor ends: %s", error, exc_info=error.__cause__)
+        from executor.ranks.leader import kill_ranks  # It was imported with the engine.
+
         kill_ranks()
         return 1
     except START_ERRORS as error:
@@ -52,6 +56,12 @@ def main() -> int:
         logger.exception("the executor ends")
         return 1
     return 0
+
+
+def _product() -> "Callable[..., Engine]":
+    from executor.build import build_engine
+
+    return build_engine
 
 
 async def _serve(app: "ExecutorApp") -> None:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,7 +16,6 @@ from prometheus_client import (
 
 from adapter_store import CachedStore, WeightsSource
 from executor.adapters.disk_tier import DiskTier
-from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.door import LIMITS, Doorkeeper
 from executor.engine_thread import EngineThread
@@ -31,6 +30,9 @@ from lorafleet.tls.credentials import spoken
 from lorafleet.tls.files import TlsError, WatchedFiles
 from lorafleet.tls.health_port import HealthPort
 
+if TYPE_CHECKING:
+    from executor.engine import Engine
+
 WATCH_INTERVAL_S = 0.25
 LOAD_INTERVAL_S = 0.75  # schedulers expect a load each second
 STOP_GRACE_S = 5.0
@@ -43,17 +45,18 @@ logger = logging.getLogger(__name__)
 class ExecutorApp:
     """The server is up (alive, not ready) after entering; the model is loaded beside it.
 
-    `async with ExecutorApp(config, store) as app: await app.wait()`. Entering raises StartError when a port
-    is taken. All methods belong to the event loop.
+    `async with ExecutorApp(config, store, build_engine) as app: await app.wait()`. Entering raises StartError
+    when a port is taken. All methods belong to the event loop. The engine is built by `build`, with the
+    arguments of `executor.build.build_engine`.
     """
 
-    def __init__(self, config: ExecutorConfig, store: WeightsSource) -> None:
+    def __init__(self, config: ExecutorConfig, store: WeightsSource, build: "Callable[..., Engine]") -> None:
         registry = CollectorRegistry()
         metrics = Metrics(registry)
         self._config = config
         self._registry = registry
         self._engine = EngineThread(
-            build=lambda wake: build_engine(
+            build=lambda wake: build(
                 config,
                 store,
                 metrics=metrics,

@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
-from executor.engine import Engine
 from executor.errors import RankLost
 from executor.events import EngineInfo, StepEvents
 from lorafleet.garbage import QuietCollector
 
-Command = Callable[[Engine], None]
+if TYPE_CHECKING:
+    from executor.engine import Engine  # With it comes torch.
+
+Command = Callable[["Engine"], None]
 
 # How long the thread sleeps for commands at most. Sequences that only wait for a load still have time limits.
 IDLE_WAIT_S = 1.0
@@ -35,7 +38,7 @@ class EngineThread:
 
     def __init__(
         self,
-        build: Callable[[Callable[[], None]], Engine],
+        build: Callable[[Callable[[], None]], "Engine"],
         on_ready: Callable[[EngineInfo], None],
         on_events: Callable[[StepEvents], None],
         on_end: Callable[[Exception | None], None],
@@ -90,7 +93,7 @@ class EngineThread:
         else:
             self._on_end(None)
 
-    def _loop(self, engine: Engine) -> None:
+    def _loop(self, engine: "Engine") -> None:
         busy = False
         while self._run_commands(engine, 0.0 if busy else self._patience(engine)):
             self._busy_since = self._busy_since or time.monotonic()
@@ -99,10 +102,10 @@ class EngineThread:
             busy = events.ran or events.runs
             self._busy_since = time.monotonic() if busy else None
 
-    def _patience(self, engine: Engine) -> float:
+    def _patience(self, engine: "Engine") -> float:
         return WAITING_WAIT_S if engine.batcher.sequences else IDLE_WAIT_S
 
-    def _run_commands(self, engine: Engine, patience: float) -> bool:
+    def _run_commands(self, engine: "Engine", patience: float) -> bool:
         """Wait up to `patience` seconds for a command, then run all there are. False: it is time to stop."""
         try:
             command = self._commands.get(timeout=patience) if patience else self._commands.get_nowait()
@@ -118,7 +121,7 @@ class EngineThread:
             return True
         return False
 
-    def _beat(self, engine: Engine) -> StepEvents:
+    def _beat(self, engine: "Engine") -> StepEvents:
         try:
             events = engine.step()
         except RankLost:
@@ -133,5 +136,5 @@ class EngineThread:
         return events
 
 
-def _nothing(engine: Engine) -> None:
+def _nothing(engine: "Engine") -> None:
     """The command of a wake-up."""

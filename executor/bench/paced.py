@@ -2,24 +2,26 @@
 
 Everything else is the product: engine thread, hub, streams, metrics. So what a client measures through a
 scheduler is the cost of the way there and back, at any speed of steps: STEP_MS in the environment.
+Nothing here waits for torch.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import executor.app as app
 from adapter_store import ModelSpec
 from executor.__main__ import main
 from executor.batch.rates import UNKNOWN, Rates
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import Dispatch, FinishReason, Key
 from executor.config import ExecutorConfig
-from executor.engine import Engine
 from executor.events import EngineInfo, Finished, NewToken, Status, StepEvents
 from executor.metrics import Metrics
+
+if TYPE_CHECKING:
+    from executor.engine import Engine
 
 
 def paced_token(prompt: Sequence[int], index: int) -> int:
@@ -95,7 +97,7 @@ class PacedEngine:
         return Rates(token_interval=self._step_s, tokens=seats / self._step_s, answer_tokens_left=left)
 
 
-def build(config: ExecutorConfig, *_: Any, metrics: Metrics, **__: Any) -> Engine:
+def build(config: ExecutorConfig, *_: Any, metrics: Metrics, **__: Any) -> "Engine":
     """In place of `executor.build.build_engine`."""
     spec = ModelSpec.from_folder(Path(config.model))
     info = EngineInfo(
@@ -111,9 +113,8 @@ def build(config: ExecutorConfig, *_: Any, metrics: Metrics, **__: Any) -> Engin
         block_size=config.block_size,
     )
     step_s = float(os.environ.get("STEP_MS", "9")) / 1000
-    return cast(Engine, PacedEngine(info, step_s, metrics.dispatch_ended))
+    return cast("Engine", PacedEngine(info, step_s, metrics.dispatch_ended))
 
 
 if __name__ == "__main__":
-    app.build_engine = build  # type: ignore[attr-defined, assignment]
-    raise SystemExit(main())
+    raise SystemExit(main(build))

@@ -38,6 +38,13 @@ def test_importing_everything_loads_nothing_forbidden(package: str, forbidden: l
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.parametrize("module", ["executor.__main__", "executor.bench.paced"])
+def test_what_needs_no_torch_does_not_wait_for_it(module: str) -> None:
+    """Help and wrong flags, and an executor that computes nothing."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_a_client_install_brings_grpcio_and_protobuf_only() -> None:
     required = [r for r in metadata.requires("lorafleet") or [] if "extra ==" not in r]
     assert sorted(r.split(">")[0] for r in required) == ["grpcio", "protobuf"]

@@ -10,6 +10,7 @@ import grpc
 
 from adapter_store import WeightsSource
 from executor.app import ExecutorApp
+from executor.build import build_engine
 from executor.config import ExecutorConfig
 from lorafleet.v1 import executor_pb2, executor_pb2_grpc
 from tests.support.engines.driver import SMALL
@@ -69,7 +70,7 @@ def dispatch(name: str, *, tokens: int = 8, digest: str = "", **fields: Any) -> 
 @contextlib.asynccontextmanager
 async def running(base: Path, adapters: WeightsSource, **settings: Any) -> AsyncIterator[ExecutorApp]:
     settings = SMALL | {"listen": "127.0.0.1:0", "metrics_port": 0} | settings
-    async with ExecutorApp(ExecutorConfig(model=str(base), **settings), adapters) as app:
+    async with ExecutorApp(ExecutorConfig(model=str(base), **settings), adapters, build_engine) as app:
         await asyncio.wait_for(app.ready.wait(), 60)
         yield app
 

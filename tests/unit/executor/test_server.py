@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from adapter_store import CachedStore, DiskStore, Weights
 from executor.app import ExecutorApp
+from executor.build import build_engine
 from executor.config import ExecutorConfig
 from executor.engine_thread import Command
 from executor.errors import StartError
@@ -350,5 +351,5 @@ async def test_a_port_in_use_is_one_clear_error(
     ):
         config = ExecutorConfig(model=str(tiny_base), **SMALL | taken)
         with pytest.raises(StartError, match=r"127\.0\.0\.1"):
-            async with ExecutorApp(config, tiny_store):
+            async with ExecutorApp(config, tiny_store, build_engine):
                 pass

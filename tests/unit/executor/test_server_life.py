@@ -110,9 +110,7 @@ async def test_what_a_scheduler_sent_that_vanished_is_cancelled(
             await idle(app)
 
 
-async def test_while_the_model_loads_it_is_alive_and_says_so(
-    tiny_base: Path, tiny_store: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_while_the_model_loads_it_is_alive_and_says_so(tiny_base: Path, tiny_store: DiskStore) -> None:
     """For as long as it takes: a probe does not restart it meanwhile."""
     loaded = threading.Event()
 
@@ -120,10 +118,9 @@ async def test_while_the_model_loads_it_is_alive_and_says_so(
         loaded.wait(60)
         return build_engine(*arguments, **callbacks)
 
-    monkeypatch.setattr("executor.app.build_engine", build)
     config = ExecutorConfig(model=str(tiny_base), **SMALL | {"listen": "127.0.0.1:0", "metrics_port": -1})
     async with (
-        ExecutorApp(config, tiny_store) as app,
+        ExecutorApp(config, tiny_store, build) as app,
         grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel,
     ):
         stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
