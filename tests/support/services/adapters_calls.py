@@ -17,11 +17,13 @@ from adapter_store import AdapterStore, ModelSpec, open_store
 from lorafleet.doors import Door, Handlers, paths
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
+from scheduler.adapters import retirement as retiring
 from scheduler.adapters.calls import Backends, Limits
 from scheduler.adapters.ingest import Ingest
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.service import AdaptersService
+from scheduler.admission import versions as resolving
 from scheduler.admission.auth import Authenticator
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
@@ -36,6 +38,10 @@ from tests.support.services.fakes import FakeExecutor
 from tests.support.services.scheduling import dispatcher_of, executors, ready
 
 MAX_PUSH_BYTES = 256 * 1024
+LOOK_S = (
+    0.05  # Services look at the store, and at what was withdrawn, so often: four times as often as real ones.
+)
+LONGER_THAN_A_DRAIN_S = 10 * LOOK_S  # That waits for nobody, and takes three looks.
 TOKENS = """
 [[tokens]]
 sha256 = "{acme}"
@@ -96,6 +102,17 @@ async def running_service(
     root: Path, spec: ModelSpec, tokenizer: Tokenizer, *, store_url: str = "", delete_grace_s: float = 0.0
 ) -> AsyncIterator[Running]:
     """Two executors behind a dispatcher."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retiring, "TICK_S", LOOK_S)
+        patch.setattr(resolving, "POLL_S", LOOK_S)
+        async with _started(root, spec, tokenizer, store_url, delete_grace_s) as running:
+            yield running
+
+
+@asynccontextmanager
+async def _started(
+    root: Path, spec: ModelSpec, tokenizer: Tokenizer, store_url: str, delete_grace_s: float
+) -> AsyncIterator[Running]:
     tokens, spool, registry = root / "tokens.toml", root / "spool", CollectorRegistry()
     spool.mkdir()
     names = ("acme", "reader", "guest", "rival", "curator", "root")

@@ -18,7 +18,14 @@ from scheduler.dispatch.live_request import LiveRequest
 from scheduler.errors import AdapterRemoved, ExecutorFailed
 from scheduler.fleet.residency import Residency
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.services.adapters_calls import Running, as_, pushed, refused, running_service
+from tests.support.services.adapters_calls import (
+    LONGER_THAN_A_DRAIN_S,
+    Running,
+    as_,
+    pushed,
+    refused,
+    running_service,
+)
 from tests.support.services.fakes import FakeExecutor
 from tests.support.services.scheduling import admitted, read_all, until
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium
@@ -165,7 +172,7 @@ async def test_a_drain_waits_for_streams_and_frees_every_copy(service: Running) 
         service.stub.Drain(pb.DrainAdapterRequest(adapter="draining"), **as_("acme"))
     )
     await until(lambda: service.store.record("acme", "draining").versions[digest].state == "draining")
-    await asyncio.sleep(1.5)  # longer than a drain that waits for nobody takes
+    await asyncio.sleep(LONGER_THAN_A_DRAIN_S)
     assert not drain.done() and not live.ended
     (row,) = [row for row in await copies(service) if row.digest == digest]
     assert (row.running, row.tier) == (1, SLOT) and row.last_use_ms > 0

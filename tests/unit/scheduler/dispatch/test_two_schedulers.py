@@ -19,14 +19,19 @@ from adapter_store import AdapterNotFound, Lease, ModelSpec, Ref
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.text.tokenizer import Tokenizer
-from tests.support.services.adapters_calls import Running, as_, pushed, running_service
+from tests.support.services.adapters_calls import (
+    LONGER_THAN_A_DRAIN_S,
+    Running,
+    as_,
+    pushed,
+    running_service,
+)
 from tests.support.services.scheduling import admitted, until
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOT = pb.RESIDENCY_TIER_SLOT
-LONGER_THAN_A_DRAIN_S = 1.5  # that waits for nobody
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["disk", "redis"])
@@ -144,7 +149,7 @@ async def test_a_scheduler_that_was_killed_is_waited_for_until_its_lease_runs_ou
     gone = await collect(here)
     assert late in gone and kept not in gone
     # Cut off before it heard of the deletion: it may have anything, until it counts no more.
-    here.store.hold(Lease("dead", -1, frozenset(), seconds=2.0))
+    here.store.hold(Lease("dead", -1, frozenset(), seconds=0.5))
     assert kept in await collect(here)
     assert "dead" not in {lease.holder for lease in here.store.leases()}
 
