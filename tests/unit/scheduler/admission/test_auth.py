@@ -36,7 +36,7 @@ def bearer(token: str) -> list[tuple[str, str | bytes]]:
 
 # Deeper than a parser goes, and a tenant deeper than repr does.
 DEEP = "tokens = " + "[" * 100_000
-DEEP_NAME = f'[[tokens]]\nsha256 = "{"0" * 64}"\nrights = []\ntenant{".a" * 20_000} = 1\n'
+DEEP_NAME = f'[[tokens]]\nsha256 = "{"0" * 64}"\nrights = []\n[tokens.tenant{".a" * 20_000}]\n'
 
 
 def test_without_a_file_everybody_is_the_default_tenant_with_all_rights() -> None:
