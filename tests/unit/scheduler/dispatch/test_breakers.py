@@ -40,7 +40,7 @@ def saying(reason: str, code: grpc.StatusCode | None = None) -> Callable[[object
 @asynccontextmanager
 async def pair(tokenizer: Tokenizer) -> AsyncIterator[tuple[Dispatcher, list[FakeExecutor]]]:
     settings = replace(SETTINGS, retry_pause_s=0.001, fleet=FleetSettings(circuit_failures=FAILURES))
-    async with executors(2) as fakes:
+    async with executors(2, step_s=0.002) as fakes:
         addresses = [fake.address for fake in fakes]
         async with running(dispatcher_of(addresses, tokenizer, settings)) as dispatcher:
             await ready(dispatcher, 2)
@@ -51,7 +51,7 @@ async def ask(dispatcher: Dispatcher, count: int, digest: str = "") -> list[bool
     """One after the other. Whether each had its answer."""
     answered = []
     for number in range(count):
-        request = admitted(f"r{number}", digest=digest)
+        request = admitted(f"r{number}", digest=digest, max_new_tokens=2)
         try:
             answered.append(
                 tokens_in(await read_all(dispatcher.submit(request, None))) == expected_tokens(request)

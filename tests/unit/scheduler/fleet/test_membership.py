@@ -39,7 +39,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def fakes() -> AsyncIterator[list[FakeExecutor]]:
-    async with executors(2) as started:
+    async with executors(2, step_s=0.002) as started:
         yield started
 
 
