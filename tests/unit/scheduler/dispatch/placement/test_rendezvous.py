@@ -17,8 +17,8 @@ def firsts(names: list[str], weights: list[float] | None = None, digests: list[s
 
 @pytest.mark.parametrize("executors", [4, 8, 32])
 def test_a_join_or_a_leave_moves_a_share_of_the_versions(executors: int) -> None:
-    """Each moves only to who joined, or away from who left: by the worst of five fleets."""
-    for seed in range(5):
+    """Each moves only to who joined, or away from who left: by the worst of two fleets."""
+    for seed in range(2):
         names = [f"pod-{Random(seed).randrange(1 << 32):x}-{number}" for number in range(executors)]
         before, after = firsts(names), firsts([*names[:-1], names[-1], "another"])
         moved = [there for here, there in zip(before, after, strict=True) if here != there]
