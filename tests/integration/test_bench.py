@@ -86,7 +86,7 @@ def test_the_whole_product_beside_the_engine(home: Path, capsys: pytest.CaptureF
 
 
 def test_a_light_load_with_more_adapters_than_slots(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, *rows = measured(home, "light", "preset", "no-cliff", "--shrink", "4", "--in-process")
+    _, *rows = measured(home, "light", "preset", "no-cliff", "--shrink", "16", "--in-process")
     assert [row["adapters"] for row in rows] == [8, 12, 16, 32, 16, 32]
     assert all(row["failed"] == 0 and row["ours"] > 0 for row in rows)
     assert all(row["of_8_adapters"] > 0 for row in rows[1:])
@@ -123,7 +123,7 @@ def test_streams_beside_a_store_that_is_slow(home: Path, tmp_path: Path) -> None
         fast, slow = (store.stdout.readline().split()[1] for _ in range(2))
         made = ["--model", str(home / "model"), "--count", "12", "--rank", "8"]
         assert lorafleet(["bench", "make-adapters", *made, "--store", fast]) == 0
-        preset = ["preset", "slow-store", "--shrink", "16", "--in-process"]
+        preset = ["preset", "slow-store", "--shrink", "32", "--in-process"]
         settings = f"{EXECUTOR} --max-loras 8 --max-model-len 512"
         _, alone, beside = measured(home, "slow", *preset, executor=settings, store=slow)
         store.terminate()
@@ -134,7 +134,7 @@ def test_streams_beside_a_store_that_is_slow(home: Path, tmp_path: Path) -> None
 def test_first_tokens_of_adapters_beside_those_of_the_second_ones(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, *rows = measured(home, "first", "preset", "first-use", "--shrink", "2", "--in-process")
+    _, *rows = measured(home, "first", "preset", "first-use", "--shrink", "8", "--in-process")
     workloads = [f"TTFT, first adapter of rank {rank}" for rank in (8, 16, 64)]
     assert [row["workload"] for row in rows[:4]] == ["TTFT, first requests of all", *workloads]
     assert all(row["ours"] > 0 and row["of_second"] > 0 for row in rows[:4])
