@@ -10,7 +10,6 @@ import sys
 from adapter_store import AdapterStoreError
 from lorafleet.garbage import QuietCollector
 from lorafleet.tls.files import TlsError
-from scheduler.admission.watched_file import InvalidAuthFile
 from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, ConfigError
 from scheduler.event_loop import loop_factory
@@ -18,11 +17,12 @@ from scheduler.logs import set_up
 from scheduler.poller import let_events_gather
 from scheduler.settings import load
 from scheduler.text.tokenizer import InvalidTokenizer
+from scheduler.watched_file import InvalidFile
 
 logger = logging.getLogger(__name__)
 
 CANNOT_START = 2
-START_ERRORS = (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidAuthFile, TlsError, CannotListen)
+START_ERRORS = (ConfigError, AdapterStoreError, InvalidTokenizer, InvalidFile, TlsError, CannotListen)
 # Seconds. A thread that looks an adapter up gives the interpreter away with every file it touches, and waits
 # so long to get it back from a busy event loop: with Python's 5 ms, several times over, for each of the
 # requests that come together.

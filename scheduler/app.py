@@ -54,6 +54,8 @@ from scheduler.inference_service import InferenceService
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter
+from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.tenants import LOOK_S, Tenants
 from scheduler.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class Scheduler:
     def __init__(self, config: Config) -> None:
         """On the event loop, which it blocks while it loads: nobody is served yet.
 
-        Raises ConfigError, InvalidModel, InvalidTokenizer, InvalidAuthFile, TlsError or StoreUnavailable.
+        Raises ConfigError, InvalidModel, InvalidTokenizer, InvalidFile, TlsError or StoreUnavailable.
         """
         self.config = config
         self.address = ""  # Where it listens, once started.
@@ -97,6 +99,8 @@ class Scheduler:
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._tls = WatchedFiles(config.tls) if config.tls else None
         self._authenticator = Authenticator(config.tokens_file, _jwt_settings(config))
+        defaults = TenantLimits(max_queued=config.max_queued_per_tenant)
+        self._tenants = Tenants(defaults, config.tenants_file)
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self._heartbeat = Heartbeat(self._metrics.loop_lag_seconds.observe)
@@ -117,6 +121,7 @@ class Scheduler:
             time.monotonic,
             self._quarantine.suspect,
             self._heartbeat.awake,
+            self._tenants,
         )
         self._discovery = self._discovery_of(config)
         self._demand = DemandMeter(config.scale_seats_filled, config.scale_start_within)
@@ -172,6 +177,7 @@ class Scheduler:
         self._tasks = [
             asyncio.create_task(self._follow_readiness(), name="readiness"),
             asyncio.create_task(self._follow_demand(), name="demand"),
+            asyncio.create_task(self._follow_tenants(), name="tenants"),
             asyncio.create_task(measure_lag(self._pace.adapt, self.dispatcher.line.waited_s), name="lag"),
         ]
 
@@ -312,6 +318,11 @@ class Scheduler:
             cold = sum(bool(digest) and not fleet.index.claims(digest) for digest in queue.digests())
             self._demand.look(time.monotonic(), fleet.states, len(queue), cold)
             await asyncio.sleep(DEMAND_INTERVAL_S)
+
+    async def _follow_tenants(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._tenants.look()
 
     def _set_readiness(self, ready: bool) -> None:
         """Liveness, "", is that this loop answers at all."""

@@ -136,8 +136,17 @@ class Config:
         default="adapters",
         metadata=_help("claim with the patterns; without it, all of the tenant's own are seen", "CLAIM"),
     )
+    tenants_file: Path | None = field(
+        default=None,
+        metadata=_help(
+            "TOML file of what tenants may take: rates, requests at once, weights; read again on a change",
+            "FILE",
+        ),
+    )
     max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
-    max_queued_per_tenant: int = field(default=512, metadata=_help("requests of one tenant that may wait"))
+    max_queued_per_tenant: int = field(
+        default=512, metadata=_help("requests of one tenant that may wait, where tenants_file does not say")
+    )
     max_admitting: int = field(
         default=1024, metadata=_help("requests that may be under check before they wait; more are refused")
     )

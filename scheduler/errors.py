@@ -13,6 +13,7 @@ SchedulerError
 ├── GenerationMismatch   ABORTED               an alias has moved since the caller looked
 ├── Superseded           ABORTED               a second call took this request id
 ├── QueueFull            RESOURCE_EXHAUSTED    with a retry delay
+├── TooManyStreams       RESOURCE_EXHAUSTED    a tenant has as many requests as it may: with a retry delay
 ├── TenantFull           RESOURCE_EXHAUSTED    a tenant has as many versions as it may: with a retry delay
 ├── NoExecutor           UNAVAILABLE           with a retry delay
 ├── StoreUnavailable     UNAVAILABLE           with a retry delay
@@ -189,6 +190,17 @@ class RetryableError(SchedulerError):
 class QueueFull(RetryableError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "QUEUE_FULL"
+
+
+class TooManyStreams(RetryableError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_STREAMS"
+
+    def __init__(self, tenant: str, held: int, retry_after_s: float | None = None) -> None:
+        super().__init__(
+            f"tenant {tenant!r} has {held} requests, as many as it may have at once (max_streams)",
+            retry_after_s=retry_after_s,
+        )
 
 
 class TenantFull(RetryableError):

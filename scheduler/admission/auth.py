@@ -10,8 +10,8 @@ import grpc
 from scheduler.admission import token_file
 from scheduler.admission.identity import EVERYONE, Identity
 from scheduler.admission.json_web_tokens import JsonWebTokens, JwtSettings, WrongToken
-from scheduler.admission.watched_file import WatchedFile
 from scheduler.errors import Unauthenticated
+from scheduler.watched_file import WatchedFile
 
 __all__ = ["Authenticator", "Identity"]
 
@@ -27,7 +27,7 @@ class Authenticator:
     """
 
     def __init__(self, tokens_file: Path | None = None, jwt: JwtSettings | None = None) -> None:
-        """Raises InvalidAuthFile."""
+        """Raises InvalidFile."""
         self._file = WatchedFile(tokens_file, token_file.load) if tokens_file else None
         self._web_tokens = JsonWebTokens(jwt) if jwt else None
         self._asks = tokens_file is not None or jwt is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.admission.identity import Identity, checked_identity
-from scheduler.admission.watched_file import InvalidAuthFile, WatchedFile
+from scheduler.watched_file import InvalidFile, WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +68,12 @@ class JsonWebTokens:
     """Verifies tokens; a token that was is not verified again before it expires or the keys change."""
 
     def __init__(self, settings: JwtSettings, clock: Callable[[], float] = time.time) -> None:
-        """Raises InvalidAuthFile, also when the extra is not installed."""
+        """Raises InvalidFile, also when the extra is not installed."""
         try:
             import jwt
         except ImportError:
             text = "jwt_keys_file: needs the extra jwt: pip install 'lorafleet[jwt]'"
-            raise InvalidAuthFile(text) from None
+            raise InvalidFile(text) from None
         self._jwt = jwt
         self._settings = settings
         self._clock = clock
@@ -187,15 +187,15 @@ def _words(value: object, claim: str) -> list[str]:
 
 
 def _load_keys(file: Path) -> Mapping[str, _Key]:
-    """Public signing keys by their id. Raises InvalidAuthFile, which never tells what a key is."""
+    """Public signing keys by their id. Raises InvalidFile, which never tells what a key is."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))["keys"]
     except OSError as error:
-        raise InvalidAuthFile(f"{file}: {error}") from error
+        raise InvalidFile(f"{file}: {error}") from error
     except (ValueError, KeyError, TypeError):
-        raise InvalidAuthFile(f'{file}: is no JWK set: a JSON object with the list "keys"') from None
+        raise InvalidFile(f'{file}: is no JWK set: a JSON object with the list "keys"') from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidAuthFile(f"{file}: keys: needs a list of objects")
+        raise InvalidFile(f"{file}: keys: needs a list of objects")
     keys: dict[str, _Key] = {}
     for index, entry in enumerate(entries):
         where = f"{file}: keys[{index}]"
@@ -203,12 +203,12 @@ def _load_keys(file: Path) -> Mapping[str, _Key]:
             continue  # Providers publish keys for encryption beside those that sign.
         kid = entry.get("kid", "")
         if not isinstance(kid, str) or (not kid and len(entries) > 1):
-            raise InvalidAuthFile(f"{where}.kid: needs a text, since there are several keys")
+            raise InvalidFile(f"{where}.kid: needs a text, since there are several keys")
         if kid in keys:
-            raise InvalidAuthFile(f"{where}.kid: is the same as that of another key")
+            raise InvalidFile(f"{where}.kid: is the same as that of another key")
         keys[kid] = _load_key(entry, where)
     if not keys:
-        raise InvalidAuthFile(f"{file}: keys: has none that signs")
+        raise InvalidFile(f"{file}: keys: has none that signs")
     return keys
 
 
@@ -217,16 +217,16 @@ def _load_key(entry: Mapping[str, Any], where: str) -> _Key:
 
     fitting = ALGORITHMS.get((str(entry.get("kty")), str(entry.get("crv", ""))))
     if fitting is None:
-        raise InvalidAuthFile(f"{where}: needs kty RSA, EC (P-256, P-384, P-521) or OKP (Ed25519)")
+        raise InvalidFile(f"{where}: needs kty RSA, EC (P-256, P-384, P-521) or OKP (Ed25519)")
     if "d" in entry:
-        raise InvalidAuthFile(f"{where}.d: is a private key; write public ones only")
+        raise InvalidFile(f"{where}.d: is a private key; write public ones only")
     algorithm = entry.get("alg")
     if algorithm is not None and algorithm not in fitting:
-        raise InvalidAuthFile(f"{where}.alg: is not one of {', '.join(fitting)}")
+        raise InvalidFile(f"{where}.alg: is not one of {', '.join(fitting)}")
     try:
         public = jwt.PyJWK(dict(entry), algorithm or fitting[0]).key
     except (jwt.PyJWTError, ValueError, TypeError):
-        raise InvalidAuthFile(f"{where}: is no public key") from None
+        raise InvalidFile(f"{where}: is no public key") from None
     if entry["kty"] == "RSA" and public.key_size < MIN_RSA_BITS:
-        raise InvalidAuthFile(f"{where}: has {public.key_size} bits; at least {MIN_RSA_BITS} are needed")
+        raise InvalidFile(f"{where}: has {public.key_size} bits; at least {MIN_RSA_BITS} are needed")
     return _Key(public, (algorithm,) if algorithm else fitting)

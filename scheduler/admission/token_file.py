@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.admission.identity import MANAGE, PUSH, Identity, checked_identity
-from scheduler.admission.watched_file import InvalidAuthFile
+from scheduler.watched_file import InvalidFile
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ class Known:
 
 
 def load(file: Path) -> Known:
-    """Raises InvalidAuthFile."""
+    """Raises InvalidFile."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidAuthFile(f"{file}: {error}") from error
+        raise InvalidFile(f"{file}: {error}") from error
     if not content or not content.keys() <= {"tokens", "certificates"}:
-        raise InvalidAuthFile(f"{file}: needs [[tokens]] or [[certificates]], and nothing else")
+        raise InvalidFile(f"{file}: needs [[tokens]] or [[certificates]], and nothing else")
     return Known(
         tokens=_table(content.get("tokens", []), "sha256", _SHA256, f"{file}: tokens"),
         certificates=_table(content.get("certificates", []), "san", _SAN, f"{file}: certificates"),
@@ -57,18 +57,18 @@ def load(file: Path) -> Known:
 
 def _table(entries: object, key: str, form: re.Pattern[str], where: str) -> dict[str, Identity]:
     if not isinstance(entries, list):
-        raise InvalidAuthFile(f"{where}: needs entries of the form [[{where.rpartition(' ')[2]}]]")
+        raise InvalidFile(f"{where}: needs entries of the form [[{where.rpartition(' ')[2]}]]")
     found: dict[str, Identity] = {}
     for index, entry in enumerate(entries):
         at = f"{where}[{index}]"
         if not isinstance(entry, Mapping) or not {key, *_ENTRY} <= entry.keys() <= {key, *_ENTRY, "adapters"}:
-            raise InvalidAuthFile(f"{at}: needs {key}, tenant, rights, may have adapters, and nothing else")
+            raise InvalidFile(f"{at}: needs {key}, tenant, rights, may have adapters, and nothing else")
         name = str(entry[key])
         if not form.fullmatch(name):
             needs = "64 lowercase hex digits" if key == "sha256" else "a URI, or a DNS name in lowercase"
-            raise InvalidAuthFile(f"{at}.{key}: needs {needs}")
+            raise InvalidFile(f"{at}.{key}: needs {needs}")
         if name in found:
-            raise InvalidAuthFile(f"{at}.{key}: is the same as that of entry {list(found).index(name)}")
+            raise InvalidFile(f"{at}.{key}: is the same as that of entry {list(found).index(name)}")
         found[name] = _identity(entry, key, name, at)
     return found
 
@@ -87,4 +87,4 @@ def _identity(entry: Mapping[str, Any], key: str, name: str, at: str) -> Identit
     try:
         return checked_identity(entry["tenant"], rights, entry.get("adapters"), kind=kind, subject=subject)
     except ValueError as error:
-        raise InvalidAuthFile(f"{at}.{error}") from None
+        raise InvalidFile(f"{at}.{error}") from None

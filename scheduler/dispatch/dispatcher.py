@@ -23,6 +23,7 @@ from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
 from scheduler.dispatch.reader_line import ReaderLine
 from scheduler.dispatch.reaper import Reaper
+from scheduler.dispatch.room import Room
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.dispatch.trials import Trials
 from scheduler.dispatch.waits import Waits
@@ -30,7 +31,6 @@ from scheduler.errors import (
     DeadlineExceeded,
     Draining,
     NoExecutor,
-    QueueFull,
     SchedulerError,
     StoreUnavailable,
     Superseded,
@@ -40,6 +40,8 @@ from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.link import LinkSettings
 from scheduler.fleet.wire import Tokens
 from scheduler.metrics import Metrics
+from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.tenants import Tenants
 from scheduler.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -57,15 +59,17 @@ class Dispatcher:
         clock: Callable[[], float],
         data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
         awake: Callable[[], float] | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         """`data_loss` is told which version's bytes an executor found damaged. `awake` is a clock that runs
         only while this loop is alive (scheduler/heartbeat.py): executors are waited for on it."""
+        tenants = tenants or Tenants(TenantLimits(max_queued=settings.max_queued_per_tenant))
         self.queue = Queue(
             settings.max_queued,
-            settings.max_queued_per_tenant,
+            tenants.max_queued,
             settings.prompt_token_price,
             settings.priority_aging_s,
-            settings.weights,
+            tenants.weight,
         )
         self._awake = awake or clock
         links_awake = awake or asyncio.get_running_loop().time
@@ -82,6 +86,7 @@ class Dispatcher:
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = LiveRequests()
+        self._room = Room(self.queue, self._accepted, tenants)
         policy = Policy(self.queue, self.fleet.index, settings.aging_s, salt=random.getrandbits(32))
         self._planning = Planning(self.queue, policy)
         self._planner = Planner(
@@ -146,10 +151,9 @@ class Dispatcher:
     # What clients cause.
 
     def check_room(self, tenant: str, *, again: bool = False) -> None:
-        """Raises QueueFull where `submit` would: to be asked before a request costs anything."""
-        if full := self.queue.full(tenant, again=again):
-            whose = "the queue" if full == "total" else f"the queue of tenant {tenant!r}"
-            raise QueueFull(f"{whose} is full")
+        """Raises QueueFull, TooManyStreams where `submit` would: to be asked before a request costs
+        anything."""
+        self._room.check(tenant, again=again)
 
     def submit(
         self, admitted: AdmittedRequest, deadline_s: float | None, *, again: bool = False

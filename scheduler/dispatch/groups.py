@@ -42,7 +42,7 @@ class Tenant:
     """One with waiting requests."""
 
     name: str
-    weight: float
+    weight_of: Callable[[str], float]  # It may change.
     share: Share
     cap: int  # What priorities age up to.
     at: float  # The tokens of its share in turns, which stand still while nobody else waits.
@@ -50,6 +50,10 @@ class Tenant:
     most: int = 0  # Tokens that the answers to all its requests may have together.
     priorities: Counter[int] = field(default_factory=Counter)
     groups: dict["Group", None] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> float:
+        return self.weight_of(self.name)
 
     def enters(self, request: Waiting) -> None:
         self.size += 1

@@ -15,6 +15,7 @@ class LiveRequests:
         self._by_number: dict[int, LiveRequest] = {}
         self._by_dispatch: dict[str, LiveRequest] = {}
         self._versions = Counter[tuple[str, str]]()
+        self._tenants = Counter[str]()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -39,6 +40,10 @@ class LiveRequests:
         """How many there are of each ("tenant/name", digest)."""
         return self._versions.copy()
 
+    def of_tenant(self, tenant: str) -> int:
+        """How many a tenant has."""
+        return self._tenants[tenant]
+
     def of_version(self, adapter: str, digest: str) -> list[LiveRequest]:
         return [live for live in self if live.version == (adapter, digest)]
 
@@ -47,6 +52,7 @@ class LiveRequests:
         self._by_number[live.waiting.number] = live
         if live.admitted.digest:
             self._versions[live.version] += 1
+        self._tenants[live.waiting.tenant] += 1
         self._empty.clear()
 
     def remove(self, live: LiveRequest) -> None:
@@ -58,6 +64,9 @@ class LiveRequests:
             self._versions[live.version] -= 1
             if not self._versions[live.version]:
                 del self._versions[live.version]
+        self._tenants[live.waiting.tenant] -= 1
+        if not self._tenants[live.waiting.tenant]:
+            del self._tenants[live.waiting.tenant]
         if not self._by_number:
             self._empty.set()
 
@@ -90,3 +99,4 @@ class LiveRequests:
         assert set(self._by_key.values()) == set(self._by_number.values())
         assert set(sent) == self._by_dispatch.keys()
         assert self._versions == Counter(live.version for live in self if live.admitted.digest)
+        assert self._tenants == Counter(live.waiting.tenant for live in self)

@@ -28,23 +28,23 @@ class Queue:
     def __init__(
         self,
         max_total: int,
-        max_per_tenant: int,
+        max_per_tenant: int | Callable[[str], float],
         prompt_token_price: float = 0.5,
         priority_aging_s: float = 5.0,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, float] | Callable[[str], float] | None = None,
     ) -> None:
         """A prompt token costs `prompt_token_price`, a generated one 1. For each `priority_aging_s` that it
         waits a request counts as one higher, up to the highest priority that its tenant has waiting; 0 is
-        never. Tenants without a weight have 1."""
+        never. Tenants without a weight have 1. Bounds and weights of tenants may change at any time."""
         self.fresh: dict[Lane, None] = {}  # Where a turn came up anew, until the policy has seen it.
         # Whether a lane waits for more than a seat: the policy says.
         self.is_blocked: Callable[[Lane], bool] = lambda lane: False
         self.lengths: tuple[int, ...] = ()  # What `Needs.max_length` is rounded up to, sorted.
         self._max_total = max_total
-        self._max_per_tenant = max_per_tenant
+        self._most_of = max_per_tenant if callable(max_per_tenant) else lambda tenant: max_per_tenant
         self._price = prompt_token_price
         self._aging_s = priority_aging_s
-        self._weights = dict(weights or {})
+        self._weight_of = weights if callable(weights) else partial(_listed, weights or {})
         self._now = 0.0  # Of the last `age`: levels change only there.
         self._serials = count(1)
         self._requests: dict[int, Waiting] = {}
@@ -57,7 +57,7 @@ class Queue:
         self._kinds: dict[Needs, dict[Lane, None]] = {}  # Lanes by needs, none empty.
         self._shares = Shares(self._tenant_can_progress)
         self._versions: dict[str, Shares] = {}  # By tenant: of its versions.
-        self._paid: set[int] = set()  # Requests that came back: their prompts are charged.
+        self._paid: dict[int, float] = {}  # Requests that came back: what their prompts were charged.
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -138,14 +138,14 @@ class Queue:
         if len(self._requests) >= self._max_total * (1 + again):
             return "total"
         waiting = self._tenants.get(tenant)
-        return "tenant" if waiting and waiting.size >= self._max_per_tenant * (1 + again) else None
+        return "tenant" if waiting and waiting.size >= self._most_of(tenant) * (1 + again) else None
 
     def take(self, number: int, place: str = "") -> Waiting:
         """Removes a request that goes to an executor and charges its tenant for the prompt. `place` is the
         executor where this was the fairest turn; "" where another had to wait for it."""
         request, group = self._requests[number], self._groups[number]
-        tenant, paid = group.tenant, self._paid_for(group, number)
-        spent = 0.0 if paid else request.cost * self._price / tenant.weight
+        tenant, paid = group.tenant, self._paid.get(number, 0.0)
+        spent = 0.0 if number in self._paid else request.cost * self._price / tenant.weight
         self._shares.serve(tenant.share, spent, paid, place)
         group.versions.serve(group.share, spent, paid, place)
         self._follow_shares(tenant)
@@ -155,7 +155,7 @@ class Queue:
     def put_back(self, request: Waiting, since: float = math.inf) -> None:
         """Returns a taken request to its former place: it is charged once, and goes first for that. `since`:
         when its wait for a slot began, which goes on."""
-        self._paid.add(request.number)
+        self._paid[request.number] = request.cost * self._price / self._weight_of(request.tenant)
         self._insert(request)
         self._groups[request.number].lane.owe(since)
 
@@ -169,7 +169,7 @@ class Queue:
 
     def charge(self, tenant: str, digest: str, tokens: float) -> None:
         """Adds to the shares of a tenant and of its version what was spent for them."""
-        spent = tokens / self._weights.get(tenant, 1.0)
+        spent = tokens / self._weight_of(tenant)
         self._shares.charge(tenant, spent)
         if waiting := self._tenants.get(tenant):
             self._follow_shares(waiting)
@@ -234,12 +234,12 @@ class Queue:
         if lengths == self.lengths:
             return
         self.lengths = lengths
-        paid = frozenset(self._paid)
+        paid = dict(self._paid)
         for request in list(self._requests.values()):
             lane = self._groups[request.number].lane
             if self.needs(request) != lane.needs:
                 self._remove(request)
-                self._paid |= paid & {request.number}
+                self._paid.update({request.number: paid[request.number]} if request.number in paid else {})
                 self._insert(request)
                 self._groups[request.number].lane.owe(lane.waits_since)
 
@@ -260,14 +260,8 @@ class Queue:
                 for priority, numbers in group.numbers.items()
             )
             level = -later
-        paid = self._paid_for(group, number)
+        paid = self._paid.get(number, 0.0)  # Before it came back: its turn is earlier by that.
         return (tenant.at - paid, -level, group.share.tokens - paid, number, tenant.name)
-
-    def _paid_for(self, group: Group, number: int) -> float:
-        """Virtual tokens that a request was charged before it came back: its turn is earlier by them."""
-        if number not in self._paid:
-            return 0.0
-        return self._requests[number].cost * self._price / group.tenant.weight
 
     def _level(self, tenant: Tenant, priority: int, number: int) -> int:
         if priority >= tenant.cap or not self._aging_s:
@@ -290,8 +284,7 @@ class Queue:
             share = self._shares.enter(name)
             for other in self._tenants.values() if len(self._tenants) == 1 else ():
                 other.at = other.share.tokens
-            weight = self._weights.get(name, 1.0)
-            tenant = self._tenants[name] = Tenant(name, weight, share, cap=priority, at=share.tokens)
+            tenant = self._tenants[name] = Tenant(name, self._weight_of, share, cap=priority, at=share.tokens)
         lanes = self._lanes.setdefault(request.digest, {})
         needs = self.needs(request)
         lane = lanes.get(needs)
@@ -334,7 +327,7 @@ class Queue:
     def _remove(self, request: Waiting) -> None:
         number, priority = request.number, request.priority
         del self._requests[number]
-        self._paid.discard(number)
+        self._paid.pop(number, None)
         group = self._groups.pop(number)
         tenant, lane = group.tenant, group.lane
         numbers = group.numbers[priority]
@@ -367,7 +360,7 @@ class Queue:
         """Raises AssertionError when an index disagrees with the requests."""
         lanes = list(self.all_lanes())
         assert sum(lane.size for lane in lanes) == len(self._requests) == len(self._groups)
-        assert self._paid <= self._requests.keys() and self.fresh.keys() <= set(lanes)
+        assert self._paid.keys() <= self._requests.keys() and self.fresh.keys() <= set(lanes)
         assert {lane for kind in self._kinds.values() for lane in kind} == set(lanes)
         assert all(lane.needs == needs for needs, kind in self._kinds.items() for lane in kind)
         for tenant in self._tenants.values():
@@ -395,3 +388,7 @@ class Queue:
                     assert request.priority == priority and self._groups[request.number] is group
                     assert (request.tenant, request.digest) == (group.tenant.name, group.lane.digest)
                     assert self.needs(request) == group.lane.needs
+
+
+def _listed(weights: Mapping[str, float], tenant: str) -> float:
+    return weights.get(tenant, 1.0)

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lorafleet.tls.authority import Authority
 from scheduler.admission.auth import Authenticator, Identity
 from scheduler.admission.identity import INFER, MANAGE, PUSH, RIGHTS
-from scheduler.admission.watched_file import InvalidAuthFile
 from scheduler.errors import Unauthenticated
+from scheduler.watched_file import InvalidFile
 
 
 def entry(token: str, tenant: str, rights: str = '["infer"]', more: str = "") -> str:
@@ -262,5 +262,5 @@ def test_a_broken_change_keeps_the_tokens_and_is_logged_once(
 def test_a_wrong_file_is_refused_at_the_start(tmp_path: Path, content: str, named: str) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(content)
-    with pytest.raises(InvalidAuthFile, match=named):
+    with pytest.raises(InvalidFile, match=named):
         Authenticator(file)

@@ -18,8 +18,8 @@ from scheduler.admission import json_web_tokens
 from scheduler.admission.auth import Authenticator
 from scheduler.admission.identity import INFER, PUSH
 from scheduler.admission.json_web_tokens import JsonWebTokens, JwtSettings, WrongToken
-from scheduler.admission.watched_file import InvalidAuthFile
 from scheduler.errors import Unauthenticated
+from scheduler.watched_file import InvalidFile
 from tests.support.services.web_tokens import AUDIENCE, ISSUER, Signer, jwk_set
 
 NOW = 1_000_000.0
@@ -215,7 +215,7 @@ def test_a_wrong_key_is_refused_at_the_start(
     settings: JwtSettings, signer: Signer, change: dict[str, Any], named: str
 ) -> None:
     settings.keys_file.write_text(json.dumps({"keys": [signer.jwk(**change)]}))
-    with pytest.raises(InvalidAuthFile, match=named) as caught:
+    with pytest.raises(InvalidFile, match=named) as caught:
         JsonWebTokens(settings)
     assert "c2VjcmV0" not in str(caught.value)
 
@@ -223,7 +223,7 @@ def test_a_wrong_key_is_refused_at_the_start(
 @pytest.mark.parametrize("content", ["", "[]", '{"keys": 1}', '{"keys": [1]}', '{"keys": []}', "{}", DEEP])
 def test_a_file_that_is_no_key_set_is_refused(settings: JwtSettings, content: str) -> None:
     settings.keys_file.write_text(content)
-    with pytest.raises(InvalidAuthFile, match=r"jwks\.json"):
+    with pytest.raises(InvalidFile, match=r"jwks\.json"):
         JsonWebTokens(settings)
 
 
@@ -231,7 +231,7 @@ def test_a_short_rsa_key_is_refused(settings: JwtSettings) -> None:
     public = rsa.generate_private_key(65537, 1024).public_key()
     key = {"kid": "x", **jwt.algorithms.RSAAlgorithm.to_jwk(public, as_dict=True)}
     settings.keys_file.write_text(json.dumps({"keys": [key]}))
-    with pytest.raises(InvalidAuthFile, match="1024 bits"):
+    with pytest.raises(InvalidFile, match="1024 bits"):
         JsonWebTokens(settings)
 
 
@@ -244,7 +244,7 @@ def test_without_the_extra_the_start_says_so(settings: JwtSettings, monkeypatch:
         return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", no_jwt)
-    with pytest.raises(InvalidAuthFile, match=r"lorafleet\[jwt\]"):
+    with pytest.raises(InvalidFile, match=r"lorafleet\[jwt\]"):
         JsonWebTokens(settings)
 
 

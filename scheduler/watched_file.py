@@ -12,14 +12,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class InvalidAuthFile(Exception):
+class InvalidFile(Exception):
     """The file cannot be used; the text names it, the entry and the key."""
 
 
 class WatchedFile(Generic[T]):
-    """What `load` makes of a file. Raises InvalidAuthFile when made, and never again.
+    """What `load` makes of a file. Raises InvalidFile when made, and never again.
 
-    `load` raises InvalidAuthFile; what else a library raises for some content, as RecursionError for what is
+    `load` raises InvalidFile; what else a library raises for some content, as RecursionError for what is
     nested too deeply, is taken for one.
     """
 
@@ -37,14 +37,14 @@ class WatchedFile(Generic[T]):
             try:
                 self._content = self._loaded()
                 logger.info("read %s again", self._path)
-            except InvalidAuthFile as error:
+            except InvalidFile as error:
                 logger.error("keeping what was read before: %s", error)
         return self._content
 
     def _loaded(self) -> T:
         try:
             return self._load(self._path)
-        except InvalidAuthFile:
+        except InvalidFile:
             raise
         except Exception as error:  # Its text may hold what the file does.
-            raise InvalidAuthFile(f"{self._path}: cannot be used ({type(error).__name__})") from error
+            raise InvalidFile(f"{self._path}: cannot be used ({type(error).__name__})") from error

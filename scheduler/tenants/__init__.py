@@ -1,0 +1,1 @@
+"""What each tenant may take of what is shared: its limits, its rates, and who is refused for them."""
