@@ -73,6 +73,8 @@ class Audit:
     def ended(self, call: "Call", context: grpc.aio.ServicerContext, error: SchedulerError) -> None:
         """A call ended with an error. On the event loop."""
         method = call.method
+        if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self._count(error.code.name, error.reason, method if method in self._methods else OTHER)
         if isinstance(error, Unauthenticated | PermissionDenied):
             reason = error.cause if isinstance(error, Unauthenticated) else error.metadata.get("right", "")
             self._count(error.code.name, reason, method if method in self._methods else OTHER)

@@ -14,6 +14,7 @@ SchedulerError
 ├── Superseded           ABORTED               a second call took this request id
 ├── QueueFull            RESOURCE_EXHAUSTED    with a retry delay
 ├── TooManyStreams       RESOURCE_EXHAUSTED    a tenant has as many requests as it may: with a retry delay
+├── RateExceeded         RESOURCE_EXHAUSTED    a tenant's rate, named by the reason: with a retry delay
 ├── TenantFull           RESOURCE_EXHAUSTED    a tenant has as many versions as it may: with a retry delay
 ├── NoExecutor           UNAVAILABLE           with a retry delay
 ├── StoreUnavailable     UNAVAILABLE           with a retry delay
@@ -201,6 +202,27 @@ class TooManyStreams(RetryableError):
             f"tenant {tenant!r} has {held} requests, as many as it may have at once (max_streams)",
             retry_after_s=retry_after_s,
         )
+
+
+class RateExceeded(RetryableError):
+    """`reason` is one of scheduler/tenants/rates.py."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, tenant: str, reason: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"tenant {tenant!r} has used up its rate of {_RATES[reason]}: come again in "
+            f"{retry_after_s:.1f} s, with the same request id",
+            retry_after_s=retry_after_s,
+        )
+        self.reason = reason
+
+
+_RATES = {
+    "REQUEST_RATE": "requests (requests_per_minute)",
+    "PROMPT_TOKEN_RATE": "prompt tokens (prompt_tokens_per_minute)",
+    "OUTPUT_TOKEN_RATE": "output tokens (output_tokens_per_minute)",
+}
 
 
 class TenantFull(RetryableError):

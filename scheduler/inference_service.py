@@ -133,7 +133,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise Draining()
         identity = audit.caller()
         again = request.HasField("resume") or ACCEPTED in tuple(context.invocation_metadata() or ())
-        self._dispatcher.check_room(identity.tenant, again=again)
+        max_model_len = self._admission.max_model_len
+        self._dispatcher.room.check(identity.tenant, request, max_model_len, again=again)
         admitted = await self._admission.admit(request, identity, one_message=one_message)
         return self._dispatcher.submit(admitted, context.time_remaining(), again=again)
 

@@ -140,8 +140,8 @@ class Metrics:
         )
         self._refusals = Counter(
             "lorafleet_scheduler_refusals",
-            "Calls refused for who made them, by status, reason (what was wrong, or the right that was "
-            "missing) and method.",
+            "Calls refused for who made them or for what they would take, by status, reason (what was wrong, "
+            "the right that was missing, the limit) and method.",
             ["code", "reason", "method"],
             registry=registry,
         )

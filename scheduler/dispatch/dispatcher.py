@@ -41,6 +41,7 @@ from scheduler.fleet.link import LinkSettings
 from scheduler.fleet.wire import Tokens
 from scheduler.metrics import Metrics
 from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.quotas import Quotas
 from scheduler.tenants.tenants import Tenants
 from scheduler.text.tokenizer import Tokenizer
 
@@ -60,6 +61,7 @@ class Dispatcher:
         data_loss: Callable[[str, str], None] = lambda adapter, digest: None,
         awake: Callable[[], float] | None = None,
         tenants: Tenants | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         """`data_loss` is told which version's bytes an executor found damaged. `awake` is a clock that runs
         only while this loop is alive (scheduler/heartbeat.py): executors are waited for on it."""
@@ -86,7 +88,7 @@ class Dispatcher:
         self._data_loss = data_loss
         self._numbers = itertools.count(1)
         self._accepted = LiveRequests()
-        self._room = Room(self.queue, self._accepted, tenants)
+        self.room = Room(self.queue, self._accepted, tenants, quotas or Quotas(tenants.limits), clock)
         policy = Policy(self.queue, self.fleet.index, settings.aging_s, salt=random.getrandbits(32))
         self._planning = Planning(self.queue, policy)
         self._planner = Planner(
@@ -150,11 +152,6 @@ class Dispatcher:
 
     # What clients cause.
 
-    def check_room(self, tenant: str, *, again: bool = False) -> None:
-        """Raises QueueFull, TooManyStreams where `submit` would: to be asked before a request costs
-        anything."""
-        self._room.check(tenant, again=again)
-
     def submit(
         self, admitted: AdmittedRequest, deadline_s: float | None, *, again: bool = False
     ) -> LiveRequest:
@@ -185,9 +182,10 @@ class Dispatcher:
         self._end(live, grpc.StatusCode.CANCELLED.name)
 
     def _enqueue_new(self, live: LiveRequest, deadline_s: float | None, again: bool) -> None:
-        self.check_room(live.waiting.tenant, again=again)
+        self.room.check_places(live.waiting.tenant, live.admitted.request_id, again=again)
         if not again:  # What was accepted is not refused for what it would take.
             self._forecasts.check(live, deadline_s)
+        self.room.take(live, again=again)
         self._planning.arrive(live.waiting, again=again)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
@@ -365,6 +363,7 @@ class Dispatcher:
             self.fleet.cancel(live.address, live.dispatch_id)
         self._accepted.end_attempt(live)
         self._accepted.remove(live)
+        self.room.ended(live)
         self._journal.ended(live, code, self.num_live, self._clock())
 
     async def _sweep_for_ever(self) -> None:

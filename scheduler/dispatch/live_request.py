@@ -66,6 +66,7 @@ class LiveRequest:
         self.dispatch_id = ""  # Of the attempt that runs; empty while it waits.
         self.address = ""  # The name of the executor where it runs.
         self.attempts = 0
+        self.reserved_tokens = 0  # Of its tenant's output tokens a minute (room.py).
         self.doubtful: frozenset[str] = (
             frozenset()
         )  # Executors that failed it, for a reason of theirs or not.

@@ -1,23 +1,101 @@
 """Whether there is room for one more request of a tenant: in the queue, and in what it may have."""
 
+from collections.abc import Callable
+
+from lorafleet.v1 import inference_pb2
+from scheduler.admission.asked import costs_of
+from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.queue import Queue
-from scheduler.errors import QueueFull, TooManyStreams
+from scheduler.errors import QueueFull, RateExceeded, TooManyStreams
+from scheduler.tenants.places import Line
+from scheduler.tenants.quotas import Quotas
+from scheduler.tenants.rates import Costs, Refusal
 from scheduler.tenants.tenants import Tenants
 
 
 class Room:
     """`again`, everywhere: the request was accepted before, by a scheduler or over a connection that was
-    lost. No quota refuses it, and the queue takes twice as many of those."""
+    lost. No quota refuses it, and the queue takes twice as many of those.
 
-    def __init__(self, queue: Queue, accepted: LiveRequests, tenants: Tenants) -> None:
+    Who is refused for what its tenant may take finds, after the told delay, what it needs kept for the same
+    request id.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        accepted: LiveRequests,
+        tenants: Tenants,
+        quotas: Quotas,
+        clock: Callable[[], float],
+    ) -> None:
         self._queue, self._accepted, self._tenants = queue, accepted, tenants
+        self._quotas, self._clock = quotas, clock
+        self._streams, self._waiting = Line(), Line()
 
-    def check(self, tenant: str, *, again: bool = False) -> None:
-        """Cheap: to be asked before a request costs anything. Raises QueueFull, TooManyStreams."""
+    def check(
+        self,
+        tenant: str,
+        request: inference_pb2.GenerateRequest,
+        max_model_len: int,
+        *,
+        again: bool,
+    ) -> None:
+        """Cheap: to be asked before a request costs anything. Raises QueueFull, TooManyStreams,
+        RateExceeded."""
+        key = request.request_id
+        self.check_places(tenant, key, again=again)
+        if not again and self._tenants.limits(tenant).has_rates:
+            least, guess = costs_of(request, max_model_len)
+            self._raise(tenant, self._quotas.check(tenant, least, self._clock(), key, guess))
+
+    def check_places(self, tenant: str, key: str, *, again: bool) -> None:
+        """`key` is the request's id. Raises QueueFull, TooManyStreams."""
+        full = self._queue.full(tenant, again=again)
+        if full and (again or full == "total"):
+            raise QueueFull(_full(tenant, full))
+        if again:
+            return
+        limits, now = self._tenants.limits(tenant), self._clock()
         held = self._accepted.of_tenant(tenant)
-        if not again and 0 < self._tenants.limits(tenant).max_streams <= held:
-            raise TooManyStreams(tenant, held)
-        if full := self._queue.full(tenant, again=again):
-            whose = "the queue" if full == "total" else f"the queue of tenant {tenant!r}"
-            raise QueueFull(f"{whose} is full")
+        if limits.max_streams:
+            wait_s = self._streams.ask(tenant, held, limits.max_streams, now, key)
+            if wait_s is not None:
+                raise TooManyStreams(tenant, held, wait_s)
+        waiting = self._queue.tenants.get(tenant)
+        size = waiting.size if waiting else 0
+        wait_s = self._waiting.ask(tenant, size, self._tenants.max_queued(tenant), now, key)
+        if wait_s is not None:
+            raise QueueFull(_full(tenant, "tenant"), retry_after_s=wait_s)
+
+    def take(self, live: LiveRequest, *, again: bool) -> None:
+        """The request is accepted now: it pays, or RateExceeded is raised and nothing was taken. One that was
+        accepted before has paid for its prompt; what it generates from here on is charged."""
+        tenant, admitted = live.waiting.tenant, live.admitted
+        output = admitted.stopping.max_new_tokens - len(admitted.resumed_token_ids)
+        if again:
+            self._quotas.charge(tenant, Costs(0, 0, output), self._clock())
+        else:
+            costs = Costs(1, len(admitted.prompt_token_ids), output)
+            self._raise(tenant, self._quotas.take(tenant, costs, self._clock(), admitted.request_id))
+        live.reserved_tokens = output
+        self._streams.taken(tenant, admitted.request_id)
+        self._waiting.taken(tenant, admitted.request_id)
+
+    def ended(self, live: LiveRequest) -> None:
+        """Gives back what its answer did not use."""
+        tenant, now = live.waiting.tenant, self._clock()
+        produced = len(live.progress.output) - len(live.admitted.resumed_token_ids)
+        self._quotas.give_back(tenant, live.reserved_tokens - produced)
+        self._streams.ended(tenant, self._accepted.of_tenant(tenant) + 1, now)
+        if waiting := self._queue.tenants.get(tenant):  # As one ends, one of those that wait goes on.
+            self._waiting.ended(tenant, waiting.size, now)
+
+    def _raise(self, tenant: str, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            raise RateExceeded(tenant, refusal.reason, refusal.wait_s)
+
+
+def _full(tenant: str, bound: str) -> str:
+    return "the queue is full" if bound == "total" else f"the queue of tenant {tenant!r} is full"

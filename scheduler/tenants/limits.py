@@ -41,6 +41,10 @@ class TenantLimits:
     max_template_calls: int = 0  # Chat templates that run or wait, at once.
     max_heavy_bytes: int = 0  # Of large messages that are worked on.
 
+    @property
+    def has_rates(self) -> bool:
+        return any((self.requests_per_minute, self.prompt_tokens_per_minute, self.output_tokens_per_minute))
+
     def __post_init__(self) -> None:
         for option in fields(self):
             value, whole = getattr(self, option.name), option.type is int

@@ -91,6 +91,12 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.InUse("x"), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE"),
     (lambda: errors.AdapterRemoved("a/b", "x"), grpc.StatusCode.FAILED_PRECONDITION, "ADAPTER_REMOVED"),
     (lambda: errors.TenantFull("no more"), grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_FULL"),
+    (
+        lambda: errors.RateExceeded("acme", "REQUEST_RATE", 2.0),
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "REQUEST_RATE",
+    ),
+    (lambda: errors.TooManyStreams("acme", 3), grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS"),
     (lambda: errors.PushedAgain("a/b", "x"), grpc.StatusCode.ABORTED, "PUSHED_AGAIN"),
     (lambda: errors.GenerationMismatch("x"), grpc.StatusCode.ABORTED, "GENERATION_MISMATCH"),
     (lambda: errors.Superseded("r1"), grpc.StatusCode.ABORTED, "SUPERSEDED"),

@@ -1,0 +1,160 @@
+"""The rates of one tenant: token buckets, and the line of those that were told to come again. Pure.
+
+Each of the three rates has a bucket that fills by its rate and holds what comes in `burst_seconds` of it. A
+request is let in when every bucket has what it costs. One that costs more than a bucket can hold is let in
+when that is full, and the debt is paid before the next; so in any time t no more is let in than
+
+    rate * t + max(burst, the largest single cost).
+
+Output tokens are reserved up front, by what the answer may have at most, and what was not used is given back
+at its end: so the limit holds whatever runs, an accepted request is never cut for it, and what a refused one
+is told does not depend on how long others' answers get.
+
+Who is refused is told when it will be its turn behind all that were told so before, and what it needs then is
+kept for it. Nobody is let in who would break such a promise.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.promises import Promises
+
+REASONS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE")
+_NEARLY = 1e-6  # Of a token: what floats lose.
+_LATER_S = 1e-3  # Told besides, for what clocks and floats round.
+
+
+class Costs(NamedTuple):
+    requests: float = 1.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+class Refusal(NamedTuple):
+    """`reason` is one of REASONS: the rate that it waits for longest."""
+
+    reason: str
+    wait_s: float
+
+
+class Bucket:
+    """Times are in seconds of any one clock. Where that jumps back, no time has passed; where it jumps ahead,
+    the bucket is full at most."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0  # A second; 0 is no limit.
+        self.capacity = 0.0
+        self.level = 0.0  # Below 0: a debt.
+        self._at: float | None = None
+
+    def adjust(self, now: float, rate: float, capacity: float) -> None:
+        """Fills it up to now by the rate of before, then takes the new one. A new limit begins full; a
+        smaller capacity is one at once."""
+        is_new = not self.rate
+        self.level += self.rate * max(0.0, now - (now if self._at is None else self._at))
+        self.rate, self.capacity, self._at = rate, capacity, now
+        self.level = capacity if is_new else min(self.level, capacity)
+
+    def needs(self, cost: float) -> float:
+        """The level at which so much may be taken."""
+        return min(cost, self.capacity)
+
+
+class Rates:
+    """`share` is what this scheduler may give of the tenant's rates, 1 where it is alone."""
+
+    def __init__(self) -> None:
+        self._buckets = (Bucket(), Bucket(), Bucket())
+        self._promised = [0.0, 0.0, 0.0]
+        self._promises = Promises[Costs](self._release)
+        self._limits: TenantLimits | None = None
+
+    def check(self, costs: Costs, now: float, key: str = "", guess: Costs | None = None) -> Refusal | None:
+        """Whether at least so much is there, without taking it. `guess` is what it will take, for when it is
+        told to come again."""
+        return self._ask(costs, guess or costs, now, key, take=False)
+
+    def take(self, costs: Costs, now: float, key: str = "") -> Refusal | None:
+        """Takes it. A refusal takes nothing."""
+        return self._ask(costs, costs, now, key, take=True)
+
+    def charge(self, costs: Costs) -> None:
+        """Takes it in any case."""
+        for _, bucket, cost in self._limited(costs):
+            bucket.level -= cost
+
+    def give_back(self, output_tokens: float) -> None:
+        """What was reserved and not used. It goes into a bucket that is adjusted before it is asked."""
+        self._buckets[2].level += output_tokens
+
+    def adjust(self, now: float, limits: TenantLimits, share: float = 1.0) -> None:
+        """To be called before each question. What was promised by other limits counts no more."""
+        if limits is not self._limits:
+            self._limits = limits
+            self._promises.clear()
+            self._promised = [0.0, 0.0, 0.0]
+        rates = (
+            limits.requests_per_minute,
+            limits.prompt_tokens_per_minute,
+            limits.output_tokens_per_minute,
+        )
+        for bucket, per_minute in zip(self._buckets, rates, strict=True):
+            rate = per_minute / 60 * share
+            bucket.adjust(now, rate, rate * limits.burst_seconds)
+        self._promises.lapse(now)
+        if not self._promises:
+            self._promised = [0.0, 0.0, 0.0]
+
+    @property
+    def is_idle(self) -> bool:
+        """A new one would be the same."""
+        return not self._promises and all(bucket.level >= bucket.capacity for bucket in self._buckets)
+
+    def _ask(self, costs: Costs, guess: Costs, now: float, key: str, *, take: bool) -> Refusal | None:
+        promise = self._promises.end(key)
+        if promise is not None:
+            self._release(promise.what)
+        is_due = promise is not None and now >= promise.due
+        fits = promise is not None and all(
+            cost <= kept for cost, kept in zip(costs, promise.what, strict=True)
+        )
+        refusal = self._refusal(costs, now, in_turn=is_due and fits)
+        if refusal is None:
+            if take:
+                self.charge(costs)
+            elif promise is not None:
+                self._promise(key, now, promise.due, promise.what)
+            return None
+        if promise is not None and not is_due:
+            self._promise(key, now, promise.due, promise.what)
+            return Refusal(refusal.reason, promise.due - now)
+        later = self._refusal(guess, now, in_turn=False) or refusal
+        self._promise(key, now, now + later.wait_s - _LATER_S, guess)
+        return later
+
+    def _refusal(self, costs: Costs, now: float, *, in_turn: bool) -> Refusal | None:
+        """`in_turn`: what it needs was kept for it. Else it goes now only if it takes nothing that was
+        promised, and is behind all others if not."""
+        waits, last_due = [(0.0, "")], self._promises.last_due() or now
+        for index, bucket, cost in self._limited(costs):
+            needs, promised = bucket.needs(cost), self._promised[index]
+            at_end = bucket.level + bucket.rate * max(0.0, last_due - now) - promised
+            kept = 0.0 if in_turn or at_end >= needs - _NEARLY else promised
+            waits.append(((kept + needs - bucket.level) / bucket.rate, REASONS[index]))
+        wait_s, reason = max(waits)
+        return Refusal(reason, wait_s + _LATER_S) if wait_s > _NEARLY else None
+
+    def _promise(self, key: str, now: float, due: float, costs: Costs) -> None:
+        if self._promises.make(key, now, due, costs):
+            self._promised = [kept + cost for kept, cost in zip(self._promised, costs, strict=True)]
+
+    def _release(self, costs: Costs) -> None:
+        self._promised = [kept - cost for kept, cost in zip(self._promised, costs, strict=True)]
+
+    def _limited(self, costs: Costs) -> Iterator[tuple[int, Bucket, float]]:
+        return (
+            (index, bucket, cost)
+            for index, (bucket, cost) in enumerate(zip(self._buckets, costs, strict=True))
+            if bucket.rate
+        )

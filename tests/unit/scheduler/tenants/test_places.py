@@ -1,0 +1,50 @@
+"""Places on virtual time: never more than there are, and who comes again when told finds one."""
+
+from heapq import heappop, heappush
+from random import Random
+
+import pytest
+
+from scheduler.tenants.places import Places
+
+
+def test_a_place_is_kept_for_who_was_told_and_not_for_ever() -> None:
+    places = Places()
+    for at in (0.0, 1.0, 2.0, 3.0):
+        places.ended(1, at)
+    wait_s = places.ask(2, 2, 4.0, "first")
+    assert wait_s is not None and wait_s > 1.0  # Each lasts for a second.
+    assert places.ask(1, 2, 4.5, "another") is not None
+    assert places.ask(1, 2, 4.0 + wait_s, "first") is None
+    places.taken("first")
+    assert places.ask(0, 2, 1000.0, "third") is None  # Nobody came for the other one.
+
+
+@pytest.mark.parametrize("load", [1.5, 10.0])
+@pytest.mark.parametrize("most", [1, 8, 100])
+def test_one_retry_after_the_told_delay_finds_a_place(load: float, most: int) -> None:
+    """Answers last for 1 s on average, some much longer; ever more come than there are places."""
+    rng, places = Random(f"{load} {most}"), Places()
+    events: list[tuple[float, str, str]] = []
+    at = 0.0
+    for number in range(200 + 20 * most):
+        at += rng.expovariate(load * most)
+        heappush(events, (at, f"r{number}", "new"))
+    held, came, succeeded = 0, 0, 0
+    while events:
+        now, key, what = heappop(events)
+        if what == "end":
+            places.ended(held, now)
+            held -= 1
+            continue
+        wait_s = places.ask(held, most, now, key)
+        if what == "again":
+            came, succeeded = came + 1, succeeded + (wait_s is None)
+        if wait_s is None:
+            places.taken(key)
+            held += 1
+            heappush(events, (now + rng.expovariate(1.0), key, "end"))
+        elif what == "new":
+            heappush(events, (now + wait_s + rng.uniform(0, 0.1), key, "again"))
+        assert held <= most
+    assert came >= 50 and succeeded >= 0.95 * came

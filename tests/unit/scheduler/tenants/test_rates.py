@@ -1,0 +1,138 @@
+"""Rates on virtual time: what is let in is bounded, and what is told is true."""
+
+from heapq import heapify, heappop, heappush
+from random import Random
+
+import pytest
+
+from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.rates import Costs, Rates
+
+LIMITS = TenantLimits(
+    requests_per_minute=600, prompt_tokens_per_minute=60_000, output_tokens_per_minute=30_000, burst_seconds=5
+)
+PER_S = (10.0, 1000.0, 500.0)
+
+
+def random_costs(rng: Random) -> Costs:
+    return Costs(1.0, rng.randint(1, 400), rng.randint(1, 200))
+
+
+def test_a_bucket_begins_full_and_fills_at_its_rate() -> None:
+    rates = Rates()
+    rates.adjust(100.0, TenantLimits(requests_per_minute=60, burst_seconds=3))
+    assert [rates.take(Costs(), 100.0) is None for _ in range(4)] == [True, True, True, False]
+    refusal = rates.take(Costs(), 100.0)
+    assert refusal is not None and refusal.reason == "REQUEST_RATE"
+    assert refusal.wait_s == pytest.approx(1.0, abs=0.01)
+    rates.adjust(101.1, TenantLimits(requests_per_minute=60, burst_seconds=3))
+    assert rates.take(Costs(), 101.1) is None and rates.take(Costs(), 101.1) is not None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_window_of_time_has_more_than_its_rate_and_one_burst(seed: int) -> None:
+    rng, rates, now = Random(seed), Rates(), 0.0
+    taken: list[tuple[float, Costs]] = []
+    for number in range(3000):
+        now += rng.choice((0.0, 0.01, 0.05, rng.expovariate(2.0)))
+        rates.adjust(now, LIMITS)
+        costs = random_costs(rng)
+        if rates.take(costs, now, f"r{rng.randint(0, number)}" if rng.random() < 0.5 else "") is None:
+            taken.append((now, costs))
+    assert len(taken) > 100
+    for kind, rate in enumerate(PER_S):
+        excess = worst = 0.0  # The most that any window had above its rate, as a maximal subarray.
+        last = 0.0
+        for at, costs in taken:
+            excess = max(0.0, excess - rate * (at - last)) + costs[kind]
+            worst, last = max(worst, excess), at
+        assert worst <= rate * 5 + 1e-3
+
+
+def test_what_costs_more_than_a_burst_waits_for_a_full_bucket_and_is_paid_off() -> None:
+    limits = TenantLimits(prompt_tokens_per_minute=600, burst_seconds=1)
+    rates = Rates()
+    rates.adjust(0.0, limits)
+    assert rates.take(Costs(prompt_tokens=100), 0.0) is None
+    refusal = rates.take(Costs(prompt_tokens=5), 0.0, "next")
+    assert refusal is not None and refusal.wait_s == pytest.approx(9.5, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_clock_that_jumps_grants_nothing_and_stalls_nobody(seed: int) -> None:
+    rng, rates, now, ahead, taken = Random(seed), Rates(), 1000.0, 0.0, 0
+    limits = TenantLimits(requests_per_minute=60, burst_seconds=4)
+    for _ in range(500):
+        step = rng.choice((0.05, -rng.uniform(0, 1e6), rng.uniform(0, 0.5)))
+        now, ahead = now + step, ahead + max(0.0, step)
+        rates.adjust(now, limits)
+        taken += rates.take(Costs(), now) is None
+    assert 0.5 * ahead <= taken <= ahead + 4
+    now += 1e9  # And far ahead: full, not more.
+    rates.adjust(now, limits)
+    assert sum(rates.take(Costs(), now) is None for _ in range(20)) == 4
+
+
+def test_other_limits_count_at_once_and_charge_nothing_again() -> None:
+    rates, before = Rates(), TenantLimits(requests_per_minute=60, burst_seconds=10)
+    rates.adjust(0.0, before)
+    for _ in range(10):
+        assert rates.take(Costs(), 0.0) is None
+    rates.adjust(0.0, TenantLimits(requests_per_minute=600, burst_seconds=10))
+    assert rates.take(Costs(), 0.0) is not None  # More may be saved up, nothing is given.
+    rates.adjust(1.0, TenantLimits(requests_per_minute=600, burst_seconds=10))
+    # Filled by the rate of before until it was read again, then by the new one.
+    assert sum(rates.take(Costs(), 1.0) is None for _ in range(20)) == 10
+    rates.adjust(1000.0, TenantLimits(requests_per_minute=12, burst_seconds=10))
+    assert sum(rates.take(Costs(), 1000.0) is None for _ in range(20)) == 2
+    rates.adjust(1000.0, TenantLimits())
+    assert all(rates.take(Costs(), 1000.0) is None for _ in range(100))
+
+
+def test_what_an_answer_does_not_use_is_given_back() -> None:
+    limits = TenantLimits(output_tokens_per_minute=6000, burst_seconds=10)
+    rates = Rates()
+    rates.adjust(0.0, limits)
+    assert rates.take(Costs(output_tokens=900), 0.0) is None
+    assert rates.take(Costs(output_tokens=900), 0.0) is not None
+    rates.give_back(850)
+    rates.adjust(0.0, limits)
+    assert rates.take(Costs(output_tokens=900), 0.0) is None
+
+
+def retries(
+    rng: Random, load: float, *, comes_back: float, used: float, seconds: int = 30
+) -> tuple[int, int]:
+    """A tenant that asks for `load` times its quota; of the refused `comes_back` come once more, after the
+    told delay and some chance. An answer uses a part of what it reserved. How many came, and got in."""
+    rates, now, came, succeeded = Rates(), 0.0, 0, 0
+    events: list[tuple[float, str, Costs | None, float]] = []
+    at, number = 0.0, 0
+    while at < seconds:
+        at += rng.expovariate(load * 5)  # About as many as the quota takes of `random_costs`.
+        number += 1
+        events.append((at, f"r{number}", random_costs(rng), 0.0))
+    heapify(events)
+    retried = set[str]()
+    while events:
+        now, key, costs, back = heappop(events)
+        rates.adjust(now, LIMITS)
+        if costs is None:
+            rates.give_back(back)
+            continue
+        refusal = rates.take(costs, now, key)
+        if key in retried:
+            came, succeeded = came + 1, succeeded + (refusal is None)
+        if refusal is None:
+            heappush(events, (now + rng.uniform(0.5, 5), key, None, costs.output_tokens * (1 - used)))
+        elif key not in retried and rng.random() < comes_back:
+            retried.add(key)
+            heappush(events, (now + refusal.wait_s + rng.uniform(0, 0.2), key, costs, 0.0))
+    return came, succeeded
+
+
+@pytest.mark.parametrize("load", [1.5, 3.0, 10.0])
+@pytest.mark.parametrize(("comes_back", "used"), [(1.0, 1.0), (1.0, 0.3), (0.5, 0.5)])
+def test_one_retry_after_the_told_delay_succeeds(load: float, comes_back: float, used: float) -> None:
+    came, succeeded = retries(Random(f"{load} {comes_back} {used}"), load, comes_back=comes_back, used=used)
+    assert came >= 20 and succeeded >= 0.95 * came
