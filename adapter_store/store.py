@@ -175,6 +175,12 @@ class AdapterStore(WeightsSource, Protocol):
         """Of all holders, but for those that did not renew theirs in time."""
         ...
 
+    def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str] | None:
+        """Tells other holders something in place of what this one told before, for so long by the store's
+        clock ("": it tells nothing any more), and returns what all tell now. It may be lost in a crash. None:
+        this medium is too slow for what is told twice a second, and nothing was told."""
+        ...
+
     def orphans(self) -> builtins.list[str]:
         """What is stored and what no version names: digests of content, or what else tells where it is. A
         push that is under way is none. Takes time in proportion to all that is stored."""

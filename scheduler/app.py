@@ -54,7 +54,10 @@ from scheduler.inference_service import InferenceService
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter
+from scheduler.tenants.exchange import Exchange
 from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.quotas import Quotas
+from scheduler.tenants.sharing import Sharing
 from scheduler.tenants.tenants import LOOK_S, Tenants
 from scheduler.text.tokenizer import Tokenizer
 
@@ -101,6 +104,7 @@ class Scheduler:
         self._authenticator = Authenticator(config.tokens_file, _jwt_settings(config))
         defaults = TenantLimits(max_queued=config.max_queued_per_tenant)
         self._tenants = Tenants(defaults, config.tenants_file)
+        self._sharing = Sharing()
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
         self._heartbeat = Heartbeat(self._metrics.loop_lag_seconds.observe)
@@ -122,10 +126,12 @@ class Scheduler:
             self._quarantine.suspect,
             self._heartbeat.awake,
             self._tenants,
+            Quotas(self._tenants.limits, self._sharing.share),
         )
         self._discovery = self._discovery_of(config)
         self._demand = DemandMeter(config.scale_seats_filled, config.scale_start_within)
         self._registry.register(DemandCollector(lambda: self._demand.last))
+        self._exchange = Exchange(self._store, self._sharing, self._pool, time.monotonic)
         self._retirement = Retirement(
             self._store,
             self._versions,
@@ -170,6 +176,7 @@ class Scheduler:
         self._heartbeat.start()
         self._set_readiness(False)
         await self._retirement.start()
+        await self._exchange.start()
         await self._listen()
         self._versions.start()
         self._discovery.start()
@@ -197,6 +204,7 @@ class Scheduler:
             task.cancel()
         await self._discovery.stop()
         await self.dispatcher.stop()
+        await self._exchange.stop()
         await self._retirement.stop()
         self._versions.stop()
         await self._server.stop(grace=1.0)

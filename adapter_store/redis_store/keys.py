@@ -50,6 +50,14 @@ class Keys:
         return self._meta("leased")
 
     @property
+    def tellers(self) -> str:
+        return self._meta("tellers")
+
+    @property
+    def told(self) -> str:
+        return self._meta("told")
+
+    @property
     def changes(self) -> str:
         return self._meta("changes")
 

@@ -35,3 +35,11 @@ class Leases:
         [found] = self._primary.run(("EVAL", scripts.LEASES, 2, self._keys.leases, self._keys.leased))
         pairs = zip(found[::2], found[1::2], strict=True)
         return [Lease.from_bytes(holder.decode(), value) for holder, value in pairs]
+
+    def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str]:
+        """Nothing of it is durable: it is told again all the time."""
+        arguments = (holder, str(seconds), text)
+        command = ("EVAL", scripts.EXCHANGE, 2, self._keys.tellers, self._keys.told, *arguments)
+        [found] = self._primary.run(command)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return {each.decode(): told.decode(errors="replace") for each, told in pairs}

@@ -145,3 +145,23 @@ for _, holder in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
 end
 return redis.call('HGETALL', KEYS[2])
 """
+
+# Tells all others something, for some time from now on by this server's clock, and hears what they tell.
+#   KEYS  1 tellers  2 told      ARGV  1 holder   2 seconds   3 what it tells ("": nothing any more)
+#   Returns holder, text, holder, text, ...
+EXCHANGE = """#!lua flags=allow-oom
+local now = redis.call('TIME')
+now = now[1] + now[2] / 1000000
+if ARGV[3] == '' then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('HDEL', KEYS[2], ARGV[1])
+else
+  redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[2]), ARGV[1])
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+end
+for _, holder in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now))) do
+  redis.call('ZREM', KEYS[1], holder)
+  redis.call('HDEL', KEYS[2], holder)
+end
+return redis.call('HGETALL', KEYS[2])
+"""

@@ -182,6 +182,9 @@ class RedisStore(Catalogue):
     def leases(self) -> builtins.list[Lease]:
         return self._leases.all()
 
+    def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str]:
+        return self._leases.exchange(holder, text, seconds)
+
     def orphans(self) -> builtins.list[str]:
         return find_orphans(self._primary, self._keys)
 

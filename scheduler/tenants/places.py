@@ -64,7 +64,7 @@ class Places:
             gap_s = sure * self._held_s / self._ends / most
         else:
             gap_s = max(_UNKNOWN_S, self._held_s / most)
-        behind = (self._promises.last_due() or now) - now + gap_s * (1 + 3 / most**0.75)
+        behind = (self._promises.last_due() or now) - now + gap_s * (1 + 3 * math.pow(most, -0.75))
         return max(_LEAST_S, gap_s * _SURE, behind)
 
 

@@ -63,3 +63,11 @@ def test_a_damaged_lease_has_seen_nothing(
             value = client.hget(medium.keys.leased, "one")
             client.hset(medium.keys.leased, "one", value.replace(b"5", b"9"))
     assert store.leases() == [Lease("one", -1)]
+
+
+def test_holders_hear_what_others_tell_where_the_medium_is_fast(store: AdapterStore) -> None:
+    if store.exchange("a", "one", 60.0) is None:
+        return  # A folder.
+    assert store.exchange("b", "two", 60.0) == {"a": "one", "b": "two"}
+    assert store.exchange("a", "three", 0.0) == {"b": "two"}
+    assert store.exchange("b", "", 60.0) == {}
