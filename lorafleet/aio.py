@@ -34,9 +34,10 @@ class AsyncClient:
         tls: Tls | grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
         resume_timeout: float = 60.0,
+        refused_attempts: int = 1,
     ) -> None:
         self._calls = AsyncCalls(target, token, tls, timeout)
-        self._policy = RetryPolicy(resume_timeout=resume_timeout)
+        self._policy = RetryPolicy(resume_timeout, refused_attempts=refused_attempts)
         self.adapters = AsyncAdapters(self._calls)
 
     async def __aenter__(self) -> Self:

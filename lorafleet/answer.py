@@ -33,16 +33,20 @@ class RetryPolicy:
     with its server, is asked for, or taken up, again until `resume_timeout` has passed without a new token;
     then its error is raised. Neither is tried again before its first chunk once a server has waited for an
     executor in vain.
-    A full queue (RESOURCE_EXHAUSTED) ends a request that was not accepted; one that was waits for its place.
+    A full queue or quota (RESOURCE_EXHAUSTED) ends a request that was not accepted, unless `refused_attempts`
+    says how often it may be tried, each time after the server's own delay: its place is kept for it. One that
+    was accepted waits for its place.
     But gRPC says RESOURCE_EXHAUSTED, too, without a reason, of a message that is too large for one side,
     which no wait makes smaller, and of what passes, as a lack of memory. That is tried `start_attempts` times
     in a row.
     The n-th wait is first_delay * 2^n, at most max_delay, shortened by up to half at random so that the
-    clients of a restarted server do not come all at once; a server's own retry delay is never undercut.
+    clients of a restarted server do not come all at once. A server's own retry delay is never undercut: up to
+    first_delay comes on top of it.
     """
 
     resume_timeout: float = 60.0
     start_attempts: int = 4
+    refused_attempts: int = 1
     first_delay: float = 0.1
     max_delay: float = 5.0
 
@@ -77,6 +81,7 @@ class Answer:
         self._failures = 0  # in a row, without a new token between them
         self._exhausted = 0  # of those, how often gRPC itself said RESOURCE_EXHAUSTED
         self._broken_since: float | None = None
+        self._refused = 0  # times, before a server accepted it
 
     @property
     def done(self) -> bool:
@@ -147,7 +152,10 @@ class Answer:
         if self._broken_since is None:
             self._broken_since = now
         self._failures += 1
-        delay = max(self._policy.delay(self._failures, self._chance()), error.retry_after or 0.0)
+        chance = self._chance()
+        delay = self._policy.delay(self._failures, chance)
+        if error.retry_after is not None:
+            delay = max(delay, error.retry_after + chance * self._policy.first_delay)
         limit = self._broken_since + self._policy.resume_timeout
         if now + delay >= (limit if self._deadline is None else min(limit, self._deadline)):
             raise error
@@ -174,6 +182,9 @@ class Answer:
         if self._first is None and error.reason == "NO_EXECUTOR":
             return False
         is_away = isinstance(error, Unavailable) or error.is_lost_connection
+        if not self.accepted and isinstance(error, QueueFull) and error.retry_after is not None:
+            self._refused += 1
+            return self._refused < self._policy.refused_attempts
         if not self.accepted:
             return is_away and self._failures + 1 < self._policy.start_attempts
         if isinstance(error, QueueFull) and not error.reason:

@@ -29,7 +29,8 @@ class Client:
     calls go to the first that can be reached, and so do answers whose scheduler is lost. tls: files of a CA
     and of a certificate of one's own; Tls() trusts the roots that gRPC brings; without it nothing is
     encrypted. timeout: seconds for a call that names none, None is no limit. resume_timeout: how long an
-    accepted answer is taken up again while the server is away.
+    accepted answer is taken up again while the server is away. refused_attempts: how often a request is
+    tried that a queue or a quota refuses, each time after the delay that the server tells.
     adapters: push, list, alias and delete adapters.
     """
 
@@ -41,9 +42,10 @@ class Client:
         tls: Tls | grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
         resume_timeout: float = 60.0,
+        refused_attempts: int = 1,
     ) -> None:
         self._calls = Calls(target, token, tls, timeout)
-        self._policy = RetryPolicy(resume_timeout=resume_timeout)
+        self._policy = RetryPolicy(resume_timeout, refused_attempts=refused_attempts)
         self.adapters = Adapters(self._calls)
 
     def __enter__(self) -> Self:

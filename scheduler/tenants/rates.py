@@ -2,9 +2,13 @@
 
 Each of the three rates has a bucket that fills by its rate and holds what comes in `burst_seconds` of it. A
 request is let in when every bucket has what it costs. One that costs more than a bucket can hold is let in
-when that is full, and the debt is paid before the next; so in any time t no more is let in than
+when that is full, and the debt is paid before the next. So in any time t no more is let in than
 
-    rate * t + max(burst, the largest single cost).
+    rate * t + max(burst, the largest single cost)
+
+and, while somebody is told to come again, a second of the rate: who comes a little late, as all do, or not at
+all, must not cost the next one its turn because a full bucket took no more meanwhile. So a bucket may hold a
+half of that more then, and owe the other half.
 
 Output tokens are reserved up front, by what the answer may have at most, and what was not used is given back
 at its end: so the limit holds whatever runs, an accepted request is never cut for it, and what a refused one
@@ -22,6 +26,7 @@ from scheduler.tenants.promises import Promises
 
 REASONS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE")
 _NEARLY = 1e-6  # Of a token: what floats lose.
+_LATE_S = 0.5
 _LATER_S = 1e-3  # Told besides, for what clocks and floats round.
 
 
@@ -48,13 +53,13 @@ class Bucket:
         self.level = 0.0  # Below 0: a debt.
         self._at: float | None = None
 
-    def adjust(self, now: float, rate: float, capacity: float) -> None:
+    def adjust(self, now: float, rate: float, capacity: float, spare: float = 0.0) -> None:
         """Fills it up to now by the rate of before, then takes the new one. A new limit begins full; a
-        smaller capacity is one at once."""
+        smaller capacity is one at once. `spare` is what it may hold besides."""
         is_new = not self.rate
         self.level += self.rate * max(0.0, now - (now if self._at is None else self._at))
         self.rate, self.capacity, self._at = rate, capacity, now
-        self.level = capacity if is_new else min(self.level, capacity)
+        self.level = capacity if is_new else min(self.level, capacity + spare)
 
     def needs(self, cost: float) -> float:
         """The level at which so much may be taken."""
@@ -101,7 +106,8 @@ class Rates:
         )
         for bucket, per_minute in zip(self._buckets, rates, strict=True):
             rate = per_minute / 60 * share
-            bucket.adjust(now, rate, rate * limits.burst_seconds)
+            spare = rate * _LATE_S if self._promises else 0.0
+            bucket.adjust(now, rate, rate * limits.burst_seconds, spare)
         self._promises.lapse(now)
         if not self._promises:
             self._promised = [0.0, 0.0, 0.0]
@@ -140,7 +146,9 @@ class Rates:
         for index, bucket, cost in self._limited(costs):
             needs, promised = bucket.needs(cost), self._promised[index]
             at_end = bucket.level + bucket.rate * max(0.0, last_due - now) - promised
-            kept = 0.0 if in_turn or at_end >= needs - _NEARLY else promised
+            kept = 0.0 if at_end >= needs - _NEARLY else promised
+            if in_turn:
+                kept = -bucket.rate * _LATE_S
             waits.append(((kept + needs - bucket.level) / bucket.rate, REASONS[index]))
         wait_s, reason = max(waits)
         return Refusal(reason, wait_s + _LATER_S) if wait_s > _NEARLY else None

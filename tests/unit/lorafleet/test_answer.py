@@ -107,6 +107,21 @@ def test_a_servers_retry_delay_is_never_undercut() -> None:
     assert answer.after_break(QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "full"), now=0) == 2
 
 
+def test_a_refused_request_is_tried_again_as_itself_where_the_policy_says_so() -> None:
+    """Never before the told delay; some chance comes on top."""
+    refused = QueueFull(grpc.StatusCode.RESOURCE_EXHAUSTED, "rate", reason="REQUEST_RATE", retry_after=3)
+    chances = iter((0.0, 0.5))
+    answer = Answer(
+        generate_request("hi", Options()), RetryPolicy(refused_attempts=3), chance=lambda: next(chances, 0.0)
+    )
+    sent = answer.next_request()
+    for chance in (0.0, 0.5):
+        assert answer.after_break(refused, now=0) == pytest.approx(3 + chance / 10)
+        assert answer.next_request() == sent and sent.request_id
+    with pytest.raises(QueueFull):
+        answer.after_break(refused, now=0)
+
+
 def test_going_on_ends_after_resume_timeout_without_progress() -> None:
     answer = make()
     answer.accept(serve(answer.next_request())[0])

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from lorafleet import AsyncClient
 from lorafleet.errors import ACCEPTED
 from lorafleet.v1 import inference_pb2
 from tests.support.services.failures import Failure, failure_of
@@ -95,3 +96,14 @@ async def test_streams_are_counted_and_a_change_of_the_file_counts(model: Path, 
         await until(lambda: house.scheduler.dispatcher.num_live == 3)
         house.fake.frozen = False
         assert all([await read(call) for call in calls])
+
+
+async def test_a_client_that_may_comes_again_when_it_was_told_to(model: Path, tmp_path: Path) -> None:
+    """Nine at once, of which six may begin: the others half a second after each other."""
+    file = tenants_file(tmp_path, "requests_per_minute = 120\nburst_seconds = 3")
+    async with (
+        open_house(model, tenants_file=file) as house,
+        AsyncClient(house.scheduler.address, refused_attempts=2) as client,
+    ):
+        answers = [client.generate("The quick", max_new_tokens=2) for _ in range(9)]
+        assert all(answer.token_ids for answer in await asyncio.gather(*answers))
