@@ -79,15 +79,16 @@ class Room:
         else:
             costs = Costs(1, len(admitted.prompt_token_ids), output)
             self._raise(tenant, self._quotas.take(tenant, costs, self._clock(), admitted.request_id))
-        live.reserved_tokens = output
+        live.reserved_tokens = output if self._tenants.limits(tenant).output_tokens_per_minute else 0
         self._streams.taken(tenant, admitted.request_id)
         self._waiting.taken(tenant, admitted.request_id)
 
     def ended(self, live: LiveRequest) -> None:
         """Gives back what its answer did not use."""
         tenant, now = live.waiting.tenant, self._clock()
-        produced = len(live.progress.output) - len(live.admitted.resumed_token_ids)
-        self._quotas.give_back(tenant, live.reserved_tokens - produced)
+        if live.reserved_tokens:
+            produced = len(live.progress.output) - len(live.admitted.resumed_token_ids)
+            self._quotas.give_back(tenant, live.reserved_tokens - produced)
         self._streams.ended(tenant, self._accepted.of_tenant(tenant) + 1, now)
         if waiting := self._queue.tenants.get(tenant):  # As one ends, one of those that wait goes on.
             self._waiting.ended(tenant, waiting.size, now)

@@ -122,10 +122,7 @@ class Rates:
         if promise is not None:
             self._release(promise.what)
         is_due = promise is not None and now >= promise.due
-        fits = promise is not None and all(
-            cost <= kept for cost, kept in zip(costs, promise.what, strict=True)
-        )
-        refusal = self._refusal(costs, now, in_turn=is_due and fits)
+        refusal = self._refusal(costs, now, in_turn=is_due)
         if refusal is None:
             if take:
                 self.charge(costs)
