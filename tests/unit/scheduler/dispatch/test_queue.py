@@ -110,6 +110,23 @@ def test_a_tenant_gets_as_much_as_it_weighs() -> None:
     assert 14 <= sum(number < 100 for number in drain(queue, 20)) <= 16
 
 
+def test_another_weight_counts_at_once_and_charges_nothing_again() -> None:
+    """What came back was charged by the weight of then, and goes first for that."""
+    weights = {"changes": 1.0, "small": 1.0}
+    queue = Queue(1000, lambda tenant: 100, prompt_token_price=1.0, weights=weights.__getitem__)
+    for number in range(100):
+        queue.add(waiting(number, "changes", cost=10))
+        queue.add(waiting(100 + number, "small", cost=10))
+    assert queue.full("small") == "tenant" and queue.full("another") is None
+    taken = queue.take(0)
+    queue.put_back(taken)
+    weights["changes"] = 3.0
+    served = queue.served("changes")
+    assert drain(queue, 1) == [0] and queue.served("changes") == served
+    assert 14 <= sum(number < 100 for number in drain(queue, 20)) <= 16
+    queue.check()
+
+
 def test_a_flood_on_one_version_does_not_delay_another_of_the_same_tenant() -> None:
     queue = full_price()
     for number in range(50):
