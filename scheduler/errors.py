@@ -16,6 +16,7 @@ SchedulerError
 ├── TooManyStreams       RESOURCE_EXHAUSTED    a tenant has as many requests as it may: with a retry delay
 ├── RateExceeded         RESOURCE_EXHAUSTED    a tenant's rate, named by the reason: with a retry delay
 ├── TenantFull           RESOURCE_EXHAUSTED    a tenant has as many versions as it may: with a retry delay
+├── TooMuchHeld          RESOURCE_EXHAUSTED    a tenant, or all, have as much as they may of what is shared
 ├── NoExecutor           UNAVAILABLE           with a retry delay
 ├── StoreUnavailable     UNAVAILABLE           with a retry delay
 ├── Draining             UNAVAILABLE           with a retry delay
@@ -229,6 +230,16 @@ class TenantFull(RetryableError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "TENANT_FULL"
     default_retry_s = 60.0  # Until `gc` may have taken some.
+
+
+class TooMuchHeld(RetryableError):
+    """`reason` says of what: a stable one of its own for each thing that is shared."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, reason: str, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
 
 
 class NoExecutor(RetryableError):

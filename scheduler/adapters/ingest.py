@@ -93,7 +93,7 @@ class Ingest:
         """
         future = None
         try:
-            warnings = [*push.warnings, *await self._try_template(folder, spec)]
+            warnings = [*push.warnings, *await self._try_template(folder, spec, push.tenant)]
             future = self._submit(_put, *self._store, self._limits, spec, folder, push, warnings)
             future.add_done_callback(lambda _: _remove(folder))
             return await asyncio.wrap_future(future)
@@ -112,10 +112,12 @@ class Ingest:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _try_template(self, folder: Path, spec: ModelSpec) -> list[PushWarning]:
+    async def _try_template(self, folder: Path, spec: ModelSpec, tenant: str) -> list[PushWarning]:
         """Before anything is stored. Read in the process, as a tokenizer's config may be large."""
         template, tokens = await asyncio.wrap_future(self._submit(_read_template, folder, spec))
-        return [] if template is None else await try_template(self._templates, template, tokens)
+        if template is None:
+            return []
+        return await try_template(self._templates, template, tokens, tenant=tenant)
 
     def _submit(self, call: Callable[..., T], *arguments: object) -> "Future[T]":
         with self._lock:

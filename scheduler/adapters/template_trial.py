@@ -20,16 +20,21 @@ _CONVERSATIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
 
 
 async def try_template(
-    templates: ChatTemplates, template: PushedTemplate, tokens: Mapping[str, str] = NO_TOKENS
+    templates: ChatTemplates,
+    template: PushedTemplate,
+    tokens: Mapping[str, str] = NO_TOKENS,
+    *,
+    tenant: str = "",
 ) -> list[PushWarning]:
     """Warns of conversations that fail while others do not. `tokens`: special ones of the adapter's own.
+    `tenant` has the turns that it takes.
 
     Raises InvalidAdapter for a template that is not valid, too costly, or good for no conversation.
     """
     failures: dict[str, TemplateFailed] = {}
     for name, messages in _CONVERSATIONS.items():
         try:
-            if not (await templates.render_apart(template.text, messages, tokens)).strip():
+            if not (await templates.render_apart(template.text, messages, tokens, tenant=tenant)).strip():
                 failures[name] = TemplateFailed("the chat template writes nothing")
         except (InvalidTemplate, CostlyTemplate) as error:
             raise InvalidAdapter(f"{template.place}: {error}") from error

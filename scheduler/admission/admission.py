@@ -261,7 +261,7 @@ class Admission:
             template, tokens = None, dict[str, str]()
             if version is not None:
                 template, tokens = version.manifest.chat_template, dict(version.manifest.text.special_tokens)
-            text = await self.templates.render(messages, template, tokens)
+            text = await self.templates.render(messages, template, tokens, tenant=tenant)
             ids = await self._encode(text, tenant, special=False)
         else:
             ids = await self._encode(request.text, tenant, special=True)

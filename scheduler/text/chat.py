@@ -2,17 +2,20 @@
 
 The model's template belongs to the operator, as the model does, and is trusted to end. An adapter's template
 is any tenant's program: it runs in a sandbox inside a worker process that is killed when it takes too long,
-and that a new one replaces. Neither blocks the event loop.
+and that a new one replaces. Neither blocks the event loop. Tenants have the workers by turns.
 """
 
 import asyncio
 import json
+import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
 from scheduler.errors import InvalidRequest
+from scheduler.held import Held
 from scheduler.text.template import (
     FRAME_HEADER,
     READY,
@@ -21,6 +24,9 @@ from scheduler.text.template import (
     TemplateFailed,
     render,
 )
+from scheduler.text.template_turns import TemplateTurns
+
+logger = logging.getLogger(__name__)
 
 # An honest template takes milliseconds of CPU time; the other limit only ends a worker that got stuck.
 CPU_LIMIT_S = 1.0
@@ -28,6 +34,7 @@ WALL_LIMIT_S = 15.0
 START_LIMIT_S = 60.0
 MAX_WORKERS = 2
 NO_TOKENS: Mapping[str, str] = {}
+MAX_CALLS, MAX_TENANT_CALLS = 1024, 256  # That have a worker or wait for one.
 
 
 _KINDS = {kind.__name__: kind for kind in (TemplateFailed, InvalidTemplate, RefusedConversation)}
@@ -48,26 +55,33 @@ class ChatTemplates:
         *,
         cpu_limit_s: float = CPU_LIMIT_S,
         wall_limit_s: float = WALL_LIMIT_S,
+        max_calls: Callable[[str], int] = lambda tenant: MAX_TENANT_CALLS,
     ) -> None:
+        """`max_calls` of a tenant may have a worker or wait for one."""
         self._base_template = base_template
         self._special_tokens = dict(special_tokens)
         self._pool = pool
         self._cpu_limit_s = cpu_limit_s
         self._wall_limit_s = wall_limit_s
-        self._turns = asyncio.Semaphore(MAX_WORKERS)
+        self._turns = TemplateTurns(MAX_WORKERS)
+        self._calls = Held("TOO_MANY_TEMPLATES", "chats with templates of adapters", MAX_CALLS, max_calls)
         self._idle: list[_Worker] = []
+        self._replacing: set[asyncio.Task[None]] = set()
 
     async def render(
         self,
         messages: Sequence[Mapping[str, str]],
         adapter_template: str | None,
         adapter_tokens: Mapping[str, str] = NO_TOKENS,
+        *,
+        tenant: str = "",
     ) -> str:
         """The prompt by the adapter's template or else the model's. `adapter_tokens` are special tokens of
-        the adapter's own, in place of the model's of these names. Raises InvalidRequest."""
+        the adapter's own, in place of the model's of these names. `tenant` asks for it. Raises
+        InvalidRequest, TooMuchHeld."""
         try:
             if adapter_template is not None:
-                return await self.render_apart(adapter_template, messages, adapter_tokens)
+                return await self.render_apart(adapter_template, messages, adapter_tokens, tenant=tenant)
             if self._base_template is None:
                 raise InvalidRequest("chat", "the model has no chat template; send text or token ids")
             loop = asyncio.get_running_loop()
@@ -77,6 +91,7 @@ class ChatTemplates:
             raise InvalidRequest("chat", str(error)) from error
 
     async def close(self) -> None:
+        await asyncio.gather(*self._replacing)
         while self._idle:
             await self._idle.pop().kill()
 
@@ -85,26 +100,59 @@ class ChatTemplates:
         template: str,
         messages: Sequence[Mapping[str, str]],
         adapter_tokens: Mapping[str, str] = NO_TOKENS,
+        *,
+        tenant: str = "",
     ) -> str:
-        """The prompt by a template that nobody vouches for. Raises TemplateFailed, of the kind that it is."""
+        """The prompt by a template that nobody vouches for. Raises TemplateFailed, of the kind that it is,
+        and TooMuchHeld."""
         tokens = {**self._special_tokens, **adapter_tokens}
-        job = {"template": template, "messages": messages, "special_tokens": tokens}
-        async with self._turns:
+        job = json.dumps({"template": template, "messages": messages, "special_tokens": tokens}).encode()
+        with self._calls.one(tenant):
+            await self._turns.take(tenant)
+            return await self._render(job, tenant)
+
+    async def _render(self, job: bytes, tenant: str) -> str:
+        """At the tenant's turn, which ends."""
+        try:
             worker = self._idle.pop() if self._idle else await _Worker.start(self._cpu_limit_s)
-            try:
-                async with asyncio.timeout(self._wall_limit_s):
-                    text = await worker.render(json.dumps(job).encode())
-            except TemplateFailed:
-                self._idle.append(worker)
-                raise
-            except (TimeoutError, EOFError, OSError) as error:
-                await worker.kill()
-                raise CostlyTemplate("the adapter's chat template takes too much time or memory") from error
-            except BaseException:  # Cancelled: an answer may be under way that is nobody's.
-                worker.kill_soon()
-                raise
-            self._idle.append(worker)
-            return text
+        except BaseException:
+            self._turns.give_back(tenant)
+            raise
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._wall_limit_s):
+                text = await worker.render(job)
+        except TemplateFailed:
+            self._give_back(worker, tenant)
+            raise
+        except (TimeoutError, EOFError, OSError) as error:
+            self._replace(worker, tenant, began)
+            raise CostlyTemplate("the adapter's chat template takes too much time or memory") from error
+        except BaseException:  # Cancelled: an answer may be under way that is nobody's.
+            self._replace(worker, tenant, began)
+            raise
+        self._give_back(worker, tenant)
+        return text
+
+    def _give_back(self, worker: "_Worker", tenant: str) -> None:
+        self._idle.append(worker)
+        self._turns.give_back(tenant)
+
+    def _replace(self, worker: "_Worker", tenant: str, began: float) -> None:
+        """While it is still the tenant's turn: nobody else waits until a new worker has come up."""
+        worker.kill_soon()
+        replacing = asyncio.create_task(self._start_another(worker, tenant, began))
+        self._replacing.add(replacing)
+        replacing.add_done_callback(self._replacing.discard)
+
+    async def _start_another(self, worker: "_Worker", tenant: str, began: float) -> None:
+        try:
+            await worker.kill()
+            self._idle.append(await _Worker.start(self._cpu_limit_s))
+        except (TimeoutError, EOFError, OSError) as error:
+            logger.warning("a worker for chat templates could not be replaced: %s", error)
+        finally:
+            self._turns.give_back(tenant, stopped_after_s=time.monotonic() - began)
 
 
 _PROGRAM = """

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.errors import InvalidRequest
+from scheduler.errors import InvalidRequest, TooMuchHeld
 from scheduler.text import template as program
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ async def test_hostile_templates_end_and_the_next_one_works(templates: ChatTempl
     with pytest.raises(InvalidRequest) as caught:
         await templates.render(MESSAGES, template)
     assert caught.value.violations[0][0] == "chat"
-    assert await templates.render(MESSAGES, "fine") == "fine"
+    assert await templates.render(MESSAGES, "fine", tenant="another") == "fine"
 
 
 async def test_modules_are_found_where_this_process_finds_them_and_nothing_else_runs(
@@ -129,6 +130,30 @@ async def test_a_cancelled_rendering_leaves_no_answer_for_the_next(templates: Ch
     assert await asyncio.gather(*(templates.render(MESSAGES, f"mine {i}") for i in range(5))) == [
         f"mine {i}" for i in range(5)
     ]
+
+
+async def test_a_tenant_s_bombs_hold_up_no_other_tenant(templates: ChatTemplates) -> None:
+    bombs = [asyncio.create_task(templates.render(MESSAGES, HOSTILE[0], tenant="bomber")) for _ in range(40)]
+    for number in range(20):
+        assert await templates.render(MESSAGES, f"mine {number}", tenant="honest") == f"mine {number}"
+    ended = sum(bomb.done() for bomb in bombs)
+    for bomb in bombs:
+        bomb.cancel()
+    ends = await asyncio.gather(*bombs, return_exceptions=True)
+    assert ended <= 3, ends
+
+
+async def test_a_tenant_has_so_many_chats_at_the_workers_at_once() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        templates = ChatTemplates(None, SPECIAL, pool, max_calls=lambda tenant: 2)
+        calls = [asyncio.create_task(templates.render(MESSAGES, "x", tenant="acme")) for _ in range(3)]
+        assert await templates.render(MESSAGES, "y", tenant="rival") == "y"
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        await templates.close()
+    (refused,) = [end for end in ends if end != "x"]
+    assert isinstance(refused, TooMuchHeld)
+    assert (refused.reason, refused.code) == ("TOO_MANY_TEMPLATES", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert refused.retry_after_s is not None and refused.retry_after_s >= 0.1
 
 
 async def test_what_the_template_says_reaches_the_client(templates: ChatTemplates) -> None:
