@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import grpc
@@ -17,34 +17,45 @@ from scheduler.errors import InvalidRequest
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState
+from scheduler.held import Held
 from scheduler.rpc_errors import translate_errors
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_INTERVAL_MS = 1000
+LEAST_INTERVAL_MS = 100
+MAX_WATCHES, MAX_TENANT_WATCHES = 64, 16
 POLL_S = 0.05
 MAX_QUEUES = 32
 ON_TRIAL = "a request that was in flight at crashes of executors has it for itself until its first token"
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    """Everything needs the right "operate"."""
+    """Everything needs the right "operate". Watch and Drain last, and are counted by tenant: `max_watches`
+    of one at once."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, max_watches: Callable[[str], int] = lambda tenant: MAX_TENANT_WATCHES
+    ) -> None:
         self._dispatcher = dispatcher
+        self._held = Held("TOO_MANY_WATCHES", "watches and drains of the fleet", MAX_WATCHES, max_watches)
+        self._picture = _Picture(dispatcher)
 
     @translate_errors
     async def Watch(
         self, request: fleet_pb2.WatchFleetRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetSnapshot]:
-        require(audit.caller(), OPERATE, "watching the fleet")
+        caller = audit.caller()
+        require(caller, OPERATE, "watching the fleet")
+        interval_s = max(request.interval_ms or DEFAULT_INTERVAL_MS, LEAST_INTERVAL_MS) / 1000
         last = None
-        while True:
-            now = snapshot(self._dispatcher.fleet, self._dispatcher.queue)
-            if now != last:
-                yield now
-                last = now
-            await asyncio.sleep((request.interval_ms or DEFAULT_INTERVAL_MS) / 1000)
+        with self._held.one(caller.tenant):
+            while True:
+                now = self._picture.now()
+                if now is not last:
+                    yield now
+                    last = now
+                await asyncio.sleep(interval_s)
 
     @translate_errors
     async def Cordon(
@@ -59,11 +70,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Drain(
         self, request: fleet_pb2.DrainExecutorRequest, context: grpc.aio.ServicerContext
     ) -> fleet_pb2.DrainExecutorResponse:
-        require(audit.caller(), OPERATE, "draining an executor")
+        caller = audit.caller()
+        require(caller, OPERATE, "draining an executor")
         state = self._state(request.address)
-        self._cordon(state, True, context)
-        while state.num_running:
-            await asyncio.sleep(POLL_S)
+        with self._held.one(caller.tenant):
+            self._cordon(state, True, context)
+            while state.num_running:
+                await asyncio.sleep(POLL_S)
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
 
     def _cordon(self, state: ExecutorState, cordoned: bool, context: grpc.aio.ServicerContext) -> None:
@@ -81,6 +94,25 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             known = ", ".join(state.name for state in self._dispatcher.fleet.states)
             raise InvalidRequest("address", f"{name!r} is not an executor of this scheduler; it has {known}")
         return state
+
+
+class _Picture:
+    """The fleet as all its watchers see it: a look at it is as old as the least interval at most."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._last = fleet_pb2.FleetSnapshot()
+        self._looked_at = float("-inf")
+
+    def now(self) -> fleet_pb2.FleetSnapshot:
+        """The same object as before where nothing has changed, and nobody's to change."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= LEAST_INTERVAL_MS / 1000:
+            seen = snapshot(self._dispatcher.fleet, self._dispatcher.queue)
+            self._looked_at = now
+            if seen != self._last:
+                self._last = seen
+        return self._last
 
 
 def snapshot(fleet: Fleet, queue: Queue) -> fleet_pb2.FleetSnapshot:

@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import itertools
 import re
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +18,10 @@ from lorafleet.v1 import (
     executor_pb2,
     fleet_pb2,
 )
+from scheduler import fleet_service
 from scheduler.app import CannotListen, Scheduler
+from scheduler.dispatch.queue import Queue
+from scheduler.fleet.fleet import Fleet
 from tests.support.services.scheduler_house import House, fails, generate, open_house, read
 from tests.support.services.scheduling import until
 
@@ -85,6 +90,40 @@ async def test_watch_cordon_and_drain_an_executor(house: House) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert house.fake.address in message
     watch.cancel()
+
+
+async def test_watchers_are_counted_and_share_one_picture_ten_times_a_second(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def look(fleet: Fleet, queue: Queue) -> fleet_pb2.FleetSnapshot:
+        looks.append(asyncio.get_running_loop().time())
+        return fleet_pb2.FleetSnapshot(waiting=len(looks))
+
+    monkeypatch.setattr(fleet_service, "snapshot", look)
+    request = fleet_pb2.WatchFleetRequest(interval_ms=1)
+    watches = [house.fleet.Watch(request) for _ in range(fleet_service.MAX_TENANT_WATCHES)]
+    seen = [[(await watch.read()).waiting for _ in range(4)] for watch in watches]
+    assert all(numbers == sorted(set(numbers)) for numbers in seen)
+    assert min(after - before for before, after in itertools.pairwise(looks)) >= 0.1
+    code, reason, _ = await fails(house.fleet.Watch(request))
+    assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES")
+    watches.pop().cancel()
+    async with asyncio.timeout(60):
+        while not (again := await taken(house.fleet.Watch(request))):
+            await asyncio.sleep(0.01)
+    for watch in (*watches, again):
+        watch.cancel()
+
+
+async def taken(watch: Any) -> Any:
+    """The call, if it is not refused."""
+    try:
+        await watch.read()
+    except grpc.aio.AioRpcError:
+        return None
+    return watch
 
 
 async def test_a_fleet_that_is_cordoned_is_not_ready_and_keeps_nobody_waiting(model: Path) -> None:
