@@ -25,11 +25,12 @@ from lorafleet.v1 import (
     inference_pb2,
     inference_pb2_grpc,
 )
-from scheduler.adapters.calls import Backends, Limits
+from scheduler.adapters.calls import MAX_TRANSFERS, Backends, Limits
 from scheduler.adapters.ingest import Ingest, PushLimits
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.service import AdaptersService
+from scheduler.adapters.spool import Spool
 from scheduler.admission.admission import Admission
 from scheduler.admission.auth import Authenticator
 from scheduler.admission.json_web_tokens import JwtSettings
@@ -102,8 +103,7 @@ class Scheduler:
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._tls = WatchedFiles(config.tls) if config.tls else None
         self._authenticator = Authenticator(config.tokens_file, _jwt_settings(config))
-        defaults = TenantLimits(max_queued=config.max_queued_per_tenant)
-        self._tenants = Tenants(defaults, config.tenants_file)
+        self._tenants = Tenants(_default_limits(config), config.tenants_file)
         self._sharing = Sharing()
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="blocking")
@@ -154,6 +154,7 @@ class Scheduler:
             self._max_model_len,
             self._pool,
             config.max_admitting,
+            max_template_calls=lambda tenant: self._tenants.limits(tenant).max_template_calls,
         )
         push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)
         self._ingest = Ingest(
@@ -162,6 +163,8 @@ class Scheduler:
             allow_volatile=config.allow_volatile,
             limits=push_limits,
         )
+        self._spool = self._make_spool()
+        self._transfers = ThreadPoolExecutor(MAX_TRANSFERS, thread_name_prefix="transfers")
         self._health = Health()
         audit = Audit(_methods(), self._metrics.refused)
         options = server_options(
@@ -213,7 +216,9 @@ class Scheduler:
         await self._admission.close()
         self._heartbeat.stop()
         await asyncio.to_thread(self._ingest.close)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._transfers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._spool.close)
         if self._metrics_server:
             await asyncio.to_thread(self._metrics_server.close)
 
@@ -225,6 +230,13 @@ class Scheduler:
             raise ConfigError(f"executor: {error}") from error
         self._metrics.follow_discovery(discovery.flags)
         return discovery
+
+    def _make_spool(self) -> Spool:
+        share = lambda tenant: self._tenants.limits(tenant).max_spool_bytes  # noqa: E731
+        try:
+            return Spool(self.config.spool, self.config.max_spool_bytes, share)
+        except OSError as error:
+            raise ConfigError(f"spool: {error}") from error
 
     def _add_services(self) -> None:
         doorkeeper = Doorkeeper(self._authenticator, self._metrics.refused_at_door)
@@ -250,11 +262,19 @@ class Scheduler:
             self._retirement,
             self._pool,
             self._quarantine,
+            self._spool,
+            self._transfers,
+            self._heartbeat.awake,
         )
-        limits = Limits(max_push_bytes=self.config.max_push_bytes, delete_grace_s=self.config.delete_grace)
+        limits = Limits(
+            max_push_bytes=self.config.max_push_bytes,
+            tenant_transfers=lambda tenant: self._tenants.limits(tenant).max_transfers,
+            delete_grace_s=self.config.delete_grace,
+        )
         adapters = AdaptersService(backends, limits)
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, handlers)
-        fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(self.dispatcher), handlers)
+        watching = FleetService(self.dispatcher, lambda tenant: self._tenants.limits(tenant).max_watches)
+        fleet_pb2_grpc.add_FleetServicer_to_server(watching, handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
         names = [INFERENCE, ADAPTERS, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
@@ -353,6 +373,13 @@ def _check_free(host: str, port: int) -> None:
 def _methods() -> list[str]:
     """As calls name them."""
     return [f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods]
+
+
+def _default_limits(config: Config) -> TenantLimits:
+    return TenantLimits(
+        max_queued=config.max_queued_per_tenant,
+        max_spool_bytes=max(config.max_spool_bytes // 2, config.max_push_bytes),
+    )
 
 
 def _jwt_settings(config: Config) -> JwtSettings | None:

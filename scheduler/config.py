@@ -234,6 +234,17 @@ class Config:
         metadata=_help("seconds after which an alias that the store has not confirmed is UNAVAILABLE"),
     )
     max_push_bytes: int = field(default=8 << 30, metadata=_help("bytes of a pushed folder"))
+    spool: Path | None = field(
+        default=None,
+        metadata=_help(
+            "folder for what is pushed or pulled until it is through, by default that of temporary files",
+            "FOLDER",
+        ),
+    )
+    max_spool_bytes: int = field(
+        default=16 << 30,
+        metadata=_help("bytes there of all pushes and pulls under way; half, or one push, is one tenant's"),
+    )
     max_adapter_rank: int = field(
         default=0, metadata=_help("highest rank that a pushed adapter may have; 0 is any")
     )
@@ -278,6 +289,7 @@ class Config:
             "max_streams_per_connection",
             "max_attempts",
             "max_push_bytes",
+            "max_spool_bytes",
             "slow_client_timeout",
             "keepalive_time",
             "alias_max_staleness",
@@ -308,6 +320,8 @@ class Config:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: must not be negative")
+        if self.max_push_bytes > self.max_spool_bytes:
+            raise ConfigError("max_spool_bytes: must not be below max_push_bytes")
         if self.scale_seats_filled > 1:
             raise ConfigError("scale_seats_filled: must not be above 1")
         if self.log_format not in FORMATS:

@@ -22,6 +22,7 @@ SchedulerError
 ├── Draining             UNAVAILABLE           with a retry delay
 ├── QueueTooLong         RESOURCE_EXHAUSTED    it would wait above --max-queue-time: with a retry delay
 ├── DeadlineExceeded     DEADLINE_EXCEEDED
+├── SlowTransfer         DEADLINE_EXCEEDED     a push or a pull brings, or takes, too little for too long
 ├── DeadlineUnreachable  DEADLINE_EXCEEDED     refused at once, as it would come too late: with a retry delay
 ├── SlowClient           CANCELLED             the client stopped reading
 ├── DataLoss             DATA_LOSS             stored bytes fail their digest
@@ -265,6 +266,11 @@ class Draining(RetryableError):
 class DeadlineExceeded(SchedulerError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
+
+
+class SlowTransfer(SchedulerError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "SLOW_TRANSFER"
 
 
 class QueueTooLong(RetryableError):

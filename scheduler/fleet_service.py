@@ -17,8 +17,8 @@ from scheduler.errors import InvalidRequest
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState
-from scheduler.held import Held
 from scheduler.rpc_errors import translate_errors
+from scheduler.tenants.held import Held
 
 logger = logging.getLogger(__name__)
 

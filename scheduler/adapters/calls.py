@@ -1,11 +1,11 @@
 """What all calls of the Adapters service do: find caller and version, and ask the store in a thread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -15,18 +15,20 @@ from adapter_store import AdapterStore, ModelSpec, Ref, Summary, Version, Versio
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler import audit
-from scheduler.adapters.ingest import Ingest
+from scheduler.adapters.ingest import Ingest, Push, Pushed
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
+from scheduler.adapters.spool import Place, Spool
 from scheduler.adapters.wire import version_message
 from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import find_version, parse_ref, require
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
-from scheduler.errors import AdapterNotFound, QueueFull
+from scheduler.errors import AdapterNotFound
+from scheduler.tenants.held import Held
 
 MAX_PUSH_BYTES = 8 * 1024**3
-MAX_HEAVY_CALLS = 4
+MAX_TRANSFERS, MAX_TENANT_TRANSFERS = 8, 4
 DELETE_GRACE_S = 60.0
 PAGE = 1000
 
@@ -46,16 +48,18 @@ class Backends:
     retirement: Retirement
     pool: Executor  # Its size bounds how many calls the store sees at once.
     quarantine: Quarantine
+    spool: Spool
+    transfers: Executor  # Beside the pool, for what takes long: Push, Pull and Verify.
+    awake: Callable[[], float] = time.monotonic  # On which clients are waited for.
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Uploads and downloads pass through folders in `spool`. Push, Pull and Verify take long: only
-    `max_heavy_calls` run at once, and more are refused, so that threads are left for everybody else."""
+    """Push, Pull and Verify take long: `max_transfers` run at once, `tenant_transfers` of one tenant."""
 
-    spool: Path | None = None
     max_push_bytes: int = MAX_PUSH_BYTES
-    max_heavy_calls: int = MAX_HEAVY_CALLS
+    max_transfers: int = MAX_TRANSFERS
+    tenant_transfers: Callable[[str], int] = lambda tenant: MAX_TENANT_TRANSFERS
     delete_grace_s: float = DELETE_GRACE_S
 
 
@@ -72,7 +76,16 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         self._retirement = backends.retirement
         self._pool = backends.pool
         self._quarantine = backends.quarantine
-        self._heavy = asyncio.Semaphore(limits.max_heavy_calls)
+        self._spool = backends.spool
+        self._transfers = backends.transfers
+        self._awake = backends.awake
+        self._storing: set[asyncio.Task[Pushed]] = set()
+        self._transferring = Held(
+            "TOO_MANY_TRANSFERS",
+            "adapters that are pushed, pulled or verified",
+            limits.max_transfers,
+            limits.tenant_transfers,
+        )
 
     async def _find(
         self,
@@ -111,12 +124,32 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
     async def _run(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
-    @asynccontextmanager
-    async def _heavy_call(self) -> AsyncIterator[None]:
-        if self._heavy.locked():
-            raise QueueFull("too many adapters are being pushed, pulled or verified now", retry_after_s=5.0)
-        async with self._heavy:
-            yield
+    async def _transfer(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._transfers, call, *arguments)
+
+    def _one_transfer(self, identity: Identity) -> AbstractContextManager[None]:
+        """Raises TooMuchHeld."""
+        return self._transferring.one(identity.tenant)
+
+    async def _store_files(self, place: Place, push: Push, held: ExitStack) -> Pushed:
+        """What is `held` stays so until they are stored, or cannot be: also when their sender is gone."""
+
+        async def store() -> Pushed:
+            with held:
+                try:
+                    return await self._ingest.put(place.folder, push, self._spec)
+                finally:
+                    self._versions.forget(push.tenant, push.name)
+
+        storing = asyncio.create_task(store())
+        self._storing.add(storing)
+        storing.add_done_callback(self._stored)
+        return await asyncio.shield(storing)
+
+    def _stored(self, storing: asyncio.Task[Pushed]) -> None:
+        self._storing.discard(storing)
+        if not storing.cancelled():
+            storing.exception()  # Its caller may be gone, whom it would have been told.
 
     def _tenants(self, identity: Identity) -> list[str]:
         """Whose adapters a call without a ref is about: the caller's own, of who sees and operates everything

@@ -6,16 +6,15 @@ bytes.
 """
 
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
+from contextlib import ExitStack
 
 from adapter_store import AdapterNotFound, DataLoss, Manifest, NameRecord, Summary
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler import audit
 from scheduler.adapters.calls import Context, digest_ref, full_name
 from scheduler.adapters.transfer import (
+    Patience,
     disk_errors,
     not_looked_for,
     read_files,
@@ -52,20 +51,19 @@ class AdaptersService(Upkeep):
         self, request_iterator: AsyncIterator[pb.PushRequest], context: Context
     ) -> pb.PushResponse:
         identity = audit.caller()
-        header = await receive_header(request_iterator)
+        patience = Patience(self._awake)
+        header = await receive_header(request_iterator, patience)
         audit.asks_for(header.adapter)
         push = push_target(header, identity)
-        async with self._heavy_call():
+        with ExitStack() as held:
+            held.enter_context(self._one_transfer(identity))
             with disk_errors():
-                folder = await self._run(self._make_folder)
-                try:
-                    await receive_files(request_iterator, folder, self._limits.max_push_bytes, self._pool)
-                except BaseException:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    raise
-            push = dataclasses.replace(push, warnings=not_looked_for(header, folder))
-            pushed = await self._ingest.put(folder, push, self._spec)
-            self._versions.forget(push.tenant, push.name)
+                place = await self._transfer(self._spool.place, identity.tenant)
+                held.callback(place.give_back)
+                limit = self._limits.max_push_bytes
+                await receive_files(request_iterator, place, limit, self._transfers, patience)
+            push = dataclasses.replace(push, warnings=not_looked_for(header, place.folder))
+            pushed = await self._store_files(place, push, held.pop_all())
         if not push.dry_run:
             audit.changed(context, "pushed", adapter=full_name(pushed.version), digest=pushed.version.digest)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
@@ -78,16 +76,17 @@ class AdaptersService(Upkeep):
     @translate_errors
     async def Pull(self, request: pb.PullRequest, context: Context) -> None:
         version = await self._find(request.adapter, context, "downloading an adapter", right=PUSH)
-        async with self._heavy_call():
+        identity, patience = audit.caller(), Patience(self._awake)
+        with ExitStack() as held:
+            held.enter_context(self._one_transfer(identity))
             with disk_errors():
-                folder = await self._run(self._make_folder)
-                try:
-                    await self._run(self._store.export, digest_ref(version), folder)
-                    pieces = read_files(folder)
-                    while (piece := await self._run(next, pieces, None)) is not None:
-                        await send_piece(context, piece)
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
+                place = await self._transfer(self._spool.place, identity.tenant)
+                held.callback(place.give_back)
+                place.take(version.manifest.num_bytes)
+                await self._transfer(self._store.export, digest_ref(version), place.folder)
+                pieces = read_files(place.folder)
+                while (piece := await self._transfer(next, pieces, None)) is not None:
+                    await send_piece(context, piece, patience)
 
     @translate_errors
     async def Get(self, request: pb.GetAdapterRequest, context: Context) -> pb.GetAdapterResponse:
@@ -226,6 +225,3 @@ class AdaptersService(Upkeep):
             return self._store.record(tenant, name)
         except DataLoss:
             return NameRecord()
-
-    def _make_folder(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="lorafleet-", dir=self._limits.spool))

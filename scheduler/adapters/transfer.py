@@ -3,18 +3,21 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import grpc
 
 from adapter_store import PushWarning
 from lorafleet.v1 import adapters_pb2
-from scheduler.errors import DeadlineExceeded, InvalidRequest, StoreUnavailable
+from scheduler.adapters.spool import Place
+from scheduler.errors import InvalidRequest, SlowTransfer, StoreUnavailable
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Weights, and small texts. Pickles (*.bin) are not on the list: they run code.
 ACCEPTED_FILES = frozenset(
@@ -33,8 +36,10 @@ ACCEPTED_FILES = frozenset(
 _SINCE = "generation_config.json"  # the last that joined the list
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 PULL_CHUNK_BYTES = 1024 * 1024
-# A client that sends, or reads, nothing for so long gives its place up.
+# A client is waited for so long in a row, and in the mean for a second with each so many bytes.
 STALL_LIMIT_S = 60.0
+LEAST_BYTES_PER_S = 8 * 1024
+TRANSFER_LIMIT_S = 3600.0
 # It comes with its call, and until then nobody knows whether its sender may push at all.
 HEADER_LIMIT_S = 10.0
 
@@ -49,9 +54,44 @@ def disk_errors() -> Iterator[None]:
         raise StoreUnavailable(f"the scheduler's own disk failed: {error.strerror or error}") from error
 
 
-async def receive_header(parts: AsyncIterator[adapters_pb2.PushRequest]) -> adapters_pb2.PushHeader:
-    """The first message of a push. Raises InvalidRequest, DeadlineExceeded."""
-    first = await anext(_without_stalls(parts, HEADER_LIMIT_S), None)
+class Patience:
+    """For one client, on a clock that stands still while this process does. A client that is slower than
+    LEAST_BYTES_PER_S runs it down; time that goes into our own disk is none of the client's."""
+
+    def __init__(self, awake: Callable[[], float]) -> None:
+        self._awake = awake
+        self._left_s = STALL_LIMIT_S
+        self._ends = awake() + TRANSFER_LIMIT_S
+
+    async def wait(self, client: Awaitable[T], limit_s: float | None = None) -> T:
+        """What `client` brings, in `limit_s` at most where that is less. Raises SlowTransfer."""
+        began = self._awake()
+        until = min(began + min(self._left_s, limit_s or self._left_s), self._ends)
+        waiting = asyncio.ensure_future(client)
+        try:
+            while not waiting.done():
+                if (left_s := until - self._awake()) <= 0:
+                    raise SlowTransfer(
+                        f"the transfer stood still for too long, or is slower than {LEAST_BYTES_PER_S} bytes "
+                        f"a second, or takes longer than {TRANSFER_LIMIT_S:g} s"
+                    )
+                await asyncio.wait([waiting], timeout=left_s)
+            return waiting.result()
+        finally:
+            self._left_s -= self._awake() - began
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait([waiting])
+
+    def moved(self, num_bytes: int) -> None:
+        self._left_s = min(STALL_LIMIT_S, self._left_s + num_bytes / LEAST_BYTES_PER_S)
+
+
+async def receive_header(
+    parts: AsyncIterator[adapters_pb2.PushRequest], patience: Patience
+) -> adapters_pb2.PushHeader:
+    """The first message of a push. Raises InvalidRequest, SlowTransfer."""
+    first = await patience.wait(anext(parts, None), HEADER_LIMIT_S)
     if first is not None and first.HasField("header"):
         return first.header
     raise InvalidRequest("header", "must be the first message")
@@ -66,9 +106,14 @@ def not_looked_for(header: adapters_pb2.PushHeader, folder: Path) -> tuple[PushW
 
 
 async def receive_files(
-    parts: AsyncIterator[adapters_pb2.PushRequest], folder: Path, max_bytes: int, pool: Executor
+    parts: AsyncIterator[adapters_pb2.PushRequest],
+    place: Place,
+    max_bytes: int,
+    pool: Executor,
+    patience: Patience,
 ) -> None:
-    """Writes all other messages' pieces into `folder`, `max_bytes` at most. Raises InvalidRequest.
+    """Writes all other messages' pieces into the place, `max_bytes` at most. Raises InvalidRequest,
+    SlowTransfer, TooMuchHeld.
 
     Names are only ever compared with a list, so none is a path.
     """
@@ -76,35 +121,23 @@ async def receive_files(
     total = 0
     file: IO[bytes] | None = None
     try:
-        async for part in _without_stalls(parts, STALL_LIMIT_S):
+        while (part := await patience.wait(anext(parts, None))) is not None:
             chunk = _checked_chunk(part)
             total += len(chunk.data)
             if total > max_bytes:
                 raise InvalidRequest("chunk.data", f"the push has more than {max_bytes} bytes")
+            place.take(len(chunk.data))
+            patience.moved(len(chunk.data))
             if file is None or Path(file.name).name != chunk.name:
                 if file is not None:
                     file.close()
-                file = _create(folder, chunk.name)
+                file = _create(place.folder, chunk.name)
             await loop.run_in_executor(pool, file.write, chunk.data)
     finally:
         if file is not None:
             file.close()
     if file is None:
         raise InvalidRequest("chunk", "is missing: a push needs files")
-
-
-async def _without_stalls(
-    parts: AsyncIterator[adapters_pb2.PushRequest], limit_s: float
-) -> AsyncIterator[adapters_pb2.PushRequest]:
-    while True:
-        try:
-            async with asyncio.timeout(limit_s):
-                part = await anext(parts)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise DeadlineExceeded(f"the upload stood still for {limit_s:g} s") from None
-        yield part
 
 
 def _checked_chunk(part: adapters_pb2.PushRequest) -> adapters_pb2.FileChunk:
@@ -127,13 +160,12 @@ def _create(folder: Path, name: str) -> IO[bytes]:
         raise InvalidRequest("chunk.name", f"the pieces of {name} do not come in one row") from None
 
 
-async def send_piece(context: grpc.aio.ServicerContext, piece: adapters_pb2.PullResponse) -> None:
-    """Waits for a client that does not read, but not for ever. Raises DeadlineExceeded."""
-    try:
-        async with asyncio.timeout(STALL_LIMIT_S):
-            await context.write(piece)
-    except TimeoutError:
-        raise DeadlineExceeded(f"the download stood still for {STALL_LIMIT_S:g} s") from None
+async def send_piece(
+    context: grpc.aio.ServicerContext, piece: adapters_pb2.PullResponse, patience: Patience
+) -> None:
+    """Waits for a client that does not read, but not for ever. Raises SlowTransfer."""
+    await patience.wait(context.write(piece))
+    patience.moved(len(piece.chunk.data))
 
 
 def read_files(folder: Path) -> Iterator[adapters_pb2.PullResponse]:

@@ -29,9 +29,9 @@ class Upkeep(AdaptersCalls):
         else:
             require(identity, OPERATE, "verifying adapters")
             checked = await self._run(lambda: list(self._seen(identity)))
-        async with self._heavy_call():
+        with self._one_transfer(identity):
             for summary in checked:
-                problem = await self._run(self._quarantine.check, digest_ref(summary))
+                problem = await self._transfer(self._quarantine.check, digest_ref(summary))
                 if problem:
                     audit.changed(context, "found damaged", adapter=full_name(summary), digest=summary.digest)
                     names = damaged.setdefault(summary.digest, [])

@@ -19,7 +19,7 @@ from scheduler.admission.identity import INFER, Identity
 from scheduler.admission.lookup import check_fits, find_version, parse_ref, require
 from scheduler.admission.versions import Versions
 from scheduler.errors import InvalidRequest, QueueFull, StoreUnavailable
-from scheduler.text.chat import ChatTemplates
+from scheduler.text.chat import MAX_TENANT_CALLS, ChatTemplates
 from scheduler.text.long_texts import TextThreads
 from scheduler.text.text_stream import PROMPT_TAIL
 from scheduler.text.tokenizer import Tokenizer
@@ -74,6 +74,8 @@ class Admission:
         max_model_len: Callable[[], int] | int,
         pool: Executor,
         max_admitting: int = 1024,
+        *,
+        max_template_calls: Callable[[str], int] = lambda tenant: MAX_TENANT_CALLS,
     ) -> None:
         self._versions = versions
         self._tokenizer = tokenizer
@@ -84,7 +86,9 @@ class Admission:
         self._admitting = 0
         self._fitting: set[str] = set()  # Digests.
         self._texts = TextThreads(pool)
-        self.templates = ChatTemplates(tokenizer.chat_template, tokenizer.special_tokens, pool)
+        self.templates = ChatTemplates(
+            tokenizer.chat_template, tokenizer.special_tokens, pool, max_calls=max_template_calls
+        )
 
     @property
     def max_model_len(self) -> int:

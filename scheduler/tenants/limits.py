@@ -35,11 +35,11 @@ class TenantLimits:
     prompt_tokens_per_minute: float = 0.0
     output_tokens_per_minute: float = 0.0
     burst_seconds: float = 60.0  # Of its rates: what it may save up while it asks for less.
-    max_pushes: int = 0  # At once.
-    max_spool_bytes: int = 0  # Of pushes that are under way.
-    max_watches: int = 0  # `Fleet.Watch` at once.
-    max_template_calls: int = 0  # Chat templates that run or wait, at once.
-    max_heavy_bytes: int = 0  # Of large messages that are worked on.
+    max_transfers: int = 4  # Pushes, pulls and verifications, at once.
+    max_spool_bytes: int = 8 << 30  # Of pushes and pulls that are under way.
+    max_watches: int = 16  # `Fleet.Watch` and `Fleet.Drain` at once.
+    max_template_calls: int = 256  # Chats with adapters' templates that run or wait, at once.
+    max_heavy_bytes: int = 16 << 20  # Of large messages that are worked on.
 
     @property
     def has_rates(self) -> bool:

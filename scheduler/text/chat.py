@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
 from scheduler.errors import InvalidRequest
-from scheduler.held import Held
+from scheduler.tenants.held import Held
 from scheduler.text.template import (
     FRAME_HEADER,
     READY,

@@ -23,6 +23,7 @@ from scheduler.adapters.ingest import Ingest
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
 from scheduler.adapters.service import AdaptersService
+from scheduler.adapters.spool import Spool
 from scheduler.admission import versions as resolving
 from scheduler.admission.auth import Authenticator
 from scheduler.admission.quarantine import Quarantine
@@ -77,7 +78,7 @@ adapters = ["*/*"]
 @dataclasses.dataclass
 class Running:
     stub: Any
-    spool: Path
+    spool: Path  # the service's own folder there
     folders: Path
     store: AdapterStore
     url: str  # of the store
@@ -139,8 +140,10 @@ async def _started(
                 retirement,
                 pool,
                 quarantine,
+                Spool(spool, 2 * MAX_PUSH_BYTES, lambda tenant: MAX_PUSH_BYTES),
+                pool,
             )
-            limits = Limits(spool, MAX_PUSH_BYTES, 1, delete_grace_s)
+            limits = Limits(MAX_PUSH_BYTES, 2, lambda tenant: 1, delete_grace_s)
             server = paths.make_server(
                 [("grpc.max_receive_message_length", 16 * 1024 * 1024)],
                 [AuditInterceptor(Audit((), metrics.refused))],
@@ -159,7 +162,7 @@ async def _started(
                 folders = root / "folders"
                 yield Running(
                     stub,
-                    spool,
+                    backends.spool.folder,
                     folders,
                     store,
                     url,
@@ -175,6 +178,7 @@ async def _started(
             await retirement.stop()
             await server.stop(None)
             await templates.close()
+            backends.spool.close()
     ingest.close()
 
 

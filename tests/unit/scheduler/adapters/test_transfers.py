@@ -7,10 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters import transfer
+from scheduler.adapters.transfer import Patience
+from scheduler.errors import SlowTransfer
 from tests.support.services.adapters_calls import Running, as_, push, read_all, refused
 from tests.support.stores.small_disk import files_of_at_most
 
@@ -121,6 +125,58 @@ async def test_a_push_that_never_says_what_it_is_gives_its_turn_up(
     assert (await refused(service.stub.Push(iter(()), **as_("acme")))).code() == (
         grpc.StatusCode.INVALID_ARGUMENT
     )
+
+
+async def test_a_push_that_brings_too_little_ends_and_holds_up_no_other_tenant(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then is no standstill, and yet keeps a place."""
+    monkeypatch.setattr(transfer, "STALL_LIMIT_S", 1.0)
+    slow = service.stub.Push(**as_("acme"))
+    await slow.write(header(adapter="slow"))
+
+    async def drip() -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while not slow.done():
+                await slow.write(chunk("README.md", b"x"))
+                await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    while not any(service.spool.iterdir()):
+        await asyncio.sleep(0.01)
+    busy = await refused(push(service, "own", service.content(50)))
+    assert (busy.code(), reason(busy)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_TRANSFERS")
+    for number in range(3):
+        assert await push(service, f"another-{number}", service.content(51), who="rival")
+    ended = await refused(slow)
+    await dripping
+    assert (ended.code(), reason(ended)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "SLOW_TRANSFER")
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()
+    assert status is not None and status.details[0].Unpack(info)
+    return info.reason
+
+
+async def test_a_push_is_held_to_what_it_brings_not_to_what_we_take_to_write_it() -> None:
+    now = [0.0]
+    patience = Patience(lambda: now[0])
+
+    async def brings(num_bytes: int, after_s: float) -> None:
+        now[0] += after_s
+        patience.moved(num_bytes)
+
+    for _ in range(20):
+        await patience.wait(brings(1 << 20, 50.0))
+        now[0] += 100.0  # Of our disk.
+    with pytest.raises(SlowTransfer):
+        for _ in range(20):
+            await patience.wait(brings(1, 5.0))
+    patience = Patience(lambda: now[0])
+    with pytest.raises(SlowTransfer):
+        for _ in range(100):
+            await patience.wait(brings(1 << 20, 50.0))
 
 
 async def test_a_full_disk_under_uploads_and_downloads_is_unavailable(service: Running) -> None:

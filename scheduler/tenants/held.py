@@ -1,5 +1,6 @@
 """What tenants hold at once of something that all share: bounded for each of them, and in all."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,8 +25,8 @@ class Held:
         share: Callable[[str], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`most` in all, and `share(tenant)` of one. A refusal has `reason`, and says that there are too many
-        of `what`."""
+        """`most` in all, and `share(tenant)` of one, where 0 is no limit. A refusal has `reason`, and says
+        that there are too many of `what`."""
         self._reason = reason
         self._what = what
         self._most = most
@@ -49,12 +50,12 @@ class Held:
         try:
             yield
         finally:
-            self._mean_s += NEWEST * (self._clock() - began - self._mean_s)
+            self.lasted(self._clock() - began)
             self.give_back(tenant, 1)
 
     def take(self, tenant: str, amount: int) -> None:
         """To be given back. Raises TooMuchHeld."""
-        share = self._share(tenant)
+        share = self._share(tenant) or math.inf
         if self._by_tenant[tenant] + amount > share:
             self._refuse(f"tenant {tenant} has too many {self._what}: at most {share} at once")
         if self.total + amount > self._most:
@@ -65,6 +66,10 @@ class Held:
         self._by_tenant[tenant] -= amount
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
+
+    def lasted(self, seconds: float) -> None:
+        """What `take` took, and is given back now."""
+        self._mean_s += NEWEST * (seconds - self._mean_s)
 
     def _refuse(self, message: str) -> None:
         retry_after_s = min(max(self._mean_s, LEAST_RETRY_S), MOST_RETRY_S)

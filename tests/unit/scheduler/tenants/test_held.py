@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.errors import TooMuchHeld
-from scheduler.held import Held
+from scheduler.tenants.held import Held
 
 
 def test_a_tenant_and_all_hold_so_much_and_what_is_given_back_is_there_for_others() -> None:
