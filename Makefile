@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz simulate check format lint types contracts stubs wire-baseline
+.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander simulate check format lint types contracts stubs wire-baseline
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ chaos: $(STAMP)  ## kill, freeze and drain real services for half an hour, under
 fuzz: $(STAMP)  ## hostile clients against real services for seven minutes, and an honest tenant beside them
 	$(BIN)/python -m tests.support.flood.run --json tests/faults/results/flood.json $(FUZZ_ARGS)
 	$(BIN)/python -m tests.support.flood.run --tenant --json tests/faults/results/flood-tenant.json $(FUZZ_ARGS)
+
+bystander: $(STAMP)  ## tenants who take all that is shared for two minutes, and one beside them who must feel nothing
+	$(BIN)/python -m tests.support.flood.bystander --json tests/faults/results/bystander.json $(BYSTANDER_ARGS)
 
 simulate: $(STAMP)  ## ten minutes of 100 executors and 100,000 adapters at 1,000 requests/s, on virtual time
 	$(BIN)/python -m scheduler.simulate large --json scheduler/simulate/results/large.json $(SIMULATE_ARGS)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import grpc
 
-from tests.support.flood import http2
+from tests.support.flood import http2, takers
 
 GENERATE = "/lorafleet.v1.Inference/GenerateStream"
 TOKENIZE = "/lorafleet.v1.Inference/Tokenize"
@@ -116,6 +116,12 @@ WAYS: dict[str, Flood] = {
 }
 # Of a tenant, who has a token.
 TENANTS_WAYS: dict[str, Flood] = {"huge": huge, "padded": padded}
+TAKERS: dict[str, Flood] = {
+    "bombs": takers.bombs,
+    "drips": takers.drips,
+    "watches": takers.watches,
+    "unread": takers.unread,
+}
 
 
 def _calls(address: str, metadata: http2.Metadata, methods: list[str], body: Callable[[], bytes]) -> NoReturn:
@@ -155,7 +161,9 @@ def main() -> None:
     way, address, *token = sys.argv[1:]
     os.nice(NICE)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    {**WAYS, **TENANTS_WAYS}[way](address, [("authorization", f"Bearer {token[0]}")] if token else [])
+    {**WAYS, **TENANTS_WAYS, **TAKERS}[way](
+        address, [("authorization", f"Bearer {token[0]}")] if token else []
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.flood.flooders import TENANTS_WAYS, WAYS
+from tests.support.flood.http2 import Metadata
 from tests.support.services.cluster import ROOT, Cluster, Node
 
 TOKEN, HOSTILE_TOKEN = "honest-token", "hostile-token"
@@ -74,11 +75,23 @@ class Seen:
         return [text for text, wrong in checks.items() if wrong]
 
 
-class Honest:
-    """A tenant who asks for short answers at a steady pace, waiting for none of them."""
+async def ask_for_answer(channel: grpc.aio.Channel, metadata: Metadata) -> None:
+    request = inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=[5, 6, 7]), stopping=common_pb2.Stopping(max_new_tokens=3)
+    )
+    await inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata, timeout=CALL_S)
 
-    def __init__(self, address: str) -> None:
+
+Ask = Callable[[grpc.aio.Channel, Metadata], Awaitable[None]]
+"""One call of the honest tenant, in CALL_S."""
+
+
+class Honest:
+    """A tenant who asks, by default for short answers, at a steady pace, waiting for none of them."""
+
+    def __init__(self, address: str, ask: Ask = ask_for_answer, every_s: float = EVERY_S) -> None:
         self._address = address
+        self._ask, self._every_s = ask, every_s
         self._took_s: list[float] = []
         self._problems = Counter[str]()
         self._calls: set[asyncio.Task[None]] = set()
@@ -86,22 +99,18 @@ class Honest:
     async def run(self, stop: asyncio.Event) -> tuple[list[float], dict[str, int]]:
         """Seconds that each answer took, and how the calls without one ended."""
         async with grpc.aio.insecure_channel(self._address, options=_OWN_CONNECTION) as channel:
-            generate = inference_pb2_grpc.InferenceStub(channel).Generate
             while not stop.is_set():
-                task = asyncio.create_task(self._call(generate))
+                task = asyncio.create_task(self._call(channel))
                 self._calls.add(task)
                 task.add_done_callback(self._calls.discard)
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(self._every_s)
             await asyncio.gather(*self._calls)
         return self._took_s, dict(self._problems)
 
-    async def _call(self, generate: grpc.aio.UnaryUnaryMultiCallable) -> None:
+    async def _call(self, channel: grpc.aio.Channel) -> None:
         began = time.monotonic()
-        request = inference_pb2.GenerateRequest(
-            token_ids=inference_pb2.TokenIds(ids=[5, 6, 7]), stopping=common_pb2.Stopping(max_new_tokens=3)
-        )
         try:
-            await generate(request, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=CALL_S)
+            await self._ask(channel, (("authorization", f"Bearer {TOKEN}"),))
             self._took_s.append(time.monotonic() - began)
         except grpc.aio.AioRpcError as error:
             self._problems[f"{error.code().name}: {(error.details() or '')[:120]}"] += 1
@@ -129,12 +138,25 @@ class Scene:
             node.wait_ready()
             self._quiet_mb[node.module] = _rss_mb(node)
 
-    async def flood(self, ways: Sequence[str], service: str, seconds: float, token: str = "") -> Seen:
-        """token: of who floods; nobody knows them without."""
+    @property
+    def address(self) -> str:
+        """The scheduler's."""
+        return self._scheduler.address
+
+    async def flood(
+        self,
+        ways: Sequence[str],
+        service: str,
+        seconds: float,
+        token: str = "",
+        ask: Ask = ask_for_answer,
+        every_s: float = EVERY_S,
+    ) -> Seen:
+        """token: of who floods; nobody knows them without. The honest tenant asks so, and so often."""
         node = self._scheduler if service == "scheduler" else self._executor
         log, peak = node.log(), 0
         stop = asyncio.Event()
-        honest = asyncio.create_task(Honest(self._scheduler.address).run(stop))
+        honest = asyncio.create_task(Honest(self.address, ask, every_s).run(stop))
         probing = asyncio.create_task(_probe(node, stop))
         with ExitStack() as stack:
             for way in ways:
@@ -203,7 +225,8 @@ def _flooder(way: str, address: str, token: str) -> Iterator[None]:
 
 def _entry(token: str, tenant: str) -> str:
     hashed = hashlib.sha256(token.encode()).hexdigest()
-    return f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "{tenant}"\nrights = ["infer"]\n'
+    rights = '["infer", "push", "operate"]'
+    return f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "{tenant}"\nrights = {rights}\n'
 
 
 def _rss_mb(node: Node) -> int:

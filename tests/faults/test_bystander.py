@@ -1,0 +1,15 @@
+"""A tenant who takes all that is shared, and one beside it, for a moment; `make bystander` judges times."""
+
+from pathlib import Path
+
+from tests.support.flood.bystander import asks, run
+from tests.support.services.cluster import Cluster
+
+
+async def test_what_one_tenant_takes_is_not_taken_from_another(
+    cluster: Cluster, adapter: Path, tmp_path: Path
+) -> None:
+    for seen in await run(cluster, adapter, list(asks(tmp_path)), seconds=1.5):
+        assert 2 * seen.kept > seen.calls > 0, seen
+        assert not [each for each in seen.problems if not each.startswith("DEADLINE_EXCEEDED")], seen
+        assert seen.tracebacks == 0, seen

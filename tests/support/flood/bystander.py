@@ -1,0 +1,111 @@
+"""A tenant who takes all that it may of what is shared, and one beside it: `make bystander`.
+
+Each way of tests/support/flood/takers.py runs in a process of its own, niced on one core. The other tenant
+asks for the same kind of thing, and must get it. tests/faults/test_bystander.py does a little of it.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+
+from adapter_store import ModelSpec, open_store
+from lorafleet.transfer import push_messages
+from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tests.support.adapters.peft import make_adapter, make_base
+from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
+from tests.support.flood.http2 import Metadata
+from tests.support.flood.run import (
+    CALL_S,
+    EVERY_S,
+    HOSTILE_TOKEN,
+    TOKEN,
+    Ask,
+    Scene,
+    Seen,
+    ask_for_answer,
+)
+from tests.support.flood.takers import BOMB_TEMPLATE
+from tests.support.services.cluster import Cluster
+
+PUSH_EVERY_S = 0.25
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What the bystander asks for beside one way, and how often."""
+
+    ask: Ask
+    every_s: float = EVERY_S
+
+
+async def ask_for_chat(channel: grpc.aio.Channel, metadata: Metadata) -> None:
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hello")])
+    request = inference_pb2.TokenizeRequest(adapter="plain", chat=chat)
+    await inference_pb2_grpc.InferenceStub(channel).Tokenize(request, metadata=metadata, timeout=CALL_S)
+
+
+def ask_for_push(folder: Path) -> Ask:
+    async def ask(channel: grpc.aio.Channel, metadata: Metadata) -> None:
+        first = adapters_pb2.PushRequest(header=adapters_pb2.PushHeader(adapter="pushed"))
+        parts = push_messages(folder, first, None)
+        await adapters_pb2_grpc.AdaptersStub(channel).Push(parts, metadata=metadata, timeout=CALL_S)
+
+    return ask
+
+
+def asks(adapter: Path) -> dict[str, Asks]:
+    """By way; `adapter` is pushed beside "drips"."""
+    return {
+        "bombs": Asks(ask_for_chat),
+        "drips": Asks(ask_for_push(adapter), PUSH_EVERY_S),
+        "watches": Asks(ask_for_answer),
+        "unread": Asks(ask_for_answer),
+    }
+
+
+async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: float) -> list[Seen]:
+    """Each way, one after the other. `adapter` is a PEFT folder of the cluster's model."""
+    for tenant, name, template in (("hostile", "bomb", BOMB_TEMPLATE), ("honest", "plain", CHAT_TEMPLATE)):
+        (adapter / "chat_template.jinja").write_text(template)
+        open_store(str(cluster.store)).put(adapter, tenant, name, ModelSpec.from_folder(cluster.model))
+    (adapter / "chat_template.jinja").unlink()
+    scene = Scene(cluster)
+    await asyncio.to_thread(scene.start)
+    seen = []
+    for way in ways:
+        asking = asks(adapter)[way]
+        async with grpc.aio.insecure_channel(scene.address) as channel:  # What begins late has begun then.
+            await asking.ask(channel, (("authorization", f"Bearer {TOKEN}"),))
+        seen.append(await scene.flood([way], "scheduler", seconds, HOSTILE_TOKEN, asking.ask, asking.every_s))
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.flood.bystander", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="where results go")
+    parser.add_argument("--seconds", type=float, default=30, help="of each way")
+    parser.add_argument("--ways", nargs="+", choices=asks(Path()))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_base(Path(folder) / "model", vocab_size=448, max_position_embeddings=4096)
+        write_folder(model, byte_level())
+        adapter = make_adapter(Path(folder) / "adapter", model, seed=11)
+        ways = args.ways or list(asks(adapter))
+        with Cluster(model, Path(folder)) as cluster:
+            seen = asyncio.run(run(cluster, adapter, ways, args.seconds))
+    results = [{**asdict(each), "faults": each.faults()} for each in seen]
+    for result in results:
+        sys.stdout.write(json.dumps(result) + "\n")
+    args.json.write_text(json.dumps(results, indent=1) + "\n")
+    sys.exit(any(result["faults"] for result in results))
+
+
+if __name__ == "__main__":
+    main()
