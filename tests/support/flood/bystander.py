@@ -9,9 +9,10 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -34,7 +35,7 @@ from tests.support.flood.run import (
 from tests.support.flood.takers import BOMB_TEMPLATE
 from tests.support.services.cluster import Cluster
 
-PUSH_EVERY_S = 0.25
+PUSH_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def asks(adapter: Path) -> dict[str, Asks]:
     }
 
 
-async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: float) -> list[Seen]:
+async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: float) -> AsyncIterator[Seen]:
     """Each way, one after the other. `adapter` is a PEFT folder of the cluster's model."""
     for tenant, name, template in (("hostile", "bomb", BOMB_TEMPLATE), ("honest", "plain", CHAT_TEMPLATE)):
         (adapter / "chat_template.jinja").write_text(template)
@@ -78,13 +79,21 @@ async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: flo
     (adapter / "chat_template.jinja").unlink()
     scene = Scene(cluster)
     await asyncio.to_thread(scene.start)
-    seen = []
     for way in ways:
         asking = asks(adapter)[way]
         async with grpc.aio.insecure_channel(scene.address) as channel:  # What begins late has begun then.
             await asking.ask(channel, (("authorization", f"Bearer {TOKEN}"),))
-        seen.append(await scene.flood([way], "scheduler", seconds, HOSTILE_TOKEN, asking.ask, asking.every_s))
-    return seen
+        yield await scene.flood([way], "scheduler", seconds, HOSTILE_TOKEN, asking.ask, asking.every_s)
+
+
+async def _judged(seen: AsyncIterator[Seen]) -> list[dict[str, Any]]:
+    """With what must not be; each is told as soon as it is there."""
+    results = []
+    async for each in seen:
+        results.append({**asdict(each), "faults": each.faults()})
+        sys.stdout.write(json.dumps(results[-1]) + "\n")
+        sys.stdout.flush()
+    return results
 
 
 def main() -> None:
@@ -99,10 +108,7 @@ def main() -> None:
         adapter = make_adapter(Path(folder) / "adapter", model, seed=11)
         ways = args.ways or list(asks(adapter))
         with Cluster(model, Path(folder)) as cluster:
-            seen = asyncio.run(run(cluster, adapter, ways, args.seconds))
-    results = [{**asdict(each), "faults": each.faults()} for each in seen]
-    for result in results:
-        sys.stdout.write(json.dumps(result) + "\n")
+            results = asyncio.run(_judged(run(cluster, adapter, ways, args.seconds)))
     args.json.write_text(json.dumps(results, indent=1) + "\n")
     sys.exit(any(result["faults"] for result in results))
 
