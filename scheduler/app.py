@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,7 +46,6 @@ from scheduler.fleet.demand_series import DemandCollector
 from scheduler.fleet.discovery.discovery import Discovery
 from scheduler.fleet.discovery.source import DiscoveryError
 from scheduler.fleet.link import LinkSettings
-from scheduler.fleet.settings import FleetSettings
 from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
@@ -56,6 +54,7 @@ from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter
 from scheduler.tenants.exchange import Exchange
+from scheduler.tenants.held import Held
 from scheduler.tenants.limits import TenantLimits
 from scheduler.tenants.quotas import Quotas
 from scheduler.tenants.sharing import Sharing
@@ -74,6 +73,7 @@ SERVICES = (
 )
 INFERENCE, ADAPTERS, FLEET = (service.full_name for service in SERVICES)
 POOL_THREADS = 8
+MAX_LISTINGS = 6  # At once: of these threads some are left for everybody else.
 READINESS_POLL_S = 0.1
 DEMAND_INTERVAL_S = 1.0
 
@@ -102,7 +102,7 @@ class Scheduler:
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._tls = WatchedFiles(config.tls) if config.tls else None
-        self._authenticator = Authenticator(config.tokens_file, _jwt_settings(config))
+        self._authenticator = Authenticator(config.tokens_file, JwtSettings.of(config))
         self._tenants = Tenants(_default_limits(config), config.tenants_file)
         self._sharing = Sharing()
         self._store = open_store(config.store, allow_volatile=config.allow_volatile)
@@ -118,7 +118,7 @@ class Scheduler:
         link_settings = _link_settings(config, self._spec)
         self._follow_certificates(link_settings.tls)
         self.dispatcher = Dispatcher(
-            _dispatcher_settings(config),
+            DispatcherSettings.of(config),
             link_settings,
             self._tokenizer,
             self._metrics,
@@ -154,7 +154,7 @@ class Scheduler:
             self._max_model_len,
             self._pool,
             config.max_admitting,
-            max_template_calls=lambda tenant: self._tenants.limits(tenant).max_template_calls,
+            max_template_calls=self._tenants.each("max_template_calls"),
         )
         push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)
         self._ingest = Ingest(
@@ -163,8 +163,11 @@ class Scheduler:
             allow_volatile=config.allow_volatile,
             limits=push_limits,
         )
-        self._spool = self._make_spool()
-        self._transfers = ThreadPoolExecutor(MAX_TRANSFERS, thread_name_prefix="transfers")
+        try:
+            share = self._tenants.each("max_spool_bytes")
+            self._spool = Spool(config.spool, config.max_spool_bytes, share, MAX_TRANSFERS)
+        except OSError as error:
+            raise ConfigError(f"spool: {error}") from error
         self._health = Health()
         audit = Audit(_methods(), self._metrics.refused)
         options = server_options(
@@ -216,8 +219,7 @@ class Scheduler:
         await self._admission.close()
         self._heartbeat.stop()
         await asyncio.to_thread(self._ingest.close)
-        for pool in (self._pool, self._transfers):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._spool.close)
         if self._metrics_server:
             await asyncio.to_thread(self._metrics_server.close)
@@ -231,16 +233,12 @@ class Scheduler:
         self._metrics.follow_discovery(discovery.flags)
         return discovery
 
-    def _make_spool(self) -> Spool:
-        share = lambda tenant: self._tenants.limits(tenant).max_spool_bytes  # noqa: E731
-        try:
-            return Spool(self.config.spool, self.config.max_spool_bytes, share)
-        except OSError as error:
-            raise ConfigError(f"spool: {error}") from error
-
     def _add_services(self) -> None:
         doorkeeper = Doorkeeper(self._authenticator, self._metrics.refused_at_door)
-        handlers = Handlers(self._server, Door(doorkeeper, LIMITS, PeerRates(self.config.max_peer_calls)))
+        rates, each = PeerRates(self.config.max_peer_calls), self._tenants.each
+        door = Door(doorkeeper, LIMITS, rates, body_share=each("max_heavy_bytes"))
+        handlers = Handlers(self._server, door)
+        listings = Held("TOO_MANY_LISTINGS", "listings", MAX_LISTINGS, each("max_listings"))
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
                 self._admission,
@@ -250,6 +248,7 @@ class Scheduler:
                 self._spec,
                 self._metrics,
                 self._pool,
+                listings,
             ),
             handlers,
         )
@@ -263,18 +262,18 @@ class Scheduler:
             self._pool,
             self._quarantine,
             self._spool,
-            self._transfers,
+            listings,
             self._heartbeat.awake,
         )
         limits = Limits(
             max_push_bytes=self.config.max_push_bytes,
-            tenant_transfers=lambda tenant: self._tenants.limits(tenant).max_transfers,
+            tenant_transfers=each("max_transfers"),
             delete_grace_s=self.config.delete_grace,
         )
         adapters = AdaptersService(backends, limits)
         adapters_pb2_grpc.add_AdaptersServicer_to_server(adapters, handlers)
-        watching = FleetService(self.dispatcher, lambda tenant: self._tenants.limits(tenant).max_watches)
-        fleet_pb2_grpc.add_FleetServicer_to_server(watching, handlers)
+        fleet = FleetService(self.dispatcher, each("max_watches"))
+        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
         names = [INFERENCE, ADAPTERS, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
@@ -379,38 +378,6 @@ def _default_limits(config: Config) -> TenantLimits:
     return TenantLimits(
         max_queued=config.max_queued_per_tenant,
         max_spool_bytes=max(config.max_spool_bytes // 2, config.max_push_bytes),
-    )
-
-
-def _jwt_settings(config: Config) -> JwtSettings | None:
-    if config.jwt_keys_file is None:
-        return None
-    return JwtSettings(
-        issuer=config.jwt_issuer,
-        audience=config.jwt_audience,
-        keys_file=config.jwt_keys_file,
-        tenant_claim=config.jwt_tenant_claim,
-        rights_claim=config.jwt_rights_claim,
-        rights_prefix=config.jwt_rights_prefix,
-        adapters_claim=config.jwt_adapters_claim,
-    )
-
-
-def _dispatcher_settings(config: Config) -> DispatcherSettings:
-    return DispatcherSettings(
-        max_queued=config.max_queued,
-        max_queued_per_tenant=config.max_queued_per_tenant,
-        aging_s=config.aging,
-        priority_aging_s=config.priority_aging,
-        prompt_token_price=config.prompt_token_price,
-        fleet=FleetSettings(
-            reserve_seats=config.reserve_seats if config.tells_callers_apart else 0,
-            slow_start_s=config.slow_start,
-            circuit_failures=config.circuit_failures,
-        ),
-        queue_timeout_s=config.queue_timeout,
-        max_queue_s=config.max_queue_time or math.inf,
-        max_attempts=config.max_attempts,
     )
 
 

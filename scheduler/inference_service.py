@@ -19,6 +19,7 @@ from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
 from scheduler.stream_writer import ACCEPTED, StreamWriter, usage
+from scheduler.tenants.held import Held
 
 # A whole answer is put together so many times a second: nobody waits for its parts.
 _WHOLE_EVERY_S = 0.25
@@ -36,6 +37,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         spec: ModelSpec,
         metrics: Metrics,
         pool: Executor,
+        listings: Held,
     ) -> None:
         self._admission = admission
         self._dispatcher = dispatcher
@@ -44,6 +46,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._spec = spec
         self._metrics = metrics
         self._pool = pool
+        self._listings = listings
 
     @translate_errors
     async def GenerateStream(
@@ -91,9 +94,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.ListModelsResponse:
         identity = audit.caller()
         loop = asyncio.get_running_loop()
-        models, next_page = await loop.run_in_executor(
-            self._pool, list_models, self._store, identity, request
-        )
+        with self._listings.one(identity.tenant):
+            models, next_page = await loop.run_in_executor(
+                self._pool, list_models, self._store, identity, request
+            )
         return inference_pb2.ListModelsResponse(
             base_model=self._spec.name,
             fingerprint=self._spec.fingerprint,

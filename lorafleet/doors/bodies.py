@@ -19,18 +19,20 @@ REST = 3.0
 
 
 class Bodies:
-    """`max_bytes` in all and half of that of one caller. Who has none there may have one of any size, as long
-    as it has room in all: parsed, a message may have several times its bytes."""
+    """`max_bytes` in all, and `share(caller)` of one caller (0 is all), half by default. Who has none there may
+    have one of any size, while it has room in all: parsed, a message may have several times its bytes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, share: Callable[[str], int] | None = None) -> None:
         self._max = max_bytes
+        self._share = share or (lambda caller: max_bytes // 2)
         self._held = Counter[str]()  # By caller; no one of them is 0.
         self._parsing = asyncio.Lock()
 
     def take(self, caller: str, num_bytes: int) -> None:
         """To be given back. Raises TooManyMessages."""
         held, own = self._held.total(), self._held[caller]
-        if (held and held + num_bytes > self._max) or (own and own + num_bytes > self._max // 2):
+        share = self._share(caller) or self._max
+        if (held and held + num_bytes > self._max) or (own and own + num_bytes > share):
             raise TooManyMessages("the large messages that are worked on leave no room for this one")
         self._held[caller] += num_bytes
 

@@ -91,7 +91,9 @@ class Door:
         limits: Limits,
         rates: PeerRates | None = None,
         open_services: frozenset[str] = frozenset({HEALTH}),
+        body_share: Callable[[str], int] | None = None,
     ) -> None:
+        """`body_share`: bytes of large messages that a caller may have worked on, half by default."""
         self._house = house
         self._limits = limits
         self._rates = rates or PeerRates(0)
@@ -99,7 +101,7 @@ class Door:
         self._turns = Turns(limits.at_once)
         self._short_turns = ShortTurns(limits.open_at_once)
         self._open_calls = Counter[str]()  # By address; no one of them is 0.
-        self._bodies = Bodies(limits.body_bytes)
+        self._bodies = Bodies(limits.body_bytes, body_share)
 
     def wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler | None:
         """The method behind this door. `method` as on the wire, "/service/method". None for one that is no

@@ -18,7 +18,8 @@ class Turns:
     """
 
     def __init__(self, at_once: int, max_waiting: int = 4096, wait_s: float = 2.0) -> None:
-        """Who waits is refused when no one of the same caller has had a turn for `wait_s`."""
+        """Who waits is refused when no one of the same caller has had a turn for `wait_s`. Of `max_waiting`
+        half at most are of one caller."""
         self._free = at_once
         self._share = max(1, at_once // 2)
         self._max_waiting = max_waiting
@@ -60,7 +61,8 @@ class Turns:
         self._taken[caller] += 1
 
     async def _wait(self, caller: str) -> None:
-        if self.num_waiting >= self._max_waiting:
+        own = len(self._line.get(caller, ()))
+        if self.num_waiting >= self._max_waiting or own >= max(1, self._max_waiting // 2):
             raise TooManyMessages("too many calls wait until their messages can be read")
         turn = asyncio.get_running_loop().create_future()
         self._line.setdefault(caller, deque()).append(turn)

@@ -48,8 +48,8 @@ class Backends:
     retirement: Retirement
     pool: Executor  # Its size bounds how many calls the store sees at once.
     quarantine: Quarantine
-    spool: Spool
-    transfers: Executor  # Beside the pool, for what takes long: Push, Pull and Verify.
+    spool: Spool  # Its threads are for what takes long: Push, Pull and Verify.
+    listings: Held  # Calls that read all of a tenant, of the other services, too.
     awake: Callable[[], float] = time.monotonic  # On which clients are waited for.
 
 
@@ -77,7 +77,8 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         self._pool = backends.pool
         self._quarantine = backends.quarantine
         self._spool = backends.spool
-        self._transfers = backends.transfers
+        self._transfers = backends.spool.threads
+        self._listings = backends.listings
         self._awake = backends.awake
         self._storing: set[asyncio.Task[Pushed]] = set()
         self._transferring = Held(
@@ -126,6 +127,11 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
 
     async def _transfer(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._transfers, call, *arguments)
+
+    async def _list(self, identity: Identity, call: Callable[[], T]) -> T:
+        """As `_run`, of what reads all of a tenant. Raises TooMuchHeld."""
+        with self._listings.one(identity.tenant):
+            return await self._run(call)
 
     def _one_transfer(self, identity: Identity) -> AbstractContextManager[None]:
         """Raises TooMuchHeld."""

@@ -135,7 +135,7 @@ class AdaptersService(Upkeep):
                 response.versions.append(message)
             return response
 
-        return await self._run(page)
+        return await self._list(identity, page)
 
     @translate_errors
     async def Delete(self, request: pb.DeleteAdapterRequest, context: Context) -> pb.DeleteAdapterResponse:
@@ -184,7 +184,8 @@ class AdaptersService(Upkeep):
     @translate_errors
     async def ListAliases(self, request: pb.ListAliasesRequest, context: Context) -> pb.ListAliasesResponse:
         identity = audit.caller()
-        aliases = await self._run(self._store.aliases, *listing_names(request.tenant, request.name, identity))
+        tenant, name = listing_names(request.tenant, request.name, identity)
+        aliases = await self._list(identity, lambda: self._store.aliases(tenant, name))
         seen = [alias_message(alias) for alias in aliases if identity.sees(alias.tenant, alias.name)]
         return pb.ListAliasesResponse(aliases=seen)
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scheduler.tenants.held import Held
@@ -19,12 +20,16 @@ from scheduler.tenants.held import Held
 logger = logging.getLogger(__name__)
 
 PREFIX = "lorafleet-spool-"
+THREADS = 4
 
 
 class Spool:
-    """Used from one event loop, but for what says that it blocks."""
+    """Used from one event loop, but for what says that it blocks. It has threads of its own for what takes
+    long with such folders."""
 
-    def __init__(self, parent: Path | None, most: int, share: Callable[[str], int]) -> None:
+    def __init__(
+        self, parent: Path | None, most: int, share: Callable[[str], int], threads: int = THREADS
+    ) -> None:
         """A new folder in `parent`, by default the one for temporary files. `most` bytes in all, and
         `share(tenant)` of one. Blocks while it sweeps. Raises OSError."""
         folder = Path(tempfile.gettempdir()) if parent is None else parent
@@ -32,12 +37,15 @@ class Spool:
         self._lock, self.folder = _locked_folder(folder)
         self._bytes = Held("SPOOL_FULL", "bytes of pushes and pulls under way", most, share)
 
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="transfers")
+
     def place(self, tenant: str) -> "Place":
         """A new folder in it. Blocks. Raises OSError."""
         return Place(Path(tempfile.mkdtemp(dir=self.folder)), tenant, self._bytes)
 
     def close(self) -> None:
         """With all that is in it. Blocks."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 

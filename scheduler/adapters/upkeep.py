@@ -28,7 +28,7 @@ class Upkeep(AdaptersCalls):
             checked = [Summary.of(version)]
         else:
             require(identity, OPERATE, "verifying adapters")
-            checked = await self._run(lambda: list(self._seen(identity)))
+            checked = await self._list(identity, lambda: list(self._seen(identity)))
         with self._one_transfer(identity):
             for summary in checked:
                 problem = await self._transfer(self._quarantine.check, digest_ref(summary))
@@ -54,8 +54,8 @@ class Upkeep(AdaptersCalls):
         else:
             require(identity, MANAGE, "looking at executors")
             resident = self._copies.resident()
-            known = await self._run(
-                lambda: [each for each in self._seen(identity) if each.digest in resident]
+            known = await self._list(
+                identity, lambda: [each for each in self._seen(identity) if each.digest in resident]
             )
         sharing: dict[str, list[Summary]] = {}
         for each in known:
@@ -162,8 +162,9 @@ class Upkeep(AdaptersCalls):
             return summary.digest in resident and not self._store.active_names(summary.digest)
 
         grace_s = self._limits.delete_grace_s
-        gone = await self._run(lambda: self._store.collect(grace_s, keep, dry_run=request.dry_run))
-        for summary in () if request.dry_run else gone:
+        dry_run = request.dry_run
+        gone = await self._list(identity, lambda: self._store.collect(grace_s, keep, dry_run=dry_run))
+        for summary in () if dry_run else gone:
             audit.changed(context, "collected", adapter=full_name(summary), digest=summary.digest)
         return pb.CollectResponse(
             digests=[summary.digest for summary in gone],

@@ -5,6 +5,7 @@ import codecs
 import hashlib
 import secrets
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ class Admission:
     """Checks and completes requests. The store and the tokenizer work in `pool`, never on the event loop.
 
     `max_admitting` requests at once, more are refused: each holds its prompt while it waits for the pool.
+    Twice as many may be there for a tenant that has no other one among them.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Admission:
         self._max_model_len = max_model_len
         self._pool = pool
         self._max_admitting = max_admitting
-        self._admitting = 0
+        self._admitting = Counter[str]()  # By tenant; no one of them is 0.
         self._fitting: set[str] = set()  # Digests.
         self._texts = TextThreads(pool)
         self.templates = ChatTemplates(
@@ -105,7 +107,7 @@ class Admission:
         Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable,
         QueueFull.
         """
-        with self._one_more():
+        with self._one_more(identity.tenant):
             return await self._admit(request, identity, one_message)
 
     async def _admit(
@@ -166,7 +168,7 @@ class Admission:
         self, request: inference_pb2.TokenizeRequest, identity: Identity
     ) -> tuple[tuple[int, ...], list[str]]:
         """The prompt's token ids, and each token as the vocabulary writes it. Raises as admit does."""
-        with self._one_more():
+        with self._one_more(identity.tenant):
             validation.check_prompt_form(request)
             version = None
             if request.HasField("adapter"):
@@ -180,14 +182,15 @@ class Admission:
             return ids, written
 
     @contextmanager
-    def _one_more(self) -> Iterator[None]:
-        if self._admitting >= self._max_admitting:
-            raise QueueFull(f"{self._admitting} requests are under check already")
-        self._admitting += 1
+    def _one_more(self, tenant: str) -> Iterator[None]:
+        under_check = self._admitting.total()
+        if under_check >= self._max_admitting * (1 if self._admitting[tenant] else 2):
+            raise QueueFull(f"{under_check} requests are under check already")
+        self._admitting[tenant] += 1
         try:
             yield
         finally:
-            self._admitting -= 1
+            self._admitting -= Counter({tenant: 1})
 
     async def close(self) -> None:
         """Ends the worker processes of chat templates, and the thread of long texts."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.admission.identity import Identity, checked_identity
+from scheduler.config import Config
 from scheduler.watched_file import InvalidFile, WatchedFile
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,20 @@ class JwtSettings:
     rights_claim: str = "rights"
     rights_prefix: str = ""
     adapters_claim: str = "adapters"
+
+    @classmethod
+    def of(cls, config: Config) -> "JwtSettings | None":
+        if config.jwt_keys_file is None:
+            return None
+        return cls(
+            issuer=config.jwt_issuer,
+            audience=config.jwt_audience,
+            keys_file=config.jwt_keys_file,
+            tenant_claim=config.jwt_tenant_claim,
+            rights_claim=config.jwt_rights_claim,
+            rights_prefix=config.jwt_rights_prefix,
+            adapters_claim=config.jwt_adapters_claim,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.config import Config
 from scheduler.fleet.settings import FleetSettings
 
 
@@ -24,3 +25,21 @@ class DispatcherSettings:
     retry_pause_s: float = 0.5  # After an attempt that an executor gave up; doubles with each in a row.
     sweep_interval_s: float = 0.25
     plan_pause_s: float = 0.002  # After a batch, until the next; a step takes several times as long.
+
+    @classmethod
+    def of(cls, config: Config) -> "DispatcherSettings":
+        return cls(
+            max_queued=config.max_queued,
+            max_queued_per_tenant=config.max_queued_per_tenant,
+            aging_s=config.aging,
+            priority_aging_s=config.priority_aging,
+            prompt_token_price=config.prompt_token_price,
+            fleet=FleetSettings(
+                reserve_seats=config.reserve_seats if config.tells_callers_apart else 0,
+                slow_start_s=config.slow_start,
+                circuit_failures=config.circuit_failures,
+            ),
+            queue_timeout_s=config.queue_timeout,
+            max_queue_s=config.max_queue_time or math.inf,
+            max_attempts=config.max_attempts,
+        )

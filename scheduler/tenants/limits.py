@@ -37,6 +37,7 @@ class TenantLimits:
     burst_seconds: float = 60.0  # Of its rates: what it may save up while it asks for less.
     max_transfers: int = 4  # Pushes, pulls and verifications, at once.
     max_spool_bytes: int = 8 << 30  # Of pushes and pulls that are under way.
+    max_listings: int = 4  # Calls at once that read all of a tenant: listings, Residency and Collect.
     max_watches: int = 16  # `Fleet.Watch` and `Fleet.Drain` at once.
     max_template_calls: int = 256  # Chats with adapters' templates that run or wait, at once.
     max_heavy_bytes: int = 16 << 20  # Of large messages that are worked on.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 from scheduler.tenants.limits import LimitsTable, TenantLimits, load
@@ -24,6 +25,12 @@ class Tenants:
         """A look-up in memory, for any path however hot."""
         table = self._table
         return table.tenants.get(tenant, table.default)
+
+    def each(self, limit: str) -> Callable[[str], int]:
+        """One of the whole limits, by tenant: 0 is none. Raises AttributeError for what is no limit."""
+        of = attrgetter(limit)
+        of(self._table.default)
+        return lambda tenant: int(of(self.limits(tenant)))
 
     def weight(self, tenant: str) -> float:
         return self.limits(tenant).weight

@@ -32,6 +32,7 @@ from scheduler.audit import Audit, AuditInterceptor
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.door import LIMITS, Doorkeeper
 from scheduler.metrics import Metrics
+from scheduler.tenants.held import Held
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.peft import lora_pair, raw_adapter
@@ -141,7 +142,7 @@ async def _started(
                 pool,
                 quarantine,
                 Spool(spool, 2 * MAX_PUSH_BYTES, lambda tenant: MAX_PUSH_BYTES),
-                pool,
+                Held("TOO_MANY_LISTINGS", "listings", 2, lambda tenant: 1),
             )
             limits = Limits(MAX_PUSH_BYTES, 2, lambda tenant: 1, delete_grace_s)
             server = paths.make_server(

@@ -140,3 +140,12 @@ def test_who_has_none_may_have_one_of_any_size() -> None:
     bodies.give_back("a", 500)
     bodies.take("b", 50)
     bodies.take("a", 50)
+
+
+def test_a_caller_s_share_may_be_its_own() -> None:
+    bodies = Bodies(100, lambda caller: {"small": 10}.get(caller, 0))
+    bodies.take("small", 8)
+    with pytest.raises(TooManyMessages):
+        bodies.take("small", 3)
+    bodies.take("any", 80)
+    bodies.take("any", 12)

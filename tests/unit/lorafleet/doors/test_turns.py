@@ -70,6 +70,21 @@ async def test_who_waits_in_vain_or_leaves_takes_nothing() -> None:
     await asyncio.gather(*waiting(patient, "a", "b"))
 
 
+async def test_one_caller_has_half_of_the_line() -> None:
+    turns = Turns(2, max_waiting=4, wait_s=600)
+    await asyncio.gather(turns.take("a"), turns.take("b"))
+    mine, others = waiting(turns, "a", "a", "a"), waiting(turns, "b")
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyMessages):
+        await mine.pop()
+    turns.give_back("b")
+    await asyncio.gather(*others)
+    turns.give_back("a")
+    turns.give_back("b")
+    await mine[0]
+    mine[1].cancel()
+
+
 class Line:
     """Calls that wait for short turns, and those that had one, in their order."""
 

@@ -1,6 +1,7 @@
 """More calls than a scheduler takes, over real sockets: what it refuses is cheap, typed, and told at once."""
 
 import asyncio
+import hashlib
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lorafleet.errors import ACCEPTED
 from lorafleet.v1 import inference_pb2
+from scheduler import inference_service
 from scheduler.app import POOL_THREADS
 from tests.support.services.failures import failure_of
 from tests.support.services.scheduler_house import House, generate, open_house
@@ -44,7 +46,7 @@ async def test_more_than_max_admitting_are_refused_before_they_cost_anything(mod
         with busy(house):
             first = house.inference.Generate(generate())
             second = house.inference.Tokenize(inference_pb2.TokenizeRequest(text="The quick"))
-            await until(lambda: house.scheduler._admission._admitting == 2)
+            await until(lambda: house.scheduler._admission._admitting.total() == 2)
             for call in (
                 house.inference.Generate(generate()),
                 house.inference.Tokenize(inference_pb2.TokenizeRequest(text="x")),
@@ -92,3 +94,53 @@ async def test_calls_that_come_during_a_pause_of_the_loop_are_all_taken_up(house
     time.sleep(0.5)  # Until the last of them has come; the loop stands still.
     await asyncio.to_thread(caller.join, 60)
     assert Counter(ends) == {grpc.StatusCode.OK: 1500}
+
+
+async def test_one_tenant_s_listings_leave_threads_to_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, over = threading.Semaphore(0), threading.Event()
+
+    def read_all(*_: object) -> tuple[list[inference_pb2.Model], str]:
+        reading.release()
+        over.wait(60)
+        return [], ""
+
+    monkeypatch.setattr(inference_service, "list_models", read_all)
+    listing = [
+        asyncio.ensure_future(house.inference.ListModels(inference_pb2.ListModelsRequest())) for _ in range(4)
+    ]
+    for _ in listing:
+        await asyncio.to_thread(reading.acquire, timeout=60)
+    code, reason, retry_s = await refused(house.inference.ListModels(inference_pb2.ListModelsRequest()))
+    assert (code, reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_LISTINGS")
+    assert retry_s is not None and retry_s >= 0.1
+    assert (await house.inference.Generate(generate())).usage.completion_tokens == 12
+    over.set()
+    await asyncio.gather(*listing)
+
+
+async def test_who_has_no_other_request_under_check_is_let_in_beside_a_flood(
+    model: Path, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        "".join(
+            f'[[tokens]]\nsha256 = "{hashlib.sha256(who.encode()).hexdigest()}"\ntenant = "{who}"\n'
+            'rights = ["infer"]\n'
+            for who in ("flood", "calm")
+        )
+    )
+    async with open_house(model, max_admitting=2, tokens_file=tokens) as house:
+
+        def ask(who: str) -> grpc.aio.UnaryUnaryCall[object, object]:
+            return house.inference.Generate(generate(), metadata=(("authorization", f"Bearer {who}"),))
+
+        with busy(house):
+            calls = [asyncio.ensure_future(ask("flood")) for _ in range(2)]
+            await until(lambda: house.scheduler._admission._admitting["flood"] == 2)
+            assert (await refused(ask("flood")))[1] == "QUEUE_FULL"
+            calls.append(asyncio.ensure_future(ask("calm")))
+            await until(lambda: house.scheduler._admission._admitting["calm"] == 1)
+        for answer in await asyncio.gather(*calls):
+            assert answer.usage.completion_tokens == 12
