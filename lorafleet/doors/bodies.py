@@ -19,7 +19,7 @@ REST = 3.0
 
 
 class Bodies:
-    """`max_bytes` in all, and `share(caller)` of one caller (0 is all), half by default. Who has none there may
+    """`max_bytes` in all, and `share(caller)` of one caller (0 is all), or half. Who has none there may
     have one of any size, while it has room in all: parsed, a message may have several times its bytes."""
 
     def __init__(self, max_bytes: int, share: Callable[[str], int] | None = None) -> None:
