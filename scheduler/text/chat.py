@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 
 from scheduler.errors import InvalidRequest
@@ -66,7 +66,8 @@ class ChatTemplates:
         self._turns = TemplateTurns(MAX_WORKERS)
         self._calls = Held("TOO_MANY_TEMPLATES", "chats with templates of adapters", MAX_CALLS, max_calls)
         self._idle: list[_Worker] = []
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._begun = False
 
     async def render(
         self,
@@ -91,7 +92,7 @@ class ChatTemplates:
             raise InvalidRequest("chat", str(error)) from error
 
     async def close(self) -> None:
-        await asyncio.gather(*self._replacing)
+        await asyncio.gather(*self._starting)
         while self._idle:
             await self._idle.pop().kill()
 
@@ -113,6 +114,9 @@ class ChatTemplates:
 
     async def _render(self, job: bytes, tenant: str) -> str:
         """At the tenant's turn, which ends."""
+        if not self._begun:  # Or the second tenant that comes would wait for a start.
+            self._begun = True
+            self._soon(self._start_others())
         try:
             worker = self._idle.pop() if self._idle else await _Worker.start(self._cpu_limit_s)
         except BaseException:
@@ -141,18 +145,29 @@ class ChatTemplates:
     def _replace(self, worker: "_Worker", tenant: str, began: float) -> None:
         """While it is still the tenant's turn: nobody else waits until a new worker has come up."""
         worker.kill_soon()
-        replacing = asyncio.create_task(self._start_another(worker, tenant, began))
-        self._replacing.add(replacing)
-        replacing.add_done_callback(self._replacing.discard)
+        self._soon(self._start_instead(worker, tenant, began))
 
-    async def _start_another(self, worker: "_Worker", tenant: str, began: float) -> None:
+    def _soon(self, starting: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(starting)
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_instead(self, worker: "_Worker", tenant: str, began: float) -> None:
         try:
             await worker.kill()
-            self._idle.append(await _Worker.start(self._cpu_limit_s))
-        except (TimeoutError, EOFError, OSError) as error:
-            logger.warning("a worker for chat templates could not be replaced: %s", error)
+            await self._start_one()
         finally:
             self._turns.give_back(tenant, stopped_after_s=time.monotonic() - began)
+
+    async def _start_others(self) -> None:
+        for _ in range(MAX_WORKERS - 1):
+            await self._start_one()
+
+    async def _start_one(self) -> None:
+        try:
+            self._idle.append(await _Worker.start(self._cpu_limit_s))
+        except (TimeoutError, EOFError, OSError) as error:
+            logger.warning("a worker for chat templates could not be started: %s", error)
 
 
 _PROGRAM = """

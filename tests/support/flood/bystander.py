@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.support.flood.takers import BOMB_TEMPLATE
 from tests.support.services.cluster import Cluster
 
 PUSH_EVERY_S = 0.5
+NOBODY = "nobody"  # What the machine itself does to the bystander.
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def ask_for_push(folder: Path) -> Ask:
 def asks(adapter: Path) -> dict[str, Asks]:
     """By way; `adapter` is pushed beside "drips"."""
     return {
+        NOBODY: Asks(ask_for_answer),
         "bombs": Asks(ask_for_chat),
         "drips": Asks(ask_for_push(adapter), PUSH_EVERY_S),
         "watches": Asks(ask_for_answer),
@@ -81,9 +84,11 @@ async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: flo
     await asyncio.to_thread(scene.start)
     for way in ways:
         asking = asks(adapter)[way]
-        async with grpc.aio.insecure_channel(scene.address) as channel:  # What begins late has begun then.
-            await asking.ask(channel, (("authorization", f"Bearer {TOKEN}"),))
-        yield await scene.flood([way], "scheduler", seconds, HOSTILE_TOKEN, asking.ask, asking.every_s)
+        async with grpc.aio.insecure_channel(scene.address) as channel:
+            with suppress(grpc.aio.AioRpcError):  # What begins late has begun then.
+                await asking.ask(channel, (("authorization", f"Bearer {TOKEN}"),))
+        beside = [] if way == NOBODY else [way]
+        yield await scene.flood(beside, "scheduler", seconds, HOSTILE_TOKEN, asking.ask, asking.every_s)
 
 
 async def _judged(seen: AsyncIterator[Seen]) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ BOMB_TEMPLATE = (
     "{{ messages[0].content }}{% if messages | length > 6 %}"
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
 )
-BOMBERS, DRIPPERS, WATCHERS, READERS, LISTERS = 40, 40, 300, 200, 40
+BOMBERS, DRIPPERS, WATCHERS, READERS = 40, 40, 300, 200
+AGAIN_S = 1.0
 UNREAD_S = 13.0  # A client that reads nothing is given up before.
 STREAM = "/lorafleet.v1.Inference/GenerateStream"
 
@@ -84,24 +85,14 @@ def unread(address: str, metadata: http2.Metadata) -> None:
             connection.close()
 
 
-def listings(address: str, metadata: http2.Metadata) -> None:
-    """40 callers who list all models, over and over."""
-
-    async def call(channel: grpc.aio.Channel) -> None:
-        request = inference_pb2.ListModelsRequest(page_size=1000)
-        await inference_pb2_grpc.InferenceStub(channel).ListModels(request, metadata=metadata)
-
-    _for_ever(address, LISTERS, call)
-
-
 def _for_ever(address: str, callers: int, call: Any) -> NoReturn:
-    """So many callers at once, each on its own; who is refused comes again soon."""
+    """So many callers at once, each on its own; who is refused comes again after about what it was told."""
 
     async def caller(channel: grpc.aio.Channel) -> None:
         while True:
             with suppress(grpc.aio.AioRpcError):
                 await call(channel)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(AGAIN_S)
 
     async def run() -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
