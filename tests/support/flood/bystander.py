@@ -80,7 +80,9 @@ async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: flo
         (adapter / "chat_template.jinja").write_text(template)
         open_store(str(cluster.store)).put(adapter, tenant, name, ModelSpec.from_folder(cluster.model))
     (adapter / "chat_template.jinja").unlink()
-    scene = Scene(cluster)
+    limits = cluster.folder / "tenants.toml"  # Half of the executor's seats: else answers hold all but one.
+    limits.write_text("[default]\nmax_streams = 32\n")
+    scene = Scene(cluster, "--tenants-file", str(limits))
     await asyncio.to_thread(scene.start)
     for way in ways:
         asking = asks(adapter)[way]
