@@ -102,7 +102,8 @@ class AsyncClient:
     async def _run(self, answer: Answer) -> AsyncGenerator[results.Chunk, None]:
         while not answer.done:
             error = None
-            operation = operations.generate(answer.next_request(), again=answer.accepted)
+            request = answer.next_request()
+            operation = operations.generate(request, again=answer.accepted, answer_id=answer.answer_id)
             try:
                 async with aclosing(
                     self._calls.stream(operation, answer.time_left(time.monotonic()))

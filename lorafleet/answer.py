@@ -72,6 +72,7 @@ class Answer:
         self._chance = chance
         self._first: inference_pb2.GenerateChunk | None = None  # tells version and seed
         self._accepted = False
+        self._answer_id = ""
         self._token_ids: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -93,6 +94,11 @@ class Answer:
         """A server has accepted the request, whether it could begin to answer or not."""
         return self._accepted or self._first is not None
 
+    @property
+    def answer_id(self) -> str:
+        """The name that the last server that named it gave it; "" before that."""
+        return self._answer_id
+
     def next_request(self) -> inference_pb2.GenerateRequest:
         """What to send now: the request itself, or, once the first chunk is here, how to go on with it."""
         self._new_stream = True
@@ -103,6 +109,7 @@ class Answer:
         request.resume.adapter_digest = self._first.adapter_digest
         request.resume.seed = self._first.seed
         request.resume.output_token_ids.extend(self._token_ids)
+        request.resume.answer_id = self._answer_id
         if request.response.echo and any(self._text):
             request.response.echo = False  # the prompt's text is here already
         if self._prompt_logprobs:
@@ -126,7 +133,8 @@ class Answer:
         if message.token_ids and message.output_index != len(self._token_ids):
             raise _wrong_stream(f"token {message.output_index} came after {len(self._token_ids)} tokens")
         self._new_stream = False
-        chunk = _chunk(self._first, message)
+        self._answer_id = message.answer_id or self._answer_id
+        chunk = _chunk(self._first, message, self._answer_id)
         self._token_ids += chunk.token_ids
         self._text.append(chunk.text)
         self._logprobs += chunk.logprobs
@@ -147,6 +155,7 @@ class Answer:
         if error is None:
             error = Unavailable(grpc.StatusCode.UNAVAILABLE, "the stream ended before the answer did")
         self._accepted = self._accepted or (error.accepted and error.reason in _LEFT_UNANSWERED)
+        self._answer_id = error.answer_id or self._answer_id
         if not self._may_go_on(error):
             raise error
         if self._broken_since is None:
@@ -176,6 +185,7 @@ class Answer:
             prompt_logprobs=self._prompt_logprobs,
             finish_reason=finish_reason,
             usage=usage,
+            answer_id=self._answer_id,
         )
 
     def _may_go_on(self, error: LoraFleetError) -> bool:
@@ -205,7 +215,7 @@ def _wrong_stream(detail: str) -> InternalError:
     return InternalError(grpc.StatusCode.INTERNAL, message, reason="WRONG_STREAM")
 
 
-def _chunk(first: inference_pb2.GenerateChunk, message: inference_pb2.GenerateChunk) -> Chunk:
+def _chunk(first: inference_pb2.GenerateChunk, message: inference_pb2.GenerateChunk, answer_id: str) -> Chunk:
     finished = wire.finish_reason(message.finish_reason)
     return Chunk(
         request_id=first.request_id,
@@ -218,4 +228,5 @@ def _chunk(first: inference_pb2.GenerateChunk, message: inference_pb2.GenerateCh
         prompt_logprobs=wire.logprobs(message.prompt_logprobs),
         finish_reason=finished,
         usage=wire.usage(message.usage) if finished else None,
+        answer_id=answer_id,
     )

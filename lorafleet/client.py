@@ -109,7 +109,8 @@ class Client:
     def _run(self, answer: Answer) -> Generator[results.Chunk, None, None]:
         while not answer.done:
             error = None
-            operation = operations.generate(answer.next_request(), again=answer.accepted)
+            request = answer.next_request()
+            operation = operations.generate(request, again=answer.accepted, answer_id=answer.answer_id)
             try:
                 with closing(self._calls.stream(operation, answer.time_left(time.monotonic()))) as messages:
                     for message in messages:

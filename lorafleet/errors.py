@@ -40,6 +40,8 @@ from lorafleet.v1 import common_pb2
 _DETAILS_KEY = "grpc-status-details-bin"
 ACCEPTED = ("lorafleet-accepted", "true")
 """Metadata that a server begins a stream with, and that a call which asks for the same answer again has."""
+ANSWER_ID = "lorafleet-answer-id"
+"""Beside it, the server's own name for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class LoraFleetError(Exception):
     code: the gRPC status. reason: stable and machine-readable, as "ADAPTER_NOT_FOUND"; empty when the status
     comes from the network and not from a server of ours. metadata: what it is about, as {"adapter": ...}.
     retry_after: seconds to wait before the next try, when the server named them.
-    violations: the wrong fields, for InvalidRequest only. accepted: a server had accepted the request before.
+    violations: the wrong fields, for InvalidRequest only. accepted: a server had accepted the request before,
+    and had named its answer answer_id, if it names any.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class LoraFleetError(Exception):
         self.retry_after = retry_after
         self.violations = tuple(violations)
         self.accepted = accepted
+        self.answer_id = ""
 
     @property
     def is_lost_connection(self) -> bool:
@@ -174,8 +178,10 @@ def invalid(field: str, description: str) -> InvalidRequest:
 def from_call(call: grpc.RpcError) -> LoraFleetError:
     """The typed error of a failed call, sync or asyncio, with what its metadata tell."""
     trailing = dict(call.trailing_metadata() or ())
+    told = {**dict(call.initial_metadata() or ()), **trailing}
     error = from_status(call.code(), call.details() or "", trailing.get(_DETAILS_KEY, b""))
-    error.accepted = ACCEPTED[0] in trailing or ACCEPTED[0] in dict(call.initial_metadata() or ())
+    error.accepted = ACCEPTED[0] in told
+    error.answer_id = str(told.get(ANSWER_ID, ""))
     return error
 
 

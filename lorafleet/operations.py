@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from lorafleet import requests, results, wire
-from lorafleet.errors import ACCEPTED
+from lorafleet.errors import ACCEPTED, ANSWER_ID
 from lorafleet.v1 import fleet_pb2, inference_pb2
 
 T = TypeVar("T")
@@ -39,15 +39,17 @@ class Page(Generic[T]):
 
 
 def generate(
-    request: inference_pb2.GenerateRequest, *, again: bool = False
+    request: inference_pb2.GenerateRequest, *, again: bool = False, answer_id: str = ""
 ) -> Operation[inference_pb2.GenerateChunk]:
-    """A stream of chunks as they are; lorafleet/answer.py folds them. again: a server had accepted it."""
+    """A stream of chunks as they are; lorafleet/answer.py folds them. again: a server had accepted it, and
+    had named its answer answer_id, if it names any."""
+    named = ((ANSWER_ID, answer_id),) if answer_id else ()
     return Operation(
         "/lorafleet.v1.Inference/GenerateStream",
         request,
         inference_pb2.GenerateChunk,
         lambda chunk: chunk,
-        metadata=(ACCEPTED,) if again else (),
+        metadata=(ACCEPTED, *named) if again else (),
     )
 
 

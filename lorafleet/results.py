@@ -46,7 +46,8 @@ class Chunk:
     """A piece of an answer: `token_ids` begin at `output_index`, `text` is what they complete.
 
     finish_reason and usage are set in the last chunk only, prompt_logprobs in the first when asked for.
-    adapter_digest is the version that answers, "" for the base model.
+    adapter_digest is the version that answers, "" for the base model. answer_id is the server's own name for
+    the answer, under which the usage ledger has it (up to the dot); "" from a server that gives none.
     """
 
     request_id: str
@@ -59,11 +60,13 @@ class Chunk:
     prompt_logprobs: tuple[PositionLogprobs, ...]
     finish_reason: FinishReason | None
     usage: Usage | None
+    answer_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole answer. adapter_digest is the version that gave it, "" for the base model."""
+    """A whole answer. adapter_digest is the version that gave it, "" for the base model; answer_id is as in
+    Chunk."""
 
     request_id: str
     adapter_digest: str
@@ -74,6 +77,7 @@ class Generation:
     prompt_logprobs: tuple[PositionLogprobs, ...]
     finish_reason: FinishReason
     usage: Usage
+    answer_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

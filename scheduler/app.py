@@ -50,6 +50,7 @@ from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
+from scheduler.ledger.open import open_ledger
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter
@@ -64,7 +65,10 @@ from scheduler.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _READY = (logging.INFO, "ready: executors take requests")
-_NOT_READY = (logging.WARNING, "not ready: no executor takes requests, or this scheduler drains")
+_NOT_READY = (
+    logging.WARNING,
+    "not ready: no executor takes requests, this scheduler drains, or cannot write its ledger",
+)
 
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"],
@@ -99,6 +103,7 @@ class Scheduler:
         self._metrics_server: MetricsServer | None = None
         self.health_port = -1
         self._health_server: HealthPort | None = None
+        self._ledger = open_ledger(config, self._metrics.ledger)
         self._spec = ModelSpec.from_folder(config.model)
         self._tokenizer = Tokenizer.from_folder(config.model)
         self._tls = WatchedFiles(config.tls) if config.tls else None
@@ -186,6 +191,7 @@ class Scheduler:
         await self._listen()
         self._versions.start()
         self._discovery.start()
+        self._ledger.start()
         self.dispatcher.start()
         self._tasks = [
             asyncio.create_task(self._follow_readiness(), name="readiness"),
@@ -214,6 +220,7 @@ class Scheduler:
         await self._retirement.stop()
         self._versions.stop()
         await self._server.stop(grace=1.0)
+        await self._ledger.stop()
         if self._health_server:
             await self._health_server.stop()
         await self._admission.close()
@@ -244,6 +251,7 @@ class Scheduler:
                 self._admission,
                 self.dispatcher,
                 self._writer,
+                self._ledger,
                 self._store,
                 self._spec,
                 self._metrics,
@@ -332,7 +340,8 @@ class Scheduler:
     async def _follow_readiness(self) -> None:
         told = False
         while True:
-            ready = self.dispatcher.fleet.any_ready and not self.dispatcher.draining
+            takes = self._ledger.writable and not self.dispatcher.draining
+            ready = self.dispatcher.fleet.any_ready and takes
             self._set_readiness(ready)
             if ready != told:
                 told = ready

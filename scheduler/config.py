@@ -258,6 +258,18 @@ class Config:
     drain_timeout: float = field(
         default=30.0, metadata=_help("seconds that accepted requests get to end after SIGTERM")
     )
+    ledger_dir: Path | None = field(
+        default=None,
+        metadata=_help(
+            "folder for the usage ledger, one record an answer; without it none is kept", "FOLDER"
+        ),
+    )
+    ledger_keep: float = field(
+        default=7.0, metadata=_help("days that files of the ledger stay after a Redis has them", "DAYS")
+    )
+    ledger_stream_days: int = field(
+        default=62, metadata=_help("days that a Redis keeps records of the ledger; 0 is for ever", "DAYS")
+    )
     metric_names: int = field(
         default=100, metadata=_help("tenants, and adapters, with a label of their own; the rest share one")
     )
@@ -316,6 +328,8 @@ class Config:
             "max_adapter_rank",
             "max_versions_per_tenant",
             "drain_timeout",
+            "ledger_keep",
+            "ledger_stream_days",
             "metric_names",
         ):
             if not getattr(self, name) >= 0:

@@ -20,6 +20,7 @@ SchedulerError
 ├── NoExecutor           UNAVAILABLE           with a retry delay
 ├── StoreUnavailable     UNAVAILABLE           with a retry delay
 ├── Draining             UNAVAILABLE           with a retry delay
+├── LedgerUnavailable    UNAVAILABLE           its usage could not be recorded: with a retry delay
 ├── QueueTooLong         RESOURCE_EXHAUSTED    it would wait above --max-queue-time: with a retry delay
 ├── DeadlineExceeded     DEADLINE_EXCEEDED
 ├── SlowTransfer         DEADLINE_EXCEEDED     a push or a pull brings, or takes, too little for too long
@@ -261,6 +262,16 @@ class Draining(RetryableError):
         self, message: str = "this server is shutting down", *, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
+
+
+class LedgerUnavailable(RetryableError):
+    """UNAVAILABLE, as another scheduler may well serve it: nothing of the caller's is exhausted."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "LEDGER_UNAVAILABLE"
+
+    def __init__(self) -> None:
+        super().__init__("this server cannot record what is used, so it takes no new requests")
 
 
 class DeadlineExceeded(SchedulerError):

@@ -13,8 +13,10 @@ from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler import audit
 from scheduler.admission.admission import Admission
 from scheduler.dispatch.dispatcher import Dispatcher
-from scheduler.dispatch.live_request import LiveRequest
-from scheduler.errors import Draining, from_exception
+from scheduler.errors import Draining, SchedulerError, from_exception
+from scheduler.ledger.answer_id import HEADER, AnswerId
+from scheduler.ledger.ledger import Ledger
+from scheduler.ledger_entry import LedgerEntry
 from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
@@ -33,6 +35,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         admission: Admission,
         dispatcher: Dispatcher,
         writer: StreamWriter,
+        ledger: Ledger,
         store: AdapterStore,
         spec: ModelSpec,
         metrics: Metrics,
@@ -42,6 +45,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._admission = admission
         self._dispatcher = dispatcher
         self._writer = writer
+        self._ledger = ledger
         self._store = store
         self._spec = spec
         self._metrics = metrics
@@ -54,8 +58,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         accepted = self._accepted(request, context)
         del request
-        async with accepted as live:
-            await self._writer.write(context, live)
+        async with accepted as entry:
+            await self._writer.write(context, entry)
 
     @translate_errors
     async def Generate(
@@ -64,8 +68,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._writer.follow(context)
         accepted = self._accepted(request, context, one_message=True)
         del request
-        async with accepted as live:
-            answer = _begin_response(live)
+        async with accepted as entry:
+            live, answer = entry.live, _begin_response(entry)
             texts = [live.admitted.echo_text]
             while chunk := await live.outbox.get():
                 answer.token_ids.extend(chunk.token_ids)
@@ -76,6 +80,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 live.outbox.pause(_WHOLE_EVERY_S)
             answer.text = "".join(texts)
             answer.usage.CopyFrom(usage(live))
+            entry.finish(answer.finish_reason)
             return answer
 
     @translate_errors
@@ -113,39 +118,61 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext,
         *,
         one_message: bool = False,
-    ) -> AsyncIterator[LiveRequest]:
-        """The request while its call lasts: however that ends, nothing of it stays anywhere. What it came as
-        goes before: unknown fields, say, may make that as large as they like."""
+    ) -> AsyncIterator[LedgerEntry]:
+        """The request while its call lasts: however that ends, it is recorded and nothing of it stays
+        anywhere. What it came as goes before: unknown fields, say, may make that as large as they like."""
         try:
-            live = await self._accept(request, context, one_message)
+            entry = await self._accept(request, context, one_message)
         except Exception as error:
             refusal = from_exception(error)
             self._metrics.ended(refusal.code.name)
             raise refusal from error
         del request
         message_is_done()
+        outcome = grpc.StatusCode.CANCELLED
         try:
-            yield live
+            yield entry
+        except Exception as error:
+            outcome = error.code if isinstance(error, SchedulerError) else grpc.StatusCode.INTERNAL
+            raise
         finally:
-            self._dispatcher.cancel(live)
-            live.outbox.close()
+            self._dispatcher.cancel(entry.live)
+            entry.live.outbox.close()
+            entry.end(outcome.name)
 
     async def _accept(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext, one_message: bool
-    ) -> LiveRequest:
+    ) -> LedgerEntry:
         if self._dispatcher.draining:
             raise Draining()
         identity = audit.caller()
-        again = request.HasField("resume") or ACCEPTED in tuple(context.invocation_metadata() or ())
+        metadata = tuple(context.invocation_metadata() or ())
+        again = request.HasField("resume") or ACCEPTED in metadata
+        self._ledger.check(again=again)
         max_model_len = self._admission.max_model_len
         self._dispatcher.room.check(identity.tenant, request, max_model_len, again=again)
+        answer_id = _answer_id(request, metadata)
         admitted = await self._admission.admit(request, identity, one_message=one_message)
-        return self._dispatcher.submit(admitted, context.time_remaining(), again=again)
+        live = self._dispatcher.submit(admitted, context.time_remaining(), again=again)
+        return LedgerEntry(self._ledger, answer_id, live)
 
 
-def _begin_response(live: LiveRequest) -> inference_pb2.GenerateResponse:
+def _answer_id(
+    request: inference_pb2.GenerateRequest, metadata: tuple[tuple[str, str | bytes], ...]
+) -> AnswerId:
+    """Raises InvalidRequest."""
+    if request.resume.answer_id:
+        return AnswerId.after(request.resume.answer_id, "resume.answer_id")
+    if told := dict(metadata).get(HEADER):
+        return AnswerId.after(str(told), HEADER)
+    return AnswerId.draw()
+
+
+def _begin_response(entry: LedgerEntry) -> inference_pb2.GenerateResponse:
+    live = entry.live
     return inference_pb2.GenerateResponse(
         request_id=live.admitted.request_id,
         adapter_digest=live.admitted.digest,
         seed=live.admitted.sampling.seed,
+        answer_id=str(entry.answer_id),
     )

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from scheduler.estimate_metrics import EstimateMetrics
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import CLOSED, Phase
+from scheduler.ledger.metrics import LedgerMetrics
 from scheduler.loop_histogram import LoopHistogram
 from scheduler.member_gauge import MemberGauge
 
@@ -58,6 +59,7 @@ class Metrics:
         self.adapter = BoundedLabel(max_label_values)
         self._version = BoundedLabel(max_label_values)
         self.estimates = EstimateMetrics(registry)
+        self.ledger = LedgerMetrics(registry, self.tenant)
         self._accepted = Counter(
             "lorafleet_scheduler_accepted_requests",
             "Requests accepted, by tenant and adapter.",

@@ -7,6 +7,8 @@ import grpc
 from lorafleet.v1 import inference_pb2
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.errors import SlowClient
+from scheduler.ledger.answer_id import HEADER
+from scheduler.ledger_entry import LedgerEntry
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 
@@ -26,10 +28,10 @@ class StreamWriter:
         self._looking: asyncio.TimerHandle | None = None
         self._whole: set[asyncio.Future[None]] = set()
 
-    async def write(self, context: grpc.aio.ServicerContext, live: LiveRequest) -> None:
+    async def write(self, context: grpc.aio.ServicerContext, entry: LedgerEntry) -> None:
         """All of an answer. Raises what the request failed with, and SlowClient."""
         watch = _Watch()
-        writing = asyncio.create_task(self._write_all(context, live, watch), name=WRITING)
+        writing = asyncio.create_task(self._write_all(context, entry, watch), name=WRITING)
         self._writing[writing] = watch
         if self._looking is None:
             self._look_later()
@@ -37,7 +39,7 @@ class StreamWriter:
             await writing
         except asyncio.CancelledError:
             if watch.gave_up:
-                raise live.outbox.error or SlowClient("the client reads too slowly") from None
+                raise entry.live.outbox.error or SlowClient("the client reads too slowly") from None
             raise
         finally:
             del self._writing[writing]
@@ -76,7 +78,9 @@ class StreamWriter:
         if self._writing:
             self._look_later()
 
-    async def _write_all(self, context: grpc.aio.ServicerContext, live: LiveRequest, watch: "_Watch") -> None:
+    async def _write_all(
+        self, context: grpc.aio.ServicerContext, entry: LedgerEntry, watch: "_Watch"
+    ) -> None:
         """Waits while the client does not read.
 
         In a task of its own, which can be cancelled when the client is given up. In `yield`, or in the
@@ -84,22 +88,24 @@ class StreamWriter:
         without a status.
 
         That the request is accepted is told at once: should this server die before the first token, a client
-        knows that it has to ask again for what is owed to it. And once more at the end: gRPC's asyncio client
-        drops headers that it finds together with a status.
+        knows that it has to ask again for what is owed to it, and under which name. And once more at the end:
+        gRPC's asyncio client drops headers that it finds together with a status.
         """
         self._pace.begins()
-        context.set_trailing_metadata((ACCEPTED,))
+        live, told = entry.live, (ACCEPTED, (HEADER, str(entry.answer_id)))
+        context.set_trailing_metadata(told)
         watch.blocked = True
-        await context.send_initial_metadata((ACCEPTED,))
+        await context.send_initial_metadata(told)
         watch.blocked = False
         watch.writes += 1
         outbox, first = live.outbox, True
         while chunk := await outbox.get():
             if first:
-                _introduce(chunk, live)
+                _introduce(chunk, entry)
                 first = False
             if chunk.finish_reason:
                 chunk.usage.CopyFrom(usage(live))
+                entry.finish(chunk.finish_reason)
             watch.blocked = True
             await context.write(chunk)
             watch.blocked = False
@@ -132,8 +138,10 @@ class _Watch:
         return self.gave_up
 
 
-def _introduce(chunk: inference_pb2.GenerateChunk, live: LiveRequest) -> None:
+def _introduce(chunk: inference_pb2.GenerateChunk, entry: LedgerEntry) -> None:
     """What only the first chunk of a stream has."""
+    live = entry.live
+    chunk.answer_id = str(entry.answer_id)
     chunk.request_id = live.admitted.request_id
     chunk.adapter_digest = live.admitted.digest
     chunk.seed = live.admitted.sampling.seed

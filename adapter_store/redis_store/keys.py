@@ -32,6 +32,10 @@ class Keys:
     def operation(self, identifier: str) -> str:
         return self._meta(f"operation:{identifier}")
 
+    def usage(self, day: str) -> str:
+        """Of the usage records of one day."""
+        return self._meta(f"usage:{day}")
+
     @property
     def pushes(self) -> str:
         """What the keys of all pushed files begin with."""

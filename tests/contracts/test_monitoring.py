@@ -31,7 +31,7 @@ def exported() -> Mapping[str, set[str]]:
     registry = CollectorRegistry()
     found: dict[str, set[str]] = {}
     scheduler = SchedulerMetrics(registry)
-    for metrics in (scheduler, scheduler.estimates, ExecutorMetrics(registry)):
+    for metrics in (scheduler, scheduler.estimates, scheduler.ledger, ExecutorMetrics(registry)):
         for instrument in vars(metrics).values():
             if isinstance(instrument, MetricWrapperBase):
                 for family in instrument.describe():

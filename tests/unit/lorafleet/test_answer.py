@@ -280,3 +280,37 @@ def test_a_whole_answer_survives_the_loss_of_its_connection() -> None:
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_delays_are_bounded(attempt: int, chance: float) -> None:
     assert 0 < POLICY.delay(attempt, chance) <= POLICY.max_delay
+
+
+def test_the_name_that_a_server_gave_an_answer_goes_back_to_it() -> None:
+    """The one that came last: each server that takes the answer up names its part of it."""
+    answer = make()
+    assert answer.answer_id == ""
+    first, *_ = serve(answer.next_request())
+    first.answer_id = "ab.0"
+    assert answer.accept(first).answer_id == "ab.0"
+    answer.after_break(unavailable(), 0)
+    request = answer.next_request()
+    assert request.resume.answer_id == "ab.0"
+    chunks = serve(request)
+    chunks[0].answer_id = "ab.1"
+    for chunk in chunks:
+        assert answer.accept(chunk).answer_id == "ab.1"
+    assert answer.generation().answer_id == "ab.1"
+
+
+def test_a_server_that_names_no_answers_is_served_as_ever() -> None:
+    answer = make()
+    answer.accept(serve(answer.next_request())[0])
+    answer.after_break(unavailable(), 0)
+    assert answer.next_request().resume.answer_id == ""
+
+
+def test_an_answer_that_was_lost_before_its_first_chunk_keeps_its_name() -> None:
+    """From the metadata of the lost stream; a later break without any takes it from nobody."""
+    answer, lost = make(), unavailable()
+    lost.accepted, lost.answer_id = True, "ab.0"
+    answer.after_break(lost, 0)
+    answer.after_break(unavailable(), 1)
+    assert answer.accepted and answer.answer_id == "ab.0"
+    assert not answer.next_request().HasField("resume")

@@ -104,6 +104,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.NoExecutor("x"), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
     (lambda: errors.StoreUnavailable("x"), grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     (lambda: errors.Draining(), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+    (lambda: errors.LedgerUnavailable(), grpc.StatusCode.UNAVAILABLE, "LEDGER_UNAVAILABLE"),
     (lambda: errors.DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (
         lambda: errors.DeadlineUnreachable(9.0, 2.0, 7.0),
