@@ -13,6 +13,7 @@ from lorafleet.commands.parsing import QuietParser
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
 from lorafleet.plan import command as plan
 from lorafleet.terminal import note
+from lorafleet.usage import command as usage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench, plan, certs):
+    for group in (demo, serve, generate, chat, adapters, models, top, executors, bench, plan, certs, usage):
         group.add_parser(commands)
     return root
 

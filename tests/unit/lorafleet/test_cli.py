@@ -65,6 +65,7 @@ def test_the_commands_are_those_that_users_were_told_of() -> None:
         "bench plot",
         "bench make-adapters",
         "bench shapes",
+        "usage",
     }
 
 

@@ -5,32 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet.usage.record import Record, decode, encode, is_whole, key_of
+from lorafleet.usage.record import decode, encode, is_whole, key_of
 from scheduler.ledger.files import LedgerFile, day_in, lock
+from tests.support.ledger import NOON, lines_in, record
 from tests.support.stores.small_disk import files_of_at_most
-
-NOON = 1796040000.0  # 2026-11-30, 12:00 UTC.
-
-
-def record(number: int = 0, **changes: object) -> Record:
-    fields = {
-        "key": f"{number:032x}",
-        "part": 0,
-        "time": NOON,
-        "tenant": "acme",
-        "adapter": "acme/support",
-        "digest": "sha256:" + "a" * 64,
-        "prompt": 20,
-        "cached": 16,
-        "output": 5,
-        "resumed": 0,
-        "outcome": "LENGTH",
-    }
-    return Record(**(fields | changes))  # type: ignore[arg-type]
-
-
-def lines_in(folder: Path) -> list[bytes]:
-    return [line for file in sorted(folder.iterdir()) for line in file.read_bytes().splitlines(keepends=True)]
 
 
 def test_a_line_is_read_as_it_was_written() -> None:

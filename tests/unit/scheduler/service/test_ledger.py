@@ -11,16 +11,13 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 
-from lorafleet.usage.record import Record, decode
+from lorafleet.usage.record import Record
 from lorafleet.v1 import inference_pb2
 from scheduler.app import INFERENCE
+from tests.support.ledger import records_in
 from tests.support.services.scheduler_house import House, fails, generate, open_house, read
 from tests.support.services.scheduling import until
 from tests.support.stores.small_disk import files_of_at_most
-
-
-def records(folder: Path) -> list[Record]:
-    return [decode(line) for file in sorted(folder.glob("*.jsonl")) for line in file.open("rb")]
 
 
 def usage_of(record: Record) -> inference_pb2.Usage:
@@ -45,12 +42,12 @@ async def test_a_record_is_there_when_the_last_chunk_comes(model: Path, tmp_path
         async for chunk in house.inference.GenerateStream(generate(request_id="mine")):
             answer_id = answer_id or chunk.answer_id
             if chunk.finish_reason:
-                [record] = records(tmp_path)
+                [record] = records_in(tmp_path)
                 assert f"{record.key}.{record.part}" == answer_id
                 assert usage_of(record) == chunk.usage
                 assert (record.outcome, record.tenant, record.adapter) == ("LENGTH", "default", "")
         answer = await house.inference.Generate(generate(request_id="mine"))
-        first, whole = records(tmp_path)
+        first, whole = records_in(tmp_path)
         assert (answer.answer_id, answer.usage) == (f"{whole.key}.0", usage_of(whole))
         assert first.key != whole.key
         _check_counts(house, first, whole)
@@ -66,7 +63,7 @@ async def test_a_resumption_is_the_next_part_of_its_answer(model: Path, tmp_path
             seed=chunks[0].seed, output_token_ids=tokens[:5], answer_id=chunks[0].answer_id
         )
         again = await read(house.inference.GenerateStream(generate(resume=resume)))
-        first, second = records(tmp_path)
+        first, second = records_in(tmp_path)
         assert (second.key, second.part, second.resumed) == (first.key, 1, 5)
         assert second.output == first.output == 12
         assert again[0].answer_id == f"{first.key}.1"
@@ -74,7 +71,7 @@ async def test_a_resumption_is_the_next_part_of_its_answer(model: Path, tmp_path
         call = house.inference.GenerateStream(generate(), metadata=metadata)
         assert dict(await call.initial_metadata())["lorafleet-answer-id"] == f"{first.key}.2"
         await read(call)
-        assert (records(tmp_path)[-1].key, records(tmp_path)[-1].part) == (first.key, 2)
+        assert (records_in(tmp_path)[-1].key, records_in(tmp_path)[-1].part) == (first.key, 2)
 
 
 async def test_who_leaves_is_recorded_and_who_is_refused_is_not(model: Path, tmp_path: Path) -> None:
@@ -84,13 +81,13 @@ async def test_who_leaves_is_recorded_and_who_is_refused_is_not(model: Path, tmp
             resume = inference_pb2.Resume(seed=1, answer_id=told)
             code, _, message = await fails(house.inference.Generate(generate(resume=resume)))
             assert code is grpc.StatusCode.INVALID_ARGUMENT and "resume.answer_id" in message
-        assert records(tmp_path) == []
+        assert records_in(tmp_path) == []
         house.fake.frozen = True
         call = house.inference.GenerateStream(generate())
         await call.initial_metadata()
         call.cancel()
-        await until(lambda: records(tmp_path))
-        [record] = records(tmp_path)
+        await until(lambda: records_in(tmp_path))
+        [record] = records_in(tmp_path)
         assert (record.outcome, record.output) == ("CANCELLED", 0)
 
 
@@ -108,11 +105,11 @@ async def test_while_the_disk_is_full_accepted_requests_go_on(model: Path, tmp_p
             while await house.health(INFERENCE) != serving:
                 await asyncio.sleep(0.02)
             assert _gauge(house, "lorafleet_scheduler_ledger_unwritten_records") == 2
-            assert len(records(tmp_path)) == 1
+            assert len(records_in(tmp_path)) == 1
         while await house.health(INFERENCE) != health_pb2.HealthCheckResponse.SERVING:
             await asyncio.sleep(0.02)
         await house.inference.Generate(generate())
-        assert [record.part for record in records(tmp_path)] == [0, 0, 1, 0]
+        assert [record.part for record in records_in(tmp_path)] == [0, 0, 1, 0]
         assert _gauge(house, "lorafleet_scheduler_ledger_unwritten_records") == 0
 
 
