@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander simulate check format lint types contracts stubs wire-baseline
+.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander simulate check format lint types contracts stubs wire-baseline bills
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ rotation: $(STAMP)  ## renew certificates, tokens and keys of JSON web tokens un
 
 elastic: $(STAMP)  ## 1, 4 and 2 executors by DNS and by a file under 200 streams: none is lost
 	$(BIN)/python -m tests.support.chaos.elastic --json tests/faults/results/elastic.json $(ELASTIC_ARGS)
+
+bills: $(STAMP)  ## 15 minutes of killed services, full disks and a lost Redis: each answer has its usage record
+	$(BIN)/python -m tests.support.chaos.bills --json tests/faults/results/bills.json $(BILLS_ARGS)
 
 leavers: $(STAMP)  ## RSS after 50,000 cancelled requests, and 20,000 calls whose channel or process goes (MODEL=folder)
 	$(BIN)/python -m scheduler.bench.leavers --model $(MODEL) --json scheduler/bench/results/leavers.json
