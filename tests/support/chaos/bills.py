@@ -75,22 +75,29 @@ class Seen:
 
 
 class Caller:
-    """Asks one thing after the other; now and then it leaves in the middle."""
+    """Asks one thing after the other; now and then it leaves in the middle, and now and then connects anew: to
+    the first scheduler of its list that is there."""
 
-    def __init__(self, world: World, target: str, adapters: Sequence[str], seed: int) -> None:
-        self._world, self._target, self._adapters = world, target, adapters
+    def __init__(self, world: World, schedulers: Sequence[str], adapters: Sequence[str], seed: int) -> None:
+        self._world, self._schedulers, self._adapters = world, schedulers, adapters
         self._draw = random.Random(seed)
 
     def run(self) -> None:
-        with Client(self._target, timeout=180, resume_timeout=90) as client:
-            while not self._world.over.is_set():
-                try:
-                    self._ask(client)
-                except LoraFleetError as error:
-                    if isinstance(error, NEVER):
-                        self._world.problems.append(f"{type(error).__name__} {error.reason}: {error}")
-                    self._world.outcomes[error.reason or error.code.name] += 1
-                    time.sleep(0.2)
+        while not self._world.over.is_set():
+            target = ",".join(self._draw.sample(self._schedulers, len(self._schedulers)))
+            with Client(f"ipv4:{target}", timeout=180, resume_timeout=90) as client:
+                for _ in range(10):
+                    if not self._world.over.is_set():
+                        self._ask_once(client)
+
+    def _ask_once(self, client: Client) -> None:
+        try:
+            self._ask(client)
+        except LoraFleetError as error:
+            if isinstance(error, NEVER):
+                self._world.problems.append(f"{type(error).__name__} {error.reason}: {error}")
+            self._world.outcomes[error.reason or error.code.name] += 1
+            time.sleep(0.2)
 
     def _ask(self, client: Client) -> None:
         draw = self._draw
@@ -139,10 +146,8 @@ class Fleet:
 
     @contextmanager
     def under_traffic(self, callers: int, seed: int) -> Iterator[None]:
-        """Each caller knows all schedulers, not all in the same order."""
         addresses = [node.address for node in self.schedulers]
-        targets = [f"ipv4:{','.join(addresses[::step])}" for step in (1, -1)]
-        asking = [Caller(self.world, targets[n % 2], self._adapters, seed + n).run for n in range(callers)]
+        asking = [Caller(self.world, addresses, self._adapters, seed + n).run for n in range(callers)]
         threads = [threading.Thread(target=self._guarded(ask), daemon=True) for ask in asking]
         for thread in threads:
             thread.start()
