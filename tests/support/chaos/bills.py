@@ -75,8 +75,8 @@ class Seen:
 
 
 class Caller:
-    """Asks one thing after the other; now and then it leaves in the middle, and now and then connects anew: to
-    the first scheduler of its list that is there."""
+    """Asks one thing after the other. Now and then it leaves in the middle, or connects anew: to the first
+    scheduler of its list that is there."""
 
     def __init__(self, world: World, schedulers: Sequence[str], adapters: Sequence[str], seed: int) -> None:
         self._world, self._schedulers, self._adapters = world, schedulers, adapters
@@ -88,9 +88,9 @@ class Caller:
             with Client(f"ipv4:{target}", timeout=180, resume_timeout=90) as client:
                 for _ in range(10):
                     if not self._world.over.is_set():
-                        self._ask_once(client)
+                        self.ask_once(client)
 
-    def _ask_once(self, client: Client) -> None:
+    def ask_once(self, client: Client) -> None:
         try:
             self._ask(client)
         except LoraFleetError as error:
@@ -181,8 +181,10 @@ class Fleet:
         """Until the scheduler has noticed, for some seconds, and until it has written all it kept."""
         self.world.troubles["full disk"] += 1
         node, disk = self.schedulers[number], self.disks[number]
-        with disk.full(node.process.pid):
-            wait_until(lambda: node.gauge(UNWRITTEN) or self.world.problems, "a ledger cannot be written")
+        with disk.full(node.process.pid), Client(node.address, timeout=5) as client:
+            # All others may be at another scheduler.
+            asking = Caller(self.world, [node.address], (), number)
+            wait_until(lambda: node.gauge(UNWRITTEN) or asking.ask_once(client), "a ledger is not written")
             time.sleep(seconds)
         wait_until(lambda: not node.gauge(UNWRITTEN), "the ledger is written again")
 
