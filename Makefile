@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander simulate check format lint types contracts stubs wire-baseline bills
+.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander simulate check format lint types contracts stubs wire-baseline bills soak
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ leavers: $(STAMP)  ## RSS after 50,000 cancelled requests, and 20,000 calls whos
 chaos: $(STAMP)  ## kill, freeze and drain real services for half an hour, under traffic with known answers
 	CHAOS_SECONDS=900 CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest --timeout 1800 tests/faults/test_chaos.py -s $(TEST_ARGS)
 	$(BIN)/python -m tests.support.chaos.pauses --json tests/faults/results/pauses.json $(PAUSES_ARGS)
+
+soak: $(STAMP)  ## twenty minutes of mixed traffic and churn: memory, threads, descriptors and spool must stay flat
+	$(BIN)/python -m tests.support.soak --minutes 20 --json tests/faults/results/soak.json $(SOAK_ARGS)
 
 fuzz: $(STAMP)  ## hostile clients against real services for seven minutes, and an honest tenant beside them
 	$(BIN)/python -m tests.support.flood.run --json tests/faults/results/flood.json $(FUZZ_ARGS)

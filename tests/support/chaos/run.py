@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lorafleet import Client, DataLoss, InternalError, InvalidRequest
+from lorafleet import Client, DataLoss, InternalError, InvalidRequest, LoraFleetError
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.services.streams import LOOSE, undisturbed
 
@@ -63,7 +63,7 @@ class Aliases:
 
 @dataclass
 class World:
-    """What all threads share."""
+    """What all threads share. All of `digests` are pushed under each of `names`."""
 
     addresses: Sequence[str]
     tokenizer: Tokenizer
@@ -73,10 +73,21 @@ class World:
     ends_at: float
     problems: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
+    names: tuple[str, ...] = NAMES
 
     @property
     def goes_on(self) -> bool:
         return time.monotonic() < self.ends_at and not self.problems
+
+    def clients(self) -> list[Client]:
+        """New ones, for a caller to close."""
+        return [Client(address) for address in self.addresses]
+
+    def failed(self, error: LoraFleetError, ref: str, asked_at: float, options: Mapping[str, Any]) -> None:
+        """A question for `ref` ("" is the base) had no answer."""
+        if isinstance(error, NEVER):
+            self.problems.append(f"{ref}: {type(error).__name__} {error.reason}: {error}")
+        self.outcomes[error.reason or error.code.name] += 1
 
 
 def know(client: Client, folders: Sequence[Path]) -> tuple[dict[str, Path], Truth]:

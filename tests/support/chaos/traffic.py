@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from lorafleet import Client, FinishReason, LoraFleetError
-from tests.support.chaos.run import NAMES, NEVER, NUM_TOKENS, QUESTIONS, World
+from lorafleet import Client, FinishReason, Generation, LoraFleetError
+from tests.support.chaos.run import NUM_TOKENS, QUESTIONS, World
 from tests.support.services.streams import LOOSE
 
 
@@ -18,7 +18,7 @@ class Caller:
         self.problem = ""
 
     def run(self) -> None:
-        clients = [Client(address) for address in self._world.addresses]
+        clients = self._world.clients()
         try:
             while self._world.goes_on:
                 self._ask(self._draw.choice(clients))
@@ -30,7 +30,7 @@ class Caller:
         draw, world = self._draw, self._world
         number = draw.randrange(len(QUESTIONS))
         wanted = draw.randint(1, NUM_TOKENS)
-        name = draw.choice(("", *NAMES * 2, *(("nobody",) if draw.random() < 0.1 else ())))
+        name = draw.choice(("", *world.names * 2, *(("nobody",) if draw.random() < 0.1 else ())))
         digest = draw.choice([*world.digests]) if name and draw.random() < 0.3 else ""
         options, leaves_after = self._manner(number)
         answer = Answer(world, name, digest, number, wanted, options)
@@ -109,12 +109,20 @@ class Answer:
         self._reason = chunk.finish_reason
         self._check(tuple(self.tokens) == self._truth[: len(self.tokens)], "other tokens")
 
+    def take_whole(self, generation: Generation) -> None:
+        """In place of its chunks."""
+        self._digest, self._text = generation.adapter_digest, generation.text
+        self._check_digest(generation.adapter_digest)
+        self.tokens += generation.token_ids
+        self._check(generation.token_ids == self._truth[: len(self.tokens)], "other tokens")
+        self._reason = generation.finish_reason
+
     def leave(self) -> None:
         self._world.outcomes["left"] += 1
 
     def fail(self, error: LoraFleetError) -> None:
-        self._check(not isinstance(error, NEVER), f"{type(error).__name__} {error.reason}: {error}")
-        self._world.outcomes[error.reason or error.code.name] += 1
+        ref = f"{self._name}@{self._asked_for}" if self._asked_for else self._name
+        self._world.failed(error, ref, self._asked_at, self._options)
 
     def end(self) -> None:
         self._world.outcomes[str(self._reason)] += 1

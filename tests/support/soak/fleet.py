@@ -1,0 +1,159 @@
+"""The services that are soaked: two schedulers, three executors behind a file, a Redis, three tenants."""
+
+import hashlib
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from lorafleet import Client
+from scheduler.text.tokenizer import Tokenizer
+from tests.support.adapters.peft import load_base, make_adapter
+from tests.support.chaos.elastic import InFile
+from tests.support.chaos.run import Aliases
+from tests.support.services.cluster import Cluster, Node, Pair
+from tests.support.soak.causes import Causes
+from tests.support.soak.tenants import STEADY, Tenant
+from tests.support.stores.redis_server import RedisServer
+
+COLLECTED_S = 60.0  # Longer than the lease of a scheduler that is gone.
+RIGHTS = '["infer", "push", "manage", "operate"]'
+# Less room than all versions and requests would have: what is paged, preempted and queued may leak, too.
+ROOM = ("--max-loras", "3", "--max-lora-rank", "8", "--max-seats", "8", "--num-kv-blocks", "260")
+STEPS = ("--block-size", "8", "--max-batched-tokens", "48", "--max-model-len", "1024")
+TIERS = ("--adapter-aging", "0.3", "--host-memory-bytes", "900000")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a fleet, and of what its guests and operators do; `deaf_s` 0: nobody is deaf, which takes long."""
+
+    schedulers: int = 2
+    executors: int = 3
+    tenants: int = 3
+    adapters: int = 3
+    guests: int = 3
+    guest_pause_s: float = 0.6
+    operator_pause_s: float = 2.0
+    breaker_pause_s: float = 12.0
+    deaf_s: float = 15.0
+    delete_grace_s: float = 5.0
+    slow_client_s: float = 3.0
+
+
+class Fleet:
+    """The first scheduler and the first executor are never restarted: what leaks can grow there."""
+
+    def __init__(self, cluster: Cluster, size: Size, scheduler: tuple[str, ...] = ()) -> None:
+        self.size, self.folder, self._stack = size, cluster.folder, ExitStack()
+        self.redis = RedisServer(cluster.folder / "redis")
+        self.spool = cluster.folder / "spool"
+        self.causes, self.stops = Causes(), threading.Event()
+        self._tokens = {f"tenant-{number}": f"token-{number}" for number in range(size.tenants)}
+        self._place = InFile(cluster.folder / "executors")
+        cluster.store_url = self._stack.enter_context(self.redis).url
+        self.executors = [self._executor(cluster, number) for number in range(size.executors)]
+        self.schedulers = [self._scheduler(cluster, number, scheduler) for number in range(size.schedulers)]
+        self.model = cluster.model
+        self.tenants: list[Tenant] = []
+
+    def _executor(self, cluster: Cluster, number: int) -> Node:
+        cached = ("--cache-dir", str(cluster.folder / f"cache-{number}"), "--cache-bytes", "120000")
+        return cluster.executor(f"executor-{number}", *ROOM, *STEPS, *TIERS, *(cached if number % 2 else ()))
+
+    def _scheduler(self, cluster: Cluster, number: int, more: tuple[str, ...]) -> Node:
+        tokens = cluster.folder / "tokens.toml"
+        tokens.write_text("".join(_entry(tenant, token) for tenant, token in self._tokens.items()))
+        node = cluster.scheduler(
+            f"scheduler-{number}",
+            [self._place.flag],
+            *("--tokens-file", str(tokens), "--discovery-interval", "1", "--slow-start", "1"),
+            *("--slow-client-timeout", str(self.size.slow_client_s), "--drain-timeout", "5"),
+            *("--delete-grace", str(self.size.delete_grace_s), *more),
+        )
+        spool = self.spool / node.name
+        spool.mkdir(parents=True)
+        node.environment |= {"TMPDIR": str(spool), "MALLOC_ARENA_MAX": "2"}  # The second as in its image.
+        return node
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.executors, *self.schedulers]
+
+    def __enter__(self) -> Self:
+        self.tell(len(self.executors))
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            node.wait_ready()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for node in self.nodes:
+            node.terminate()
+        for node in self.nodes:
+            node.stop()
+        self._stack.close()
+
+    def tell(self, count: int) -> None:
+        """The executors are the first ones from now on."""
+        self._place.tell(self.executors[:count])
+
+    def learn(self, seconds: float) -> None:
+        """What all tenants know, on a quiet fleet; from then on they have so many seconds."""
+        tokenizer, base = Tokenizer.from_folder(self.model), load_base(self.model)
+        folders = [
+            make_adapter(self.folder / f"soak-{number}", base, seed=number, rank=2 + number)
+            for number in range(self.size.adapters)
+        ]
+        for name, token in self._tokens.items():
+            tenant = Tenant(
+                [node.address for node in self.schedulers],
+                tokenizer,
+                truth={},
+                digests={},
+                aliases=Aliases({each: [] for each in STEADY}),
+                ends_at=0.0,
+                names=STEADY,
+                causes=self.causes,
+                tenant=name,
+                token=token,
+                stops=self.stops,
+            )
+            with Client(self.schedulers[0].address, token=token, timeout=60) as client:
+                tenant.learn(client, folders)
+            self.tenants.append(tenant)
+        for tenant in self.tenants:
+            tenant.ends_at = time.monotonic() + seconds
+
+    def wait_idle(self) -> None:
+        """Nobody holds anything, and what operators deleted is gone, if that happens in time."""
+        for scheduler in self.schedulers:
+            for executor in self.executors:
+                Pair(scheduler, executor).wait_idle()
+        ends = time.monotonic() + COLLECTED_S
+        with ExitStack() as stack, self.redis.client() as redis:
+            clients = [stack.enter_context(tenant.client(0, timeout=60)) for tenant in self.tenants]
+            while len(list(redis.scan_iter("*blob:*"))) > self.size.adapters and time.monotonic() < ends:
+                for client in clients:
+                    client.adapters.collect()
+                time.sleep(0.2)
+
+    def spooled(self) -> tuple[int, int]:
+        """Files and folders there, and their bytes."""
+        found = list(self.spool.glob("*/**/*"))
+        return len(found), sum(_size(path) for path in found)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:  # It has gone.
+        return 0
+
+
+def _entry(tenant: str, token: str) -> str:
+    hashed = hashlib.sha256(token.encode()).hexdigest()
+    return f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "{tenant}"\nrights = {RIGHTS}\n'
