@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lorafleet import Client
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.peft import load_base, make_adapter
 from tests.support.chaos.elastic import InFile
@@ -28,11 +27,16 @@ TIERS = ("--adapter-aging", "0.3", "--host-memory-bytes", "900000")
 
 @dataclass(frozen=True)
 class Size:
-    """Of a fleet, and of what its guests and operators do; `deaf_s` 0: nobody is deaf, which takes long."""
+    """Of a fleet, and of what its guests and operators do.
+
+    warm_s  traffic before anything is counted: it makes what is made once, as pools and processes are
+    deaf_s  for how long those do not read who are deaf; 0: nobody is
+    """
 
     schedulers: int = 2
     executors: int = 3
     tenants: int = 3
+    warm_s: float = 4.0
     adapters: int = 3
     guests: int = 3
     guest_pause_s: float = 0.6
@@ -108,25 +112,31 @@ class Fleet:
             make_adapter(self.folder / f"soak-{number}", base, seed=number, rank=2 + number)
             for number in range(self.size.adapters)
         ]
-        for name, token in self._tokens.items():
-            tenant = Tenant(
-                [node.address for node in self.schedulers],
-                tokenizer,
-                truth={},
-                digests={},
-                aliases=Aliases({each: [] for each in STEADY}),
-                ends_at=0.0,
-                names=STEADY,
-                causes=self.causes,
-                tenant=name,
-                token=token,
-                stops=self.stops,
-            )
-            with Client(self.schedulers[0].address, token=token, timeout=60) as client:
-                tenant.learn(client, folders)
-            self.tenants.append(tenant)
+        self.tenants = [self._tenant(name, token, tokenizer) for name, token in self._tokens.items()]
+        first = self.tenants[0]
+        for tenant in self.tenants:
+            with tenant.client(0, timeout=60) as client:
+                if tenant is first:
+                    tenant.learn(client, folders)
+                tenant.digests, tenant.truth = first.digests, first.truth
+                tenant.push(client)
         for tenant in self.tenants:
             tenant.ends_at = time.monotonic() + seconds
+
+    def _tenant(self, name: str, token: str, tokenizer: Tokenizer) -> Tenant:
+        return Tenant(
+            [node.address for node in self.schedulers],
+            tokenizer,
+            truth={},
+            digests={},
+            aliases=Aliases({each: [] for each in STEADY}),
+            ends_at=0.0,
+            names=STEADY,
+            causes=self.causes,
+            tenant=name,
+            token=token,
+            stops=self.stops,
+        )
 
     def wait_idle(self) -> None:
         """Nobody holds anything, and what operators deleted is gone, if that happens in time."""

@@ -1,6 +1,5 @@
 """Callers of every kind: patient and hasty, deaf, lost and wrong; all answers are held against known ones."""
 
-import random
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -104,6 +103,13 @@ class Guest(Caller):
             else:
                 self._tenant.causes.judge(error, asked_at, "", OF_ANSWERS)
 
+    def rush(self, count: int) -> None:
+        """So many connections that are closed, and as many that break: one left of each could not hide."""
+        for _ in range(count):
+            with self._tenant.client(0) as own:
+                own.tokenize("so many")
+                self._vanish(own)
+
     def _vanish(self, client: Client) -> None:
         """The connection breaks in the middle of a stream, without a word of HTTP/2."""
         prompt = inference_pb2.TokenIds(ids=QUESTIONS[0].prompt)
@@ -114,7 +120,7 @@ class Guest(Caller):
             try:
                 stream, head = connection.call(STREAM, [("authorization", f"Bearer {self._tenant.token}")])
                 connection.send([head, http2.message(stream, body)])
-                self._tenant.stops.wait(self._draw.uniform(0, 0.5))
+                self._tenant.stops.wait(self._draw.uniform(0, self._pause_s))
             finally:
                 connection.close()
 
@@ -169,8 +175,3 @@ class Guest(Caller):
     def _as(self, number: int, token: str) -> None:
         with self._tenant.client(number, token) as stranger:
             stranger.generate([5, 6])
-
-
-def guests(tenant: Tenant, count: int, seed: int, pause_s: float, deaf_s: float) -> list[Guest]:
-    draw = random.Random(seed)
-    return [Guest(tenant, draw.randrange(1 << 30), pause_s, deaf_s) for _ in range(count)]

@@ -9,14 +9,16 @@ from typing import Any
 from tests.support.chaos.run import together
 from tests.support.soak.breaker import Breaker
 from tests.support.soak.fleet import Fleet
-from tests.support.soak.guests import guests
+from tests.support.soak.guests import Guest
 from tests.support.soak.operators import Operator
 from tests.support.soak.verdict import flatness, not_back
 from tests.support.soak.watch import Sample, Watch
 
 EVERY_S = 5.0
 PATIENCE_S = 180.0
-WARM_S = 4.0
+RUSH = 40
+MADE_ONCE = 16  # Threads or descriptors that pools and processes may have got since the warm-up.
+LASTING = ("scheduler-0", "executor-0")  # They are never restarted.
 SERIES = 40  # Samples of each value in the report.
 IN_LOGS = ("Traceback", "internal error", "Task exception", "never awaited")
 
@@ -32,8 +34,8 @@ class Soaked:
 
 
 def soak(fleet: Fleet, seconds: float, seed: int = 1) -> Soaked:
-    """A short while of traffic comes first, which makes what is made once: pools, processes, connections."""
-    fleet.learn(WARM_S)
+    """A warm-up comes first, without the breaker."""
+    fleet.learn(fleet.size.warm_s)
     _traffic(fleet, seed, None)
     watch = Watch(fleet, EVERY_S)
     before = watch.look()
@@ -46,6 +48,8 @@ def soak(fleet: Fleet, seconds: float, seed: int = 1) -> Soaked:
     _traffic(fleet, seed + 1, breaker.run)
     watch.stop.set()
     watching.join()
+    Guest(fleet.tenants[0], seed, pause_s=0.05, deaf_s=0.0).rush(RUSH)
+    fleet.wait_idle()
     return Soaked(round(time.monotonic() - began, 1), before, watch.look(), watch.samples)
 
 
@@ -54,9 +58,8 @@ def _traffic(fleet: Fleet, seed: int, breaker: Callable[[], None] | None) -> Non
     size = fleet.size
     runs: list[Callable[[], None]] = [] if breaker is None else [breaker]
     for number, tenant in enumerate(fleet.tenants):
-        own = seed * 1000 + number
-        deaf_s = size.deaf_s if breaker else 0.0
-        runs += [guest.run for guest in guests(tenant, size.guests, own, size.guest_pause_s, deaf_s)]
+        own, deaf_s = seed * 1000 + number * 100, size.deaf_s if breaker else 0.0
+        runs += [Guest(tenant, own + n, size.guest_pause_s, deaf_s).run for n in range(size.guests)]
         runs.append(Operator(tenant, fleet.folder / f"variants-{seed}", own, size.operator_pause_s).run)
     together(runs, PATIENCE_S, fleet.tenants[0])
     fleet.wait_idle()
@@ -92,7 +95,9 @@ def faults(fleet: Fleet, soaked: Soaked) -> list[str]:
     found = [f"not injected: {error}" for error in fleet.causes.not_injected]
     found += [f"wrong: {problem}" for tenant in fleet.tenants for problem in tenant.problems]
     kinds = ("spool", "redis keys blob", "redis keys chunk", "redis keys push", "live_requests")
-    found += [f"not back: {each}" for each in not_back(soaked.before.values, soaked.after.values, kinds)]
+    found += not_back(soaked.before, soaked.after, kinds)
+    counts = [f"{name} {what}" for name in LASTING for what in ("threads", "descriptors")]
+    found += not_back(soaked.before, soaked.after, counts, MADE_ONCE)
     for node in fleet.nodes:
         log = node.log()
         found += [f"the log of {node.name} has {word!r}" for word in IN_LOGS if word in log]

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,12 @@ class Tenant(World):
         elif "timeout" in options and error.code.name == "DEADLINE_EXCEEDED":
             self.causes.expect("a deadline of its own")
         else:
-            self.causes.judge(error, asked_at, ref, OF_ANSWERS)
+            # Who has no time to wait is told so in place of being taken to another scheduler.
+            hasty = (Cause.SCHEDULER_AWAY,) if "timeout" in options else ()
+            self.causes.judge(error, asked_at, ref, OF_ANSWERS + hasty)
 
-    def learn(self, client: Client, folders: list[Path]) -> None:
-        """Asks a quiet fleet for all answers, and pushes all adapters under each steady name."""
+    def learn(self, client: Client, folders: Sequence[Path]) -> None:
+        """Asks a quiet fleet for all answers."""
         self.digests, truth = know(client, folders)
         self.truth = dict(truth) | {
             (digest, CHAT): client.generate(
@@ -69,6 +71,9 @@ class Tenant(World):
             ).token_ids
             for digest in ("", *self.digests)
         }
+
+    def push(self, client: Client) -> None:
+        """All adapters under each steady name."""
         for name, (digest, folder) in itertools.product(self.names, self.digests.items()):
             self.aliases.changing(name, digest)
             client.adapters.push(folder, name)

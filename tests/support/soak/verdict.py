@@ -1,6 +1,6 @@
 """Whether what a fleet holds stays flat: the last quarter of a soak is held against its second one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -69,12 +69,12 @@ def slope(name: str, samples: Sequence[Sample], most: int = 120) -> float:
     return round(median(slopes), 2) if slopes else 0.0
 
 
-def not_back(before: Mapping[str, float], after: Mapping[str, float], kinds: Sequence[str]) -> list[str]:
-    """What of `kinds` is more at rest than it was at rest before."""
+def not_back(before: Sample, after: Sample, kinds: Sequence[str], slack: float = 0.0) -> list[str]:
+    """What of `kinds` is more at rest than it was at rest before, by more than `slack`."""
     return [
-        f"{name}: {before[name]:g}, then {after[name]:g}"
-        for name in sorted(before.keys() & after.keys())
-        if any(kind in name for kind in kinds) and after[name] > before[name]
+        f"not back: {name}: {before.values.get(name, 0.0):g}, then {value:g}"
+        for name, value in sorted(after.values.items())
+        if any(kind in name for kind in kinds) and value > before.values.get(name, 0.0) + slack
     ]
 
 
