@@ -24,13 +24,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--scheduler", nargs="*", default=[], help="more arguments of schedulers, after all")
+    parser.add_argument("--quotas", action="store_true", help="tenants have some, and one asks for more")
+    parser.add_argument("--ledger", action="store_true", help="schedulers keep one")
     args = parser.parse_args()
-    said, size = about("tests.support.soak"), Size()
+    said, size = about("tests.support.soak"), Size(quotas=args.quotas, ledger=args.ledger)
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, std=0.15, max_position_embeddings=4096)
         write_folder(model, byte_level(), chat_template=CHAT_TEMPLATE)
-        with Cluster(model, Path(folder)) as cluster, Fleet(cluster, size, tuple(args.scheduler)) as fleet:
+        with Cluster(model, Path(folder)) as cluster, Fleet(cluster, size) as fleet:
             soaked = soak(fleet, args.minutes * 60, args.seed)
             result = {**said, **report(fleet, soaked)}
     args.json.write_text(json.dumps(result, indent=1) + "\n")

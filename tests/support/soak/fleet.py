@@ -17,6 +17,7 @@ from tests.support.soak.causes import Causes
 from tests.support.soak.tenants import STEADY, Tenant
 from tests.support.stores.redis_server import RedisServer
 
+QUOTAS = Path(__file__).with_name("quotas.toml")
 COLLECTED_S = 60.0  # Longer than the lease of a scheduler that is gone.
 RIGHTS = '["infer", "push", "manage", "operate"]'
 # Less room than all versions and requests would have: what is paged, preempted and queued may leak, too.
@@ -31,6 +32,8 @@ class Size:
 
     warm_s  traffic before anything is counted: it makes what is made once, as pools and processes are
     deaf_s  for how long those do not read who are deaf; 0: nobody is
+    quotas  those of quotas.toml, which the last tenant goes beyond
+    ledger  each scheduler keeps one
     """
 
     schedulers: int = 2
@@ -45,12 +48,14 @@ class Size:
     deaf_s: float = 15.0
     delete_grace_s: float = 5.0
     slow_client_s: float = 3.0
+    quotas: bool = False
+    ledger: bool = False
 
 
 class Fleet:
     """The first scheduler and the first executor are never restarted: what leaks can grow there."""
 
-    def __init__(self, cluster: Cluster, size: Size, scheduler: tuple[str, ...] = ()) -> None:
+    def __init__(self, cluster: Cluster, size: Size) -> None:
         self.size, self.folder, self._stack = size, cluster.folder, ExitStack()
         self.redis = RedisServer(cluster.folder / "redis")
         self.spool = cluster.folder / "spool"
@@ -59,7 +64,7 @@ class Fleet:
         self._place = InFile(cluster.folder / "executors")
         cluster.store_url = self._stack.enter_context(self.redis).url
         self.executors = [self._executor(cluster, number) for number in range(size.executors)]
-        self.schedulers = [self._scheduler(cluster, number, scheduler) for number in range(size.schedulers)]
+        self.schedulers = [self._scheduler(cluster, number) for number in range(size.schedulers)]
         self.model = cluster.model
         self.tenants: list[Tenant] = []
 
@@ -67,11 +72,15 @@ class Fleet:
         cached = ("--cache-dir", str(cluster.folder / f"cache-{number}"), "--cache-bytes", "120000")
         return cluster.executor(f"executor-{number}", *ROOM, *STEPS, *TIERS, *(cached if number % 2 else ()))
 
-    def _scheduler(self, cluster: Cluster, number: int, more: tuple[str, ...]) -> Node:
+    def _scheduler(self, cluster: Cluster, number: int) -> Node:
         tokens = cluster.folder / "tokens.toml"
         tokens.write_text("".join(_entry(tenant, token) for tenant, token in self._tokens.items()))
+        name = f"scheduler-{number}"
+        more = ("--tenants-file", str(QUOTAS)) if self.size.quotas else ()
+        if self.size.ledger:
+            more += ("--ledger-dir", str(cluster.folder / f"ledger-{name}"))
         node = cluster.scheduler(
-            f"scheduler-{number}",
+            name,
             [self._place.flag],
             *("--tokens-file", str(tokens), "--discovery-interval", "1", "--slow-start", "1"),
             *("--slow-client-timeout", str(self.size.slow_client_s), "--drain-timeout", "5"),
@@ -135,6 +144,7 @@ class Fleet:
             causes=self.causes,
             tenant=name,
             token=token,
+            is_limited=self.size.quotas and name == [*self._tokens][-1],
             stops=self.stops,
         )
 

@@ -101,7 +101,7 @@ class Guest(Caller):
             if name_of(error) == "CANCELLED SLOW_CLIENT":
                 self._tenant.causes.expect("a client that does not read")
             else:
-                self._tenant.causes.judge(error, asked_at, "", OF_ANSWERS)
+                self._tenant.judge(error, asked_at, "", OF_ANSWERS)
 
     def rush(self, count: int) -> None:
         """So many connections that are closed, and as many that break: one left of each could not hide."""
@@ -131,7 +131,7 @@ class Guest(Caller):
         try:
             look()
         except LoraFleetError as error:
-            self._tenant.causes.judge(error, asked_at, "", OF_ASKING)
+            self._tenant.judge(error, asked_at, "", OF_ASKING)
 
     def _refused(self, client: Client) -> None:
         """What is wrong with it, it must be told, and nothing else."""
@@ -144,7 +144,7 @@ class Guest(Caller):
             if name_of(error) == wanted:
                 self._tenant.causes.expect(what)
             else:
-                self._tenant.causes.judge(error, asked_at, what, OF_ASKING)
+                self._tenant.judge(error, asked_at, what, OF_ASKING)
 
     def _wrong(self, client: Client) -> list[tuple[str, str, Callable[[], object]]]:
         number = self._draw.randrange(len(self._tenant.addresses))

@@ -40,7 +40,7 @@ class Operator:
         try:
             call()
         except LoraFleetError as error:
-            self._tenant.causes.judge(error, asked_at, "operator", OF_OPERATORS)
+            self._tenant.judge(error, asked_at, "operator", OF_OPERATORS)
             return False
         return True
 

@@ -26,13 +26,17 @@ CHAT_TOKENS = 24
 OF_ANSWERS = (Cause.STORE_AWAY, Cause.WITHDRAWN, Cause.REMOVED)
 
 
+OF_QUOTAS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE", "TOO_MANY_STREAMS")
+
+
 @dataclass
 class Tenant(World):
-    """`originals`: digests whose tensors the variants of brief versions have, and so their answers."""
+    """`is_limited`: it has a quota that it asks for more than."""
 
     causes: Causes = field(default_factory=Causes)
     tenant: str = ""
     token: str = ""
+    is_limited: bool = False
     stops: threading.Event = field(default_factory=threading.Event)
     brief: list[str] = field(default_factory=list)  # Digests that are to be had, as far as is known.
 
@@ -57,7 +61,13 @@ class Tenant(World):
         else:
             # Who has no time to wait is told so in place of being taken to another scheduler.
             hasty = (Cause.SCHEDULER_AWAY,) if "timeout" in options else ()
-            self.causes.judge(error, asked_at, ref, OF_ANSWERS + hasty)
+            self.judge(error, asked_at, ref, OF_ANSWERS + hasty)
+
+    def judge(self, error: LoraFleetError, asked_at: float, about: str, may_be: tuple[Cause, ...]) -> None:
+        if self.is_limited and error.reason in OF_QUOTAS:
+            self.causes.expect(f"its own quota: {error.reason}")
+        else:
+            self.causes.judge(error, asked_at, about, may_be)
 
     def learn(self, client: Client, folders: Sequence[Path]) -> None:
         """Asks a quiet fleet for all answers."""
