@@ -40,7 +40,7 @@ class Operator:
         try:
             call()
         except LoraFleetError as error:
-            self._tenant.judge(error, asked_at, "operator", OF_OPERATORS)
+            self._tenant.judge(error, asked_at, f"operator: {error}", OF_OPERATORS)
             return False
         return True
 
@@ -78,7 +78,7 @@ class Operator:
             self._tenant.causes.from_now_on(Cause.REMOVED, digest)
         elif self._draw.random() < 0.5:
             self._try(lambda: client.adapters.drain(ref))
-        client.adapters.delete(ref, force=True, now=now)
+        self._try(lambda: client.adapters.delete(ref, force=True, now=now))
         self._tenant.brief.remove(digest)  # Only now: guests may well ask for it meanwhile.
         client.adapters.collect()
 

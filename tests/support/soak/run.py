@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest.mock import patch
 
+from lorafleet import calls
 from tests.support.chaos.run import together
 from tests.support.soak.breaker import Breaker
 from tests.support.soak.fleet import Fleet
@@ -15,6 +17,8 @@ from tests.support.soak.verdict import flatness, not_back
 from tests.support.soak.watch import Sample, Watch
 
 EVERY_S = 5.0
+# Each client has connections of its own, as if it were another process.
+APART = (("grpc.use_local_subchannel_pool", 1),)
 PATIENCE_S = 180.0
 RUSH = 40
 MADE_ONCE = 16  # Threads or descriptors that pools and processes may have got since the warm-up.
@@ -35,6 +39,11 @@ class Soaked:
 
 def soak(fleet: Fleet, seconds: float, seed: int = 1) -> Soaked:
     """A warm-up comes first, without the breaker."""
+    with patch.object(calls, "CHANNEL_OPTIONS", (*calls.CHANNEL_OPTIONS, *APART)):
+        return _soak(fleet, seconds, seed)
+
+
+def _soak(fleet: Fleet, seconds: float, seed: int) -> Soaked:
     fleet.learn(fleet.size.warm_s)
     _traffic(fleet, seed, None)
     watch = Watch(fleet, EVERY_S)
