@@ -18,7 +18,7 @@ from tests.support.soak.tenants import STEADY, Tenant
 from tests.support.stores.redis_server import RedisServer
 
 QUOTAS = Path(__file__).with_name("quotas.toml")
-COLLECTED_S = 60.0  # Longer than the lease of a scheduler that is gone.
+COLLECTED_S = 45.0  # Longer than the lease of a scheduler that is gone.
 RIGHTS = '["infer", "push", "manage", "operate"]'
 # Less room than all versions and requests would have: what is paged, preempted and queued may leak, too.
 ROOM = ("--max-loras", "3", "--max-lora-rank", "8", "--max-seats", "8", "--num-kv-blocks", "260")
@@ -160,6 +160,20 @@ class Fleet:
                 for client in clients:
                     client.adapters.collect()
                 time.sleep(0.2)
+
+    def left(self) -> list[str]:
+        """Content that no steady version has and that is still stored, and which executors have copies."""
+        with (
+            self.tenants[0].client(0, timeout=60) as client,
+            self.redis.client(decode_responses=True) as redis,
+        ):
+            stored = {key.partition("blob:")[2] for key in redis.scan_iter("*blob:*")}
+            copies = [f"{copy.executor}: {copy}" for copy in client.adapters.residency()]
+            return [
+                f"{digest} of {redis.smembers(key)} is stored: {[each for each in copies if digest in each]}"
+                for digest in sorted(stored - self.tenants[0].digests.keys())
+                for key in redis.scan_iter(f"*users:{digest}")
+            ]
 
     def spooled(self) -> tuple[int, int]:
         """Files and folders there, and their bytes."""

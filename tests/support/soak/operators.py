@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lorafleet import Client, LoraFleetError
+from lorafleet import Client, LoraFleetError, Unavailable
+from tests.support.services.cluster import PATIENCE_S
 from tests.support.soak.causes import Cause
 from tests.support.soak.tenants import BRIEF, Tenant, write_variant
 
@@ -22,7 +23,6 @@ class Operator:
         self._draw, self._number = random.Random(seed), 0
 
     def run(self) -> None:
-        """At the end no brief version is left."""
         acts = (self._push, self._move, self._pin, self._withdraw, self._check)
         first = self._draw.randrange(len(self._tenant.addresses))
         with self._tenant.client(first, timeout=CALL_S) as client:
@@ -33,7 +33,6 @@ class Operator:
                 self._try(lambda act=act: act(client))  # type: ignore[misc]
                 self._tenant.causes.did(f"operator: {act.__name__.strip('_')}")
                 self._tenant.stops.wait(self._draw.uniform(0, 2 * self._pause_s))
-            self._clear(client)
 
     def _try(self, call: Callable[[], object]) -> bool:
         asked_at = time.monotonic()
@@ -85,10 +84,19 @@ class Operator:
     def _check(self, client: Client) -> None:
         self._draw.choice((client.adapters.list, client.adapters.residency, client.adapters.verify))()
 
-    def _clear(self, client: Client) -> None:
-        """Nothing is injected any more."""
+    def clear(self) -> None:
+        """No brief version is left. To be called once nothing is done to the fleet any more."""
+        ends = time.monotonic() + PATIENCE_S
+        with self._tenant.client(0, timeout=CALL_S) as client:
+            while True:
+                try:
+                    return self._delete_all(client)
+                except Unavailable:  # Who was away is not known to be back at once.
+                    assert time.monotonic() < ends, "what was away does not come back"
+                    time.sleep(0.1)
+
+    def _delete_all(self, client: Client) -> None:
         self._tenant.brief.clear()
         for version in client.adapters.list(BRIEF):
-            self._tenant.causes.from_now_on(Cause.WITHDRAWN, version.digest)
             if version.state != "deleted":
                 client.adapters.delete(f"{BRIEF}@{version.digest}", force=True)

@@ -66,11 +66,14 @@ def _traffic(fleet: Fleet, seed: int, breaker: Callable[[], None] | None) -> Non
     """Until the tenants' time is over and everything is given back."""
     size = fleet.size
     runs: list[Callable[[], None]] = [] if breaker is None else [breaker]
+    operators: list[Operator] = []
     for number, tenant in enumerate(fleet.tenants):
         own, deaf_s = seed * 1000 + number * 100, size.deaf_s if breaker else 0.0
         runs += [Guest(tenant, own + n, size.guest_pause_s, deaf_s).run for n in range(size.guests)]
-        runs.append(Operator(tenant, fleet.folder / f"variants-{seed}", own, size.operator_pause_s).run)
-    together(runs, PATIENCE_S, fleet.tenants[0])
+        operators.append(Operator(tenant, fleet.folder / f"variants-{seed}", own, size.operator_pause_s))
+    together([*runs, *(each.run for each in operators)], PATIENCE_S, fleet.tenants[0])
+    for operator in operators:
+        operator.clear()
     fleet.wait_idle()
 
 
@@ -107,6 +110,7 @@ def faults(fleet: Fleet, soaked: Soaked) -> list[str]:
     found += not_back(soaked.before, soaked.after, kinds)
     counts = [f"{name} {what}" for name in LASTING for what in ("threads", "descriptors")]
     found += not_back(soaked.before, soaked.after, counts, MADE_ONCE)
+    found += [f"left: {each}" for each in fleet.left()]
     for node in fleet.nodes:
         log = node.log()
         found += [f"the log of {node.name} has {word!r}" for word in IN_LOGS if word in log]
