@@ -1,6 +1,7 @@
 """The services that are soaked: two schedulers, three executors behind a file, a Redis, three tenants."""
 
 import hashlib
+import os
 import threading
 import time
 from contextlib import ExitStack
@@ -176,14 +177,14 @@ class Fleet:
             ]
 
     def spooled(self) -> tuple[int, int]:
-        """Files and folders there, and their bytes."""
-        found = list(self.spool.glob("*/**/*"))
-        return len(found), sum(_size(path) for path in found)
+        """Files of pushes and pulls there, and their bytes. They may go while they are counted."""
+        files = [Path(folder, name) for folder, _, names in os.walk(self.spool) for name in names]
+        return len(files), sum(_size(file) for file in files)
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size if path.is_file() else 0
+        return path.stat().st_size
     except OSError:  # It has gone.
         return 0
 
