@@ -6,7 +6,7 @@ from statistics import median
 
 from tests.support.soak.watch import Sample
 
-GROWTH, GROWTH_MB = 0.03, 8.0  # What memory may grow by.
+GROWTH, GROWTH_MB = 0.03, 8.0  # What may be added: of memory to the median, of counts to the most.
 SWING = 2  # By which a count may be above all that was seen before.
 # Seconds for which what nobody needs any more is kept: its number grows until then.
 KEPT_S = {"redis keys operation": 600.0}
@@ -48,7 +48,7 @@ def _flat(what: str, samples: Sequence[Sample], ends: float) -> Flat | None:
     if what.endswith("_mb"):
         is_flat = after <= before * (1 + GROWTH) + GROWTH_MB
     elif any(kind in what for kind in BOUNDED):
-        is_flat = after <= max(second) + SWING
+        is_flat = after <= max(second) * (1 + GROWTH) + SWING
     per_hour = slope(what, [each for each in samples if each.at_s >= warm])
     return Flat(what, round(before, 2), round(after, 2), _range(second), _range(last), per_hour, is_flat)
 
