@@ -21,9 +21,8 @@ EVERY_S = 5.0
 APART = (("grpc.use_local_subchannel_pool", 1),)
 PATIENCE_S = 180.0
 RUSH = 40
-MADE_ONCE = (
-    30  # Threads or descriptors of what may have been made since the warm-up, as processes for templates.
-)
+# Threads or descriptors of what may have been made since the warm-up, as processes for templates.
+MADE_ONCE = 30
 LASTING = ("scheduler-0", "executor-0")  # They are never restarted.
 SERIES = 40  # Samples of each value in the report.
 IN_LOGS = ("Traceback", "internal error", "Task exception", "never awaited")
