@@ -182,11 +182,11 @@ class Dispatcher:
         self._end(live, grpc.StatusCode.CANCELLED.name)
 
     def _enqueue_new(self, live: LiveRequest, deadline_s: float | None, again: bool) -> None:
-        self.room.check_places(live.waiting.tenant, live.admitted.request_id, again=again)
+        self.room.check_places(live.waiting.tenant, live.admitted.request_id, again=again, enters=True)
         if not again:  # What was accepted is not refused for what it would take.
             self._forecasts.check(live, deadline_s)
         self.room.take(live, again=again)
-        self._planning.arrive(live.waiting, again=again)
+        self._planning.arrive(live.waiting)
 
     def _register(self, live: LiveRequest, deadline_s: float | None) -> None:
         self._accepted.add(live)

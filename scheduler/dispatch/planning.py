@@ -40,12 +40,14 @@ class Planning:
         self.policy = policy  # For reading.
         self._new_groups: dict[str, None] = {}
 
-    def arrive(self, request: Waiting, *, again: bool = False) -> None:
-        """Queues a request for which there is room. If it is the first of its version, a likely executor is
-        told, unless the next plan finds room at once."""
+    def arrive(self, request: Waiting) -> None:
+        """Queues a request for which there is room, as whoever asks has made sure. If it is the first of its
+        version, a likely executor is told, unless the next plan finds room at once. Raises ValueError where
+        there is no room even for what was accepted before."""
         if request.digest != BASE and not self.queue.group_size(request.digest):
             self._new_groups[request.digest] = None
-        self.queue.add(request, again=again)
+        if full := self.queue.add(request, again=True):
+            raise ValueError(f"the queue has no room for request {request.number}: {full}")
 
     def next(self, now: float) -> Placement | None:
         """Which request goes to which executor now; None when nothing can, or `has_more` is set."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from lorafleet.v1 import inference_pb2
 from scheduler.admission.asked import costs_of
+from scheduler.dispatch.estimates.full_queue import FullQueue
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.queue import Queue
@@ -33,6 +34,7 @@ class Room:
         self._queue, self._accepted, self._tenants = queue, accepted, tenants
         self._quotas, self._clock = quotas, clock
         self._streams, self._waiting = Line(), Line()
+        self._full_queue = FullQueue(queue)
 
     def check(
         self,
@@ -50,14 +52,16 @@ class Room:
             least, guess = costs_of(request, max_model_len)
             self._raise(tenant, self._quotas.check(tenant, least, self._clock(), key, guess))
 
-    def check_places(self, tenant: str, key: str, *, again: bool) -> None:
-        """`key` is the request's id. Raises QueueFull, TooManyStreams."""
-        full = self._queue.full(tenant, again=again)
-        if full and (again or full == "total"):
-            raise QueueFull(_full(tenant, full))
-        if again:
-            return
+    def check_places(self, tenant: str, key: str, *, again: bool, enters: bool = False) -> None:
+        """`key` is the request's id; it may be about to enter. Raises QueueFull, TooManyStreams."""
         limits, now = self._tenants.limits(tenant), self._clock()
+        wait_s = self._full_queue.check(tenant, now, again=again, enters=enters)
+        if wait_s is not None:
+            raise QueueFull(_full(tenant, "total"), retry_after_s=wait_s)
+        if again:
+            if self._queue.full(tenant, again=True):
+                raise QueueFull(_full(tenant, "tenant"))
+            return
         held = self._accepted.of_tenant(tenant)
         if limits.max_streams:
             wait_s = self._streams.ask(tenant, held, limits.max_streams, now, key)
@@ -89,6 +93,7 @@ class Room:
         if live.reserved_tokens:
             produced = len(live.progress.output) - len(live.admitted.resumed_token_ids)
             self._quotas.give_back(tenant, live.reserved_tokens - produced)
+        self._full_queue.left()
         self._streams.ended(tenant, self._accepted.of_tenant(tenant) + 1, now)
         if waiting := self._queue.tenants.get(tenant):  # As one ends, one of those that wait goes on.
             self._waiting.ended(tenant, waiting.size, now)

@@ -4,10 +4,11 @@ The queue alone does not say it where a version has many waiting: others that co
 go before them, for as long as they come. What left in the last seconds tells that.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-WINDOW_S = 10.0  # After so long, what left before counts half.
+WINDOW_S = 10.0  # After so long, what left before counts half, if that is enough to tell.
 ENOUGH = 4.0
 MAX_KNOWN = 4096
 
@@ -19,6 +20,14 @@ Key = tuple[str, str]
 class _Drain:
     since: float  # Some have waited from then on.
     left: float = 0.0
+
+    def elapsed(self, now: float) -> float:
+        """Seconds in which so many have left."""
+        elapsed = now - self.since
+        if elapsed > WINDOW_S and self.left >= 4 * ENOUGH:
+            elapsed, self.left = elapsed / 2, self.left / 2
+            self.since = now - elapsed
+        return elapsed
 
 
 class Drains:
@@ -37,11 +46,16 @@ class Drains:
             if len(self._drains) > MAX_KNOWN:
                 self._drains.popitem(last=False)
             return None
-        elapsed = now - drain.since
-        if elapsed > WINDOW_S:
-            elapsed, drain.left = elapsed / 2, drain.left / 2
-            drain.since = now - elapsed
+        elapsed = drain.elapsed(now)
         return before * elapsed / drain.left if drain.left >= ENOUGH else None
+
+    def pace(self, key: Key, now: float) -> float | None:
+        """Seconds between two that leave while some wait, in 19 of 20 cases not more; None when too few have
+        left to say. How many leave in a while is as random as their square root."""
+        drain = self._drains.get(key)
+        if drain is None or drain.left < ENOUGH:
+            return None
+        return drain.elapsed(now) / (drain.left - 1.645 * math.sqrt(drain.left))
 
     def left(self, key: Key) -> None:
         """One has left, for an executor or since nobody wants it any more, and others wait."""

@@ -166,6 +166,26 @@ async def test_queue_bounds(dispatcher: Dispatcher, fake: FakeExecutor, tokenize
             small.cancel(live)
 
 
+async def test_who_comes_after_the_told_delay_is_let_in_though_the_queue_is_full(
+    tokenizer: Tokenizer,
+) -> None:
+    now = 0.0
+    settings = replace(SETTINGS, max_queued=2)
+    async with running(dispatcher_of(["127.0.0.1:1"], tokenizer, settings, clock=lambda: now)) as small:
+        lives = [small.submit(admitted(f"r{n}"), None) for n in range(2)]
+        with pytest.raises(QueueFull, match="the queue is full") as caught:
+            small.submit(admitted("retry"), None)
+        assert caught.value.retry_after_s
+        now = caught.value.retry_after_s
+        lives.append(small.submit(admitted("retry"), None))
+        with pytest.raises(QueueFull):
+            small.submit(admitted("other"), None)
+        assert len(small.queue) == small.num_live == 3
+        small.check()
+        for live in lives:
+            small.cancel(live)
+
+
 async def test_what_was_accepted_before_has_room_that_new_ones_do_not_get(tokenizer: Tokenizer) -> None:
     """After a restart all that waited comes again, between new ones."""
     settings = replace(SETTINGS, max_queued=3, max_queued_per_tenant=2)
