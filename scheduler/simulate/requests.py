@@ -7,7 +7,8 @@ from enum import Enum
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request. `at` in seconds; `digest` "" is the base model. `deadline_s`: its caller gives up so long
-    after; None: never. The first `shared` tokens of the prompt were in the session's last turn, too."""
+    after; None: never. The first `shared` tokens of the prompt were in the session's last turn, too. One that
+    was refused comes again with the same `request_id`, after so many `tries`."""
 
     at: float
     digest: str
@@ -17,12 +18,14 @@ class Asked:
     session: str = ""
     shared: int = 0
     deadline_s: float | None = None
+    request_id: str = ""
+    tries: int = 0
 
 
 class End(Enum):
     OPEN = "open"  # It had not ended when the simulation did.
     ANSWERED = "answered"
-    REFUSED = "refused"  # At once, by the estimate.
+    REFUSED = "refused"  # At once, by the estimate or a quota.
     UNFIT = "unfit"  # At once: no executor can ever run it.
     FULL = "full"  # At once, by the queue's bound.
     MISSED = "missed"  # Its deadline passed.
@@ -44,6 +47,7 @@ class Record:
     attempts: int = 0
     cached: int = 0
     estimate_s: float | None = None  # That it was refused by.
+    retry_after_s: float | None = None  # That its caller was told with a refusal.
 
     @property
     def ttft_s(self) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from lorafleet.bench.popularity import choose
 from lorafleet.bench.statistics import percentile
@@ -20,6 +20,14 @@ from scheduler.simulate.scheduler import Gate, Scheduler, Watcher, no_gate
 from scheduler.simulate.traffic import Sessions, asked_of
 
 Row = dict[str, Any]
+
+
+class Callers(Protocol):
+    """Those who ask, and what they do about a refusal."""
+
+    def again(self, record: Record, now: float) -> Asked | None:
+        """Told of each request that has ended: when it comes again, if it does."""
+
 
 DRAIN_S = 120.0  # After the last arrival, for those that have not ended.
 
@@ -96,6 +104,7 @@ def play(
     costs: Costs | None = None,
     gate: Gate = no_gate,
     watcher: Watcher | None = None,
+    callers: Callers | None = None,
     single_steps: bool = False,
     asked: list[Asked] | None = None,
     preload: Sequence[str] = (),
@@ -103,7 +112,8 @@ def play(
 ) -> Played:
     """Runs it to the end of all answers. `asked`: in place of what its traffic draws. `preload`: adapters
     that each executor begins with, in place of the scenario's. The policy "all-resident" is the scheduler's
-    own where all adapters have a slot on each executor. `drain_s` after its end nobody waits any more."""
+    own where all adapters have a slot on each executor. `callers` may ask again. `drain_s` after its end
+    nobody waits any more."""
     costs = costs or read_costs()
     if policy == ALL_RESIDENT:
         scenario = scenario.all_resident(costs.rank_bytes)
@@ -116,6 +126,12 @@ def play(
     for executor in executors:
         executor.preload(preload or (catalog.ranks if scenario.preloaded else ()))
     turns = _Turns(clock, scenario, seed)
+
+    def ended(record: Record) -> None:
+        turns.ended(record)
+        if callers and (again := callers.again(record, clock.now)):
+            clock.at(again.at, turns.ask, again)
+
     schedulers = [
         Scheduler(
             clock,
@@ -128,7 +144,7 @@ def play(
             late=frozenset(change.name for change in scenario.changes if change.kind == "join"),
             gate=gate,
             watcher=watcher,
-            on_end=turns.ended,
+            on_end=ended,
             name=f"scheduler-{number}",
         )
         for number in range(scenario.schedulers)
@@ -250,9 +266,9 @@ class _Turns:
         first = Asked(
             at, digest, sessions.said.draw(self._rng), sessions.output.draw(self._rng), session=name
         )
-        self._clock.at(at, self._ask, first)
+        self._clock.at(at, self.ask, first)
 
-    def _ask(self, asked: Asked) -> None:
+    def ask(self, asked: Asked) -> None:
         next(self.doors).ask(asked)
 
     def ended(self, record: Record) -> None:
@@ -272,4 +288,4 @@ class _Turns:
         following = replace(
             asked, at=at, prompt=said + more, output=sessions.output.draw(self._rng), shared=said
         )
-        self._clock.at(at, self._ask, following)
+        self._clock.at(at, self.ask, following)

@@ -6,6 +6,7 @@ Here is what the product has on its event loop: when it plans, and how commands 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from scheduler.dispatch.estimates.full_queue import FullQueue
 from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.planning import Planning
 from scheduler.dispatch.policy import Policy
@@ -80,6 +81,8 @@ class Scheduler:
             settings.priority_aging_s,
             settings.weights,
         )
+        self._full_queue = FullQueue(self.queue)
+        self.clock = clock
         self.name = name  # Another one for each over the same executors.
         self.prompt_token_price = settings.prompt_token_price
         self.records: list[Record] = []
@@ -87,7 +90,6 @@ class Scheduler:
         self.index = FleetIndex((), settings.fleet.reserve_seats)
         self.policy = make_policy(self.queue, self.index, settings.aging_s, salt)
         self._planning = Planning(self.queue, self.policy)
-        self._clock = clock
         self._executors = {each.name: each for each in executors}
         self._catalog = catalog
         self._settings = settings
@@ -148,13 +150,13 @@ class Scheduler:
             link.executor.close(link.stream)
 
     def _travel(self, link: _Link, said: Said) -> None:
-        self._clock.at(self._clock.now + self._link_s, self._take, link, said)
+        self.clock.at(self.clock.now + self._link_s, self._take, link, said)
 
     # Requests.
 
     def ask(self, asked: Asked) -> Record:
         """A request, now."""
-        now = self._clock.now
+        now = self.clock.now
         record = Record(asked, len(self.records))
         self.records.append(record)
         waiting = Waiting(
@@ -173,7 +175,8 @@ class Scheduler:
         if not self.index.may_ever_run(self.queue.needs(waiting)):
             self._ended(record, End.UNFIT)
             return record
-        if self.queue.full(asked.tenant):
+        record.retry_after_s = self._full_queue.check(asked.tenant, now, enters=True)
+        if record.retry_after_s is not None or self.queue.full(asked.tenant) == "tenant":
             self._ended(record, End.FULL)
             return record
         record.estimate_s = self._gate(self, waiting, record)
@@ -183,7 +186,7 @@ class Scheduler:
         self._live[record.number] = waiting
         self._planning.arrive(waiting)
         if asked.deadline_s is not None:
-            self._clock.at(asked.at + asked.deadline_s, self._miss, record)
+            self.clock.at(asked.at + asked.deadline_s, self._miss, record)
         self._wake()
         return record
 
@@ -198,21 +201,26 @@ class Scheduler:
         if link := self._links.get(record.executor):
             dispatch_id = self._dispatch_id(record)
             if link.running.pop(dispatch_id, None):
-                self.states[record.executor].ended(dispatch_id, self._clock.now)
-                self._clock.at(self._clock.now + self._link_s, link.executor.cancel, link.stream, dispatch_id)
+                self.states[record.executor].ended(dispatch_id, self.clock.now)
+                self.clock.at(self.clock.now + self._link_s, link.executor.cancel, link.stream, dispatch_id)
         self._ended(record, End.MISSED)
 
     def _ended(self, record: Record, end: End) -> None:
-        record.end, record.ended_at = end, self._clock.now
+        record.end, record.ended_at = end, self.clock.now
         if waiting := self._live.pop(record.number, None):
             if not record.attempts:
-                self._watcher.left(waiting)
+                self._left(waiting)
             self._watcher.ended(waiting, record)
         self._on_end(record)
 
+    def _left(self, waiting: Waiting) -> None:
+        """The queue, for the first time."""
+        self._full_queue.left()
+        self._watcher.left(waiting)
+
     def _put_back(self, record: Record) -> None:
         waiting = self._live[record.number]
-        since = waiting.arrived if record.first_at is None else self._clock.now
+        since = waiting.arrived if record.first_at is None else self.clock.now
         self.queue.put_back(waiting, since)
 
     # Plans.
@@ -220,21 +228,21 @@ class Scheduler:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self._clock.at(max(self._clock.now, self._next_at), self._plan)
+            self.clock.at(max(self.clock.now, self._next_at), self._plan)
 
     def _sweep(self) -> None:
-        now = self._clock.now
-        self._clock.at(now + self._settings.sweep_interval_s, self._sweep)
+        now = self.clock.now
+        self.clock.at(now + self._settings.sweep_interval_s, self._sweep)
         self.queue.age(now)
         for wait in self._planning.tend(now):
             link = self._links[wait.address]
             told = (link.stream, wait.digest, wait.uses, wait.waiting_s, wait.lasts_s)
-            self._clock.at(now + self._link_s, link.executor.tell_wait, *told)
+            self.clock.at(now + self._link_s, link.executor.tell_wait, *told)
         self._wake()
 
     def _plan(self) -> None:
         self._woken = False
-        now = self._clock.now
+        now = self.clock.now
         batches: dict[str, list[Dispatched]] = {}
         while (placement := self._planning.next(now)) or self._planning.has_more:
             if placement:
@@ -242,21 +250,21 @@ class Scheduler:
                 batches.setdefault(placement.address, []).append(self._begin(waiting, placement.address))
         for name, batch in batches.items():
             link = self._links[name]
-            self._clock.at(now + self._link_s, link.executor.receive, link.stream, batch)
+            self.clock.at(now + self._link_s, link.executor.receive, link.stream, batch)
         if batches:
             self._next_at = now + self._settings.plan_pause_s
         while self._planning.may_hint:
             if hint := self._planning.hint():
                 executor = self._links[hint.address].executor
-                self._clock.at(now + self._link_s, executor.hint, hint.digest, hint.need_by_s, hint.uses)
+                self.clock.at(now + self._link_s, executor.hint, hint.digest, hint.need_by_s, hint.uses)
 
     def _begin(self, waiting: Waiting, name: str) -> Dispatched:
-        now, record = self._clock.now, self.records[waiting.number]
+        now, record = self.clock.now, self.records[waiting.number]
         record.attempts += 1
         record.executor, record.before = name, record.tokens
         if record.sent_at is None:
             record.sent_at = now
-            self._watcher.left(waiting)
+            self._left(waiting)
         dispatch_id, asked = self._dispatch_id(record), record.asked
         self.states[name].sent(dispatch_id, waiting.digest, now, waiting.tenant)
         self._links[name].running[dispatch_id] = record
@@ -279,7 +287,7 @@ class Scheduler:
     def _take(self, link: _Link, said: Said) -> None:
         if not link.is_open:
             return
-        now, state = self._clock.now, self.states[link.executor.name]
+        now, state = self.clock.now, self.states[link.executor.name]
         for dispatch_id, count in said.tokens:
             if record := link.running.get(dispatch_id):
                 self._count(record, count)
@@ -307,7 +315,7 @@ class Scheduler:
     def _count(self, record: Record, count: int) -> None:
         """`count` is of this attempt."""
         if record.first_at is None:
-            record.first_at = self._clock.now
+            record.first_at = self.clock.now
             self._watcher.began(record)
         made = record.before + count - record.tokens
         self._charge(record, made)
