@@ -66,8 +66,8 @@ async def test_a_full_queue_refuses_before_it_tokenizes(model: Path) -> None:
             await until(lambda count=count: len(house.fake.dispatches) >= min(count, limit - 1))  # type: ignore[misc]
         await until(lambda: house.scheduler.dispatcher.num_live == limit)
         with busy(house):
-            call = house.inference.Generate(generate())
-            assert await refused(call) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0)
+            code, reason, delay_s = await refused(house.inference.Generate(generate()))
+            assert (code, reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL") and delay_s > 0
         calls.append(house.inference.Generate(generate(), metadata=(ACCEPTED,)))
         await until(lambda: house.scheduler.dispatcher.num_live == limit + 1)
         resumed = generate(resume=inference_pb2.Resume(seed=1))
