@@ -77,6 +77,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             self._cordon(state, True, context)
             while state.num_running:
                 await asyncio.sleep(POLL_S)
+        self._picture.void()
         return fleet_pb2.DrainExecutorResponse(executor=status(state))
 
     def _cordon(self, state: ExecutorState, cordoned: bool, context: grpc.aio.ServicerContext) -> None:
@@ -85,6 +86,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             told = "cordoned: it gets no new requests" if cordoned else "uncordoned"
             logger.warning("executor %s: %s", state.name, told)
             audit.changed(context, "cordoned" if cordoned else "uncordoned", executor=state.name)
+            self._picture.void()
             self._dispatcher.on_phase()
             self._dispatcher.on_room()
 
@@ -97,7 +99,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 class _Picture:
-    """The fleet as all its watchers see it: a look at it is as old as the least interval at most."""
+    """The fleet as all its watchers see it: a look at it is as old as the least interval at most, and newer
+    than what an operator did."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -113,6 +116,10 @@ class _Picture:
             if seen != self._last:
                 self._last = seen
         return self._last
+
+    def void(self) -> None:
+        """The next watcher looks anew."""
+        self._looked_at = float("-inf")
 
 
 def snapshot(fleet: Fleet, queue: Queue) -> fleet_pb2.FleetSnapshot:

@@ -142,10 +142,9 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
 
         async def store() -> Pushed:
             with held:
-                try:
-                    return await self._ingest.put(place.folder, push, self._spec)
-                finally:
-                    self._versions.forget(push.tenant, push.name)
+                pushed = await self._ingest.put(place.folder, push, self._spec)
+            self._versions.forget(push.tenant, push.name)
+            return pushed
 
         storing = asyncio.create_task(store())
         self._storing.add(storing)

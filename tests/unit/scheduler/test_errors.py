@@ -96,6 +96,12 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "REQUEST_RATE",
     ),
+    (
+        lambda: errors.TooMuchHeld("TOO_MANY_WATCHES", "x", retry_after_s=1.5),
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "TOO_MANY_WATCHES",
+    ),
+    (lambda: errors.SlowTransfer("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "SLOW_TRANSFER"),
     (lambda: errors.TooManyStreams("acme", 3), grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS"),
     (lambda: errors.PushedAgain("a/b", "x"), grpc.StatusCode.ABORTED, "PUSHED_AGAIN"),
     (lambda: errors.GenerationMismatch("x"), grpc.StatusCode.ABORTED, "GENERATION_MISMATCH"),
