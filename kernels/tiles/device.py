@@ -26,7 +26,8 @@ def let_next_kernel_start(PDL: tl.constexpr):
 
 @triton.jit
 def wait_for_former_kernel(PDL: tl.constexpr):
-    """Every program must pass here, also one with nothing to do: this kernel's end vouches for it."""
+    """Every program must pass here, also one with nothing to do: this kernel's end vouches for it. And before
+    it writes anything: the kernel before may still read what had the memory then."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
