@@ -57,7 +57,7 @@ chaos: $(STAMP)  ## kill, freeze and drain real services for half an hour, under
 	$(BIN)/python -m tests.support.chaos.pauses --json tests/faults/results/pauses.json $(PAUSES_ARGS)
 
 soak: $(STAMP)  ## twenty minutes of mixed traffic and churn: memory, threads, descriptors and spool must stay flat
-	$(BIN)/python -m tests.support.soak --minutes 20 --json tests/faults/results/soak.json $(SOAK_ARGS)
+	$(BIN)/python -m tests.support.soak --minutes 20 --ledger --quotas --json tests/faults/results/soak.json $(SOAK_ARGS)
 
 fuzz: $(STAMP)  ## hostile clients against real services for seven minutes, and an honest tenant beside them
 	$(BIN)/python -m tests.support.flood.run --json tests/faults/results/flood.json $(FUZZ_ARGS)
