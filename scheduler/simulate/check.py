@@ -22,7 +22,7 @@ from lorafleet.bench.workload import Description, Names, draw
 from scheduler.simulate.adapters import digest_of
 from scheduler.simulate.costs import DEFAULT, Costs, read_costs
 from scheduler.simulate.executors.settings import ExecutorSettings
-from scheduler.simulate.report import about
+from scheduler.simulate.report import about, rounded
 from scheduler.simulate.requests import Asked
 from scheduler.simulate.run import Row, play
 from scheduler.simulate.scenario import Scenario
@@ -119,9 +119,9 @@ def beside(real: Real, costs: Costs) -> Row:
         "seed": real.seed,
         "slots": real.scenario.executor.slots,
         "requests": len(records),
-        "measured": {key: _rounded(real.measured[key]) for key in FIGURES} | {"page_ins": real.page_ins},
-        "simulated": {key: _rounded(simulated[key]) for key in FIGURES} | {"page_ins": played.page_ins},
-        "off": {key: _rounded(simulated[key] / real.measured[key] - 1) for key in FIGURES},
+        "measured": {key: rounded(real.measured[key]) for key in FIGURES} | {"page_ins": real.page_ins},
+        "simulated": {key: rounded(simulated[key]) for key in FIGURES} | {"page_ins": played.page_ins},
+        "off": {key: rounded(simulated[key] / real.measured[key] - 1) for key in FIGURES},
     }
 
 
@@ -138,7 +138,7 @@ def judged(rows: Sequence[Row]) -> list[Row]:
         off = {key: both["simulated"] / both["measured"] - 1 for key, both in mean.items()}
         p99 = [row["measured"]["ttft_p99_s"] for row in runs]
         verdict: Row = {"load": load, "rate": rate, "runs": len(runs)}
-        verdict |= {f"{key}_off": _rounded(value) for key, value in off.items()}
+        verdict |= {f"{key}_off": rounded(value) for key, value in off.items()}
         verdict["near"] = all(abs(off[key]) <= NEAR for key in ("tokens_s", "ttft_p50_s"))
         if len(runs) > 1:
             verdict["p99_measured"] = [min(p99), max(p99)]
@@ -199,10 +199,6 @@ def _real_traffic(draws: int, count: int, rate: float) -> list[Asked]:
         Asked(each.at, digest_of(int(each.adapter or 0)), len(each.prompt_token_ids), each.max_new_tokens)
         for each in RealTraffic(draws=draws).requests(count, rate, names)
     ]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 if __name__ == "__main__":

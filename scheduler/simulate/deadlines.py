@@ -19,6 +19,7 @@ from scheduler.dispatch.estimates.estimator import Estimator
 from scheduler.dispatch.estimates.gate import Expected, Gate
 from scheduler.dispatch.groups import Waiting
 from scheduler.errors import DeadlineUnreachable, QueueTooLong
+from scheduler.simulate.report import rounded
 from scheduler.simulate.requests import End, Record
 from scheduler.simulate.run import Played, Row, play
 from scheduler.simulate.scenario import Scenario
@@ -86,14 +87,14 @@ def compare(scenario: Scenario, seed: int) -> Row:
         "seed": seed,
         "requests": len(records),
         "refused": len(refused),
-        "refused_would_have_missed": _rounded(late / len(refused) if refused else 1.0),
+        "refused_would_have_missed": rounded(late / len(refused) if refused else 1.0),
         "missed": sum(each.end is End.MISSED for each in records),
         "missed_without": sum(each.end is End.MISSED for each in without),
-        "goodput_tokens_s": _rounded(_goodput(scenario, records)),
-        "goodput_tokens_s_without": _rounded(_goodput(scenario, without)),
+        "goodput_tokens_s": rounded(_goodput(scenario, records)),
+        "goodput_tokens_s_without": rounded(_goodput(scenario, without)),
         "goodput_gain": _gain(_goodput(scenario, records), _goodput(scenario, without)),
-        "ttft_p99_s": _rounded(_ttft_p99(records)),
-        "ttft_p99_s_without": _rounded(_ttft_p99(without)),
+        "ttft_p99_s": rounded(_ttft_p99(records)),
+        "ttft_p99_s_without": rounded(_ttft_p99(without)),
     }
 
 
@@ -117,7 +118,7 @@ def _goodput(scenario: Scenario, records: Sequence[Record]) -> float:
 
 def _gain(goodput: float, without: float) -> float | None:
     """None where nobody is in time without."""
-    return _rounded(goodput / without) if without else None
+    return rounded(goodput / without) if without else None
 
 
 def _ttft_p99(records: Sequence[Record]) -> float:
@@ -130,10 +131,6 @@ def worst(rows: Sequence[Row]) -> Row:
     for name in ("refused_would_have_missed", "goodput_gain"):
         found[name] = min((row[name] for row in rows if row[name] is not None), default=None)
     return found
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

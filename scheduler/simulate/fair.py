@@ -22,6 +22,7 @@ from lorafleet.bench.statistics import percentile
 from scheduler.bench.about import about
 from scheduler.simulate.adapters import digest_of
 from scheduler.simulate.executors.settings import ExecutorSettings
+from scheduler.simulate.report import rounded
 from scheduler.simulate.requests import Asked, End, Record
 from scheduler.simulate.run import Played, Row, play
 from scheduler.simulate.scenario import Scenario
@@ -158,7 +159,7 @@ def row_of(name: str, way: str, seed: int) -> Row:
     row["honest_lost"] = sum(each.end is not End.ANSWERED for each in honest)
     if how.times is not None:
         row |= _firsts(HOG, hog) | _refused(hog)
-        row["hog_of_its_quota"] = _rounded(_of_quota(fair, hog))
+        row["hog_of_its_quota"] = rounded(_of_quota(fair, hog))
     return row
 
 
@@ -170,8 +171,8 @@ def _firsts(tenant: str, records: Sequence[Record]) -> Row:
     firsts = sorted(ttft for each in records if (ttft := each.ttft_s) is not None)
     return {
         f"{tenant}_requests": len({each.asked.request_id for each in records}),
-        f"{tenant}_ttft_p50_s": _rounded(percentile(firsts, 50)) if firsts else None,
-        f"{tenant}_ttft_p99_s": _rounded(percentile(firsts, 99)) if firsts else None,
+        f"{tenant}_ttft_p50_s": rounded(percentile(firsts, 50)) if firsts else None,
+        f"{tenant}_ttft_p99_s": rounded(percentile(firsts, 99)) if firsts else None,
     }
 
 
@@ -183,7 +184,7 @@ def _refused(records: Sequence[Record]) -> Row:
         "hog_answered": sum(each.end is End.ANSWERED for each in records),
         "refusals": sum(each.retry_after_s is not None for each in records),
         "retries": len(again),
-        "retries_kept": _rounded(kept / len(again)) if again else None,
+        "retries_kept": rounded(kept / len(again)) if again else None,
     }
 
 
@@ -215,7 +216,7 @@ def worst(rows: Sequence[Row]) -> list[Row]:
         alone = WAYS[way].beside
         if (name, alone, seeds[0]) in by:
             ratios = [_p99(each) / _p99(by[name, alone, each["seed"]]) for each in seen]
-            row["p99_times_alone"] = _rounded(max(ratios))
+            row["p99_times_alone"] = rounded(max(ratios))
         found.append(row)
     return found
 
@@ -223,10 +224,6 @@ def worst(rows: Sequence[Row]) -> list[Row]:
 def _p99(row: Row) -> float:
     p99_s: float = row[f"{HONEST}_ttft_p99_s"]
     return p99_s
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

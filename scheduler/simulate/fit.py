@@ -19,6 +19,7 @@ import numpy as np
 from lorafleet.bench.statistics import CURVE_POINTS
 from scheduler.bench.about import about
 from scheduler.simulate.costs import FEW_SEQUENCES, FEW_TOKENS, StepCost
+from scheduler.simulate.report import rounded
 
 RANK_BYTES = 5_242_880  # Of an adapter on the seven projections of Llama-3.1-8B, in bfloat16.
 STEP_TOKENS = 8192
@@ -175,14 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "costs": {
             "card": results[0]["gpu"],
             "model": args.model,
-            "step": {name: _rounded(getattr(cost, name)) for name in PARTS},
+            "step": {name: rounded(getattr(cost, name)) for name in PARTS},
             "load": {
-                "store": {"fixed_s": 0.0, "byte_s": _rounded(load_seconds(results, "load_ms") / size)},
-                "disk": {"fixed_s": 0.0, "byte_s": _rounded(load_seconds(results, "load_ms") / size)},
+                "store": {"fixed_s": 0.0, "byte_s": rounded(load_seconds(results, "load_ms") / size)},
+                "disk": {"fixed_s": 0.0, "byte_s": rounded(load_seconds(results, "load_ms") / size)},
             },
-            "page_in": {"fixed_s": _rounded(page_in_s - size * byte_s), "byte_s": _rounded(byte_s)},
+            "page_in": {"fixed_s": rounded(page_in_s - size * byte_s), "byte_s": rounded(byte_s)},
             "rank_bytes": RANK_BYTES,
-            "link_s": _rounded(link_seconds(light, cost)),
+            "link_s": rounded(link_seconds(light, cost)),
             "launch_s": 0.02,
             "captured_rows": CAPTURED_ROWS,
             "steps_ahead": 1,
@@ -196,11 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
         **about("scheduler.simulate.fit"),
         "relative_error": {
-            "median": _rounded(statistics.median(map(abs, errors))),
-            "worst": _rounded(max(map(abs, errors))),
+            "median": rounded(statistics.median(map(abs, errors))),
+            "worst": rounded(max(map(abs, errors))),
         },
         "rows": [
-            {"what": each.what, "ms": _rounded(1000 * each.seconds), "error": _rounded(error)}
+            {"what": each.what, "ms": rounded(1000 * each.seconds), "error": rounded(error)}
             for each, error in zip(seen, errors, strict=True)
         ],
     }
@@ -211,10 +212,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _error(cost: StepCost, seen: Seen) -> float:
     expected_s = cost.seconds(seen.decoding, seen.kv_tokens, seen.prompt_tokens, seen.used_rank, seen.slots)
     return expected_s / seen.seconds - 1
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 if __name__ == "__main__":

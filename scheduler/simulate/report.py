@@ -43,3 +43,8 @@ def _cell(key: str, value: object) -> str:
 def about(module: str, coefficients: str) -> dict[str, str]:
     """Revision, command, coefficients and machine."""
     return about_bench(module) | {"coefficients": coefficients}
+
+
+def rounded(value: float) -> float:
+    """To the four digits that a simulated figure is worth."""
+    return float(f"{value:.4g}")

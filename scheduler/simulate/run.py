@@ -14,6 +14,7 @@ from scheduler.simulate.baselines import POLICIES
 from scheduler.simulate.clock import Clock
 from scheduler.simulate.costs import Costs, read_costs
 from scheduler.simulate.executors.executor import Executor
+from scheduler.simulate.report import rounded
 from scheduler.simulate.requests import Asked, End, Record
 from scheduler.simulate.scenario import ALL_RESIDENT, Scenario
 from scheduler.simulate.scheduler import Gate, Scheduler, Watcher, no_gate
@@ -76,18 +77,18 @@ class Played:
             "slots": scenario.executor.slots,
             "rate": scenario.rate,
             "seed": self.seed,
-            "ttft_p50_s": _rounded(percentile(firsts, 50) if firsts else None),
-            "ttft_p99_s": _rounded(percentile(firsts, 99) if firsts else None),
-            "tokens_s": _rounded(self._tokens_within() / seconds),
-            "page_ins_per_request": _rounded(self.page_ins / max(1, len(records))),
-            "token_ms_p50": _rounded(1000 * statistics.median(token_s) if token_s else None),
+            "ttft_p50_s": rounded(percentile(firsts, 50)) if firsts else None,
+            "ttft_p99_s": rounded(percentile(firsts, 99)) if firsts else None,
+            "tokens_s": rounded(self._tokens_within() / seconds),
+            "page_ins_per_request": rounded(self.page_ins / max(1, len(records))),
+            "token_ms_p50": rounded(1000 * statistics.median(token_s)) if token_s else None,
             "requests": len(records),
-            "goodput_tokens_s": _rounded(in_time / seconds),
-            "loads_per_request": _rounded(self.loads / max(1, len(records))),
+            "goodput_tokens_s": rounded(in_time / seconds),
+            "loads_per_request": rounded(self.loads / max(1, len(records))),
         }
         row |= {end.value: sum(each.end is end for each in records) for end in End}
         if scenario.sessions:
-            row["next_turns_kept"] = _rounded(kept_turns(records))
+            row["next_turns_kept"] = rounded(kept_turns(records))
         return row
 
     def _tokens_within(self) -> float:
@@ -230,10 +231,6 @@ def _tokens_between(record: Record, begins: float, ends: float) -> float:
         return record.tokens if begins <= first <= ends else 0.0
     share = (min(last, ends) - max(first, begins)) / (last - first)
     return record.tokens * max(0.0, share)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
 
 
 class _Turns:
