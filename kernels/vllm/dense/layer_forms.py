@@ -1,12 +1,13 @@
 """A linear layer's product and its LoRA in one: in which order, and what runs beside what."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kernels.launching.side_stream import SideStream
 from kernels.vllm.dense.launches import add_delta, add_pair
 from kernels.vllm.dense.step import Step
 from kernels.vllm.dense.work import MOST_SINGLE_ROWS
@@ -42,10 +43,10 @@ def product_with_lora(
     `lora_b` have all columns of y, but for `behind`."""
     if form == "beside":
         delta = torch.empty_like(y)
-        fork = _fork_of(y.device)
-        fork.mark()
-        _multiply(y, x, weight, bias)
-        fork.run(lambda: add_pair(delta, x, lora_a, lora_b, step, 1.0, add_inputs=False, work=work))
+        _side_stream(y.device).run_beside(
+            lambda: _multiply(y, x, weight, bias),
+            lambda: add_pair(delta, x, lora_a, lora_b, step, 1.0, add_inputs=False, work=work),
+        )
         add_delta(y, delta, step, lora_b[0].shape[0])
     elif form == "before":
         add_pair(y, x, lora_a, lora_b, step, 1.0, add_inputs=False, fill=True)
@@ -62,28 +63,6 @@ def _multiply(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None
         torch.addmm(bias, x, weight.t(), out=y)
 
 
-class _Fork:
-    """One device's second stream, and the event that says since when the last x is there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def mark(self) -> None:
-        self._ready.record(torch.cuda.current_stream(self._stream.device))
-
-    def run(self, launch: Callable[[], None]) -> None:
-        """launch() behind the mark; what the current stream launches from here on waits for it.
-
-        What it reads must not change before, and what it leaves must be allocated before, so that it belongs
-        to the current stream.
-        """
-        self._stream.wait_event(self._ready)
-        with torch.cuda.stream(self._stream):
-            launch()
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-
 @lru_cache(maxsize=64)
-def _fork_of(device: torch.device) -> _Fork:
-    return _Fork(device)
+def _side_stream(device: torch.device) -> SideStream:
+    return SideStream(device)
