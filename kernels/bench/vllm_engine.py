@@ -5,6 +5,8 @@
     VLLM_PLUGINS= python -m kernels.bench.vllm_engine --model llama --adapters adapters --json FILE
     VLLM_PLUGINS=lorafleet python -m kernels.bench.vllm_engine ... --best
 
+    lorafleet bench shapes mixtral-8x7b mixtral --layers 16      # then adapters of it, and --max-loras 8
+
 Dummy weights, greedy, random prompts, each answer to its full length. A row is the median repetition.
 """
 
@@ -22,7 +24,6 @@ from typing import Any
 import torch
 import triton
 
-MAX_LORAS = 64
 # Twice what any load takes. Being told, an engine does not look at what others take of the device, so that
 # several can start together.
 KV_CACHE_BYTES = 4 << 30
@@ -75,19 +76,19 @@ class Row:
 
 
 class Engine:
-    """vLLM with room for 64 adapters of rank 16."""
+    """vLLM with room for `max_loras` adapters of rank 16."""
 
-    def __init__(self, model: Path, adapters: Path, options: dict[str, Any]) -> None:
+    def __init__(self, model: Path, adapters: Path, max_loras: int, options: dict[str, Any]) -> None:
         from vllm import LLM
         from vllm.lora.request import LoRARequest
 
         self._llm = LLM(
             model=str(model), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
-            enable_lora=True, max_loras=MAX_LORAS, max_cpu_loras=MAX_LORAS, max_lora_rank=16,
+            enable_lora=True, max_loras=max_loras, max_cpu_loras=max_loras, max_lora_rank=16,
             enable_prefix_caching=False, gpu_memory_utilization=0.2, kv_cache_memory_bytes=KV_CACHE_BYTES,
             max_model_len=2048, max_num_seqs=256, **options,
         )  # fmt: skip
-        folders = sorted(folder for folder in adapters.iterdir() if folder.is_dir())[:MAX_LORAS]
+        folders = sorted(folder for folder in adapters.iterdir() if folder.is_dir())[:max_loras]
         self._adapters = [LoRARequest(f.name, n, str(f)) for n, f in enumerate(folders, start=1)]
         self._draw = random.Random(0)
 
@@ -117,12 +118,12 @@ class Engine:
 
 
 def main() -> None:
+    args = _parser().parse_args()
     import vllm
     from vllm.platforms import current_platform
 
-    args = _parser().parse_args()
     begin = time.perf_counter()
-    engine = Engine(args.model, args.adapters, BEST if args.best else {})
+    engine = Engine(args.model, args.adapters, args.max_loras, BEST if args.best else {})
     about = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -135,7 +136,8 @@ def main() -> None:
         "start_s": round(time.perf_counter() - begin, 1),
     }
     rows = list[Row]()
-    for load in _asked() if args.wait else LOADS:
+    served = [load for load in LOADS if load.adapters <= args.max_loras]
+    for load in _asked() if args.wait else served:
         if not rows:
             engine.load_adapters()
         rows.append(row := engine.measure(load))
@@ -156,8 +158,10 @@ def _asked() -> Iterator[Load]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.vllm_engine", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a folder with the shapes of Llama-3.1-8B")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", type=Path, required=True, help="a folder with a model's shapes")
     parser.add_argument("--adapters", type=Path, required=True, help="a folder of PEFT folders of rank 16")
+    parser.add_argument("--max-loras", type=int, default=64, help="room for so many adapters (64)")
     parser.add_argument("--best", action="store_true", help="the knobs that vLLM offers, set for these loads")
     parser.add_argument("--wait", action="store_true", help="measure a load when its number comes on stdin")
     parser.add_argument("--json", type=Path, required=True, help="where results go")

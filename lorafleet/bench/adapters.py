@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+# Where a layer's experts are, and the names of their three, where both are not as elsewhere.
+_EXPERTS = {"MixtralForCausalLM": ("block_sparse_moe", ("w1", "w3", "w2"))}
 # What Random makes at once: its bits are counted in 32 of them. Whole words, so that pieces are as the whole.
 _RANDOM_BYTES = 1 << 26
 
@@ -34,8 +36,7 @@ class Shapes:
     def of(cls, model: Path, *, attention_only: bool = False) -> "Shapes":
         """From config.json of a Hugging Face folder, as the services read it. Raises BenchError."""
         spec = _spec_of(model)
-        sizes = {name: spec.modules[name] for name in _ATTENTION}
-        projections = {f"self_attn.{name}": size for name, size in sizes.items()}
+        projections = {f"self_attn.{name}": spec.modules[name] for name in _ATTENTION}
         if attention_only:
             return cls(spec.num_layers, projections)
         if spec.moe is None:
@@ -43,9 +44,11 @@ class Shapes:
             return cls(spec.num_layers, projections)
         if spec.moe.fused or len(spec.moe.layers) < spec.num_layers:
             raise BenchError(f"{model}: adapters are not made for all of its layers; use --attention-only")
+        parent, leaves = _EXPERTS.get(spec.architecture, ("mlp", _MLP))
+        sizes = [spec.modules[place] for place in ("experts.w1", "experts.w3", "experts.w2")]
         for number in range(spec.moe.num_experts):
-            places = zip(_MLP, ("experts.w1", "experts.w3", "experts.w2"), strict=True)
-            projections |= {f"mlp.experts.{number}.{name}": spec.modules[place] for name, place in places}
+            expert = f"{parent}.experts.{number}"
+            projections |= {f"{expert}.{leaf}": size for leaf, size in zip(leaves, sizes, strict=True)}
         return cls(spec.num_layers, projections)
 
 

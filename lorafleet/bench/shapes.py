@@ -34,6 +34,28 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
@@ -106,15 +128,17 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def write_shapes(name: str, folder: Path) -> None:
+def write_shapes(name: str, folder: Path, layers: int | None = None) -> None:
     """config.json, model.safetensors, and a tokenizer.json that gives every id a text of its own.
 
-    Raises BenchError for a name that is not in SHAPES, and for a folder that holds something else: it may be
-    a model. OSError.
+    `layers`: so many in place of the model's. Raises BenchError for a name that is not in SHAPES, and for a
+    folder that holds something else: it may be a model. OSError.
     """
     config = SHAPES.get(name)
     if config is None:
         raise BenchError(f"shapes {name!r} are none of {', '.join(SHAPES)}")
+    if layers is not None:
+        config = {**config, "num_hidden_layers": layers}
     text = json.dumps(config, indent=1) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / "config.json"
@@ -126,7 +150,7 @@ def write_shapes(name: str, folder: Path) -> None:
 
 
 def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Names and shapes of a Llama checkpoint, or of one with Qwen3's experts."""
+    """Names and shapes of a Llama checkpoint, or of one with Qwen3's or Mixtral's experts."""
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     query, key = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
     layer = {
@@ -137,15 +161,19 @@ def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
         "input_layernorm": [hidden],
         "post_attention_layernorm": [hidden],
     }
-    parents = ["mlp"]
-    if experts := config.get("num_experts"):
+    parents, leaves = ["mlp"], ("gate_proj", "up_proj", "down_proj")
+    if experts := config.get("num_local_experts"):
+        parents = [f"block_sparse_moe.experts.{number}" for number in range(experts)]
+        leaves = ("w1", "w3", "w2")
+        layer |= {"block_sparse_moe.gate": [experts, hidden]}
+    elif experts := config.get("num_experts"):
         inner = config["moe_intermediate_size"]
         parents = [f"mlp.experts.{number}" for number in range(experts)]
         layer |= {"mlp.gate": [experts, hidden]}
         layer |= {f"self_attn.{half}_norm": [config["head_dim"]] for half in "qk"}
     for parent in parents:
-        layer |= {f"{parent}.{name}_proj": [inner, hidden] for name in ("gate", "up")}
-        layer[f"{parent}.down_proj"] = [hidden, inner]
+        layer |= {f"{parent}.{leaf}": [inner, hidden] for leaf in leaves[:2]}
+        layer[f"{parent}.{leaves[2]}"] = [hidden, inner]
     tensors = {
         f"model.layers.{number}.{name}.weight": shape
         for number in range(config["num_hidden_layers"])

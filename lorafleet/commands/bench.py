@@ -164,10 +164,11 @@ def _add_shapes(group: Subparsers) -> None:
     )
     parser.add_argument("name", choices=list(SHAPES), help="whose shapes")
     parser.add_argument("folder", type=Path, help="where they go")
+    parser.add_argument("--layers", type=count, metavar="N", help="so many, in place of the model's")
 
 
 def _run_shapes(args: argparse.Namespace) -> int:
-    write_shapes(args.name, args.folder)
+    write_shapes(args.name, args.folder, args.layers)
     note(f"{args.folder} has the shapes of {args.name}")
     return 0
 

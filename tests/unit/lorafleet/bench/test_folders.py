@@ -14,7 +14,12 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.bench.shapes import SHAPES, write_shapes
 from scheduler.text.tokenizer import Tokenizer
 
-EXPERT_PLACES = {"gate_proj": "experts.w1", "up_proj": "experts.w3", "down_proj": "experts.w2"}
+EXPERT_PLACES = {
+    "gate_proj": "experts.w1",
+    "up_proj": "experts.w3",
+    "down_proj": "experts.w2",
+    **{leaf: f"experts.{leaf}" for leaf in ("w1", "w2", "w3")},
+}
 NAMES = {0: "bench-0000", 7: "bench-0007"}
 
 
@@ -35,6 +40,11 @@ def test_a_folder_of_shapes_is_a_model_to_store_and_scheduler(name: str, tmp_pat
     assert tokenizer.token_bytes(17) == b"t17 "
     checkpoint = (tmp_path / "model.safetensors").stat()
     assert checkpoint.st_blocks * 512 < max(1 << 20, checkpoint.st_size // 1000), "the checkpoint is a hole"
+
+
+def test_shapes_of_fewer_layers(tmp_path: Path) -> None:
+    write_shapes("mixtral-8x7b", tmp_path, layers=2)
+    assert ModelSpec.from_folder(tmp_path).num_layers == 2
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -74,6 +84,7 @@ def test_shapes_are_those_that_the_services_read(tmp_path: Path) -> None:
     del mixtral["num_experts"]
     (tmp_path / "config.json").write_text(json.dumps(mixtral))
     spec, shapes = ModelSpec.from_config_alone(tmp_path), Shapes.of(tmp_path)
+    assert "block_sparse_moe.experts.3.w2" in shapes.projections
     AdapterMaker.make(shapes, rank=2).write(tmp_path / "adapter", 0)
     read_adapter(tmp_path / "adapter", spec)
 
