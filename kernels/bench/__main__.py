@@ -24,6 +24,7 @@ from kernels.bench import (
     paged_decode,
     scale_outputs,
     tune,
+    vllm_experts,
     vllm_linear,
 )
 from kernels.bench.moe_inputs import SHAPES, TOKENS, selected
@@ -32,7 +33,7 @@ from kernels.bench.table import table
 
 OPS = (
     "lora_linear", "lora_layer", "mixed_ranks", "host_cost", "tune", "fused_moe_lora", "moe_tune", "lora_fp8",
-    "moe_gemm", "nucleus", "paged_decode", "scale_outputs", "vllm_linear",
+    "moe_gemm", "nucleus", "paged_decode", "scale_outputs", "vllm_linear", "vllm_experts",
 )  # fmt: skip
 
 
@@ -96,6 +97,8 @@ def _run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return fused_moe_lora.run(points, args.peer, compiled=args.compiled)
     if args.op == "moe_tune":
         return moe_tune.run(points, compiled=args.compiled)
+    if args.op == "vllm_experts":
+        return vllm_experts.run(points, compiled=args.compiled)
     if args.op == "moe_gemm":
         return moe_gemm.run(
             points, args.peer, tune=args.candidates, flashinfer=args.flashinfer, compiled=args.compiled

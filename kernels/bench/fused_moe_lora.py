@@ -9,8 +9,7 @@ import torch
 
 from kernels.bench.moe_inputs import POINTS, Case, Layer, Points, Shape, floor_us, make_case
 from kernels.bench.peer_moe import MoEPeer
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.fused_moe_lora import fused_moe_lora, moe_blocks
 from kernels.launching.moe_blocks import MoEBlocks
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, copy_rate, make_case, runs, weight_sets
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.launching.fp8 import hidden_scales_shape, quantized
 from kernels.launching.tuning import ExpandConfig
 from kernels.lora_expand import lora_expand

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Layer, WeightSet, base_weights, make_case, weight_sets
 from kernels.bench.layer_parts import FORMS, Projection, make_projection
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.launching.follower_tuning import beside_pays, best_form
 from kernels.launching.side_stream import SideStream
 

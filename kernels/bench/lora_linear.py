@@ -22,8 +22,7 @@ from kernels.bench.inputs import (
     weight_sets,
 )
 from kernels.bench.peer import Peer
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.launching.side_stream import SideStream
 from kernels.lora_linear import add_pair, add_pair_beside
 

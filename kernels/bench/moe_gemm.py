@@ -13,8 +13,7 @@ from torch import Tensor
 from kernels.bench.inputs import copy_rate
 from kernels.bench.moe_inputs import MAX_LORAS, Case, Layer, Points, Shape, make_case
 from kernels.bench.peer_moe import MoEPeer
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.expert_product import align_experts, expert_product
 from kernels.launching.moe_tuning import GemmConfig, gemm_block_size, gemm_config
 from kernels.moe_gemm import moe_gemm

@@ -9,8 +9,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from kernels.bench.moe_inputs import Case, Layer, Points, Product, Shape, make_case
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.fused_moe_lora import fused_moe_lora, unaligned_blocks
 from kernels.launching.moe_blocks import MoEBlocks
 from kernels.launching.moe_tuning import OnceConfig, PairConfig

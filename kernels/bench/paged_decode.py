@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.bench.inputs import COPY_RATE, ROTATED_BYTES
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.paged_decode import DecodeConfig, decode_config, paged_decode
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16

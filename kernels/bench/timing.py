@@ -1,11 +1,22 @@
 """Times of CUDA-graph replays: many calls a graph, over rotating inputs, so none finds its data in L2."""
 
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 
 Call = Callable[[int], object]
+
+
+def in_processes(job: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """job(*arguments[i]) for all i, in fresh processes: what they compile, all others find in Triton's cache
+    folder, and CUDA does not survive a fork. Raises as jobs do."""
+    workers = min(len(arguments), max(1, (os.cpu_count() or 2) - 2))
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        pool.starmap(job, arguments, chunksize=1)
 
 
 def capture(call: Call, calls: int) -> torch.cuda.CUDAGraph:

@@ -8,8 +8,7 @@ import torch
 
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, Layer, WeightSet, make_case, weight_sets
 from kernels.bench.layer_parts import make_projection
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.launching.follower_tuning import FollowerConfig, rope_config, silu_mul_config
 from kernels.launching.side_stream import SideStream
 from kernels.launching.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config

@@ -11,8 +11,7 @@ from torch import Tensor
 from kernels.bench.inputs import LAYERS, MAX_LORAS, Case, Layer, WeightSet, make_case, runs, weight_sets
 from kernels.bench.lora_linear import MAIN_RANK, POINTS, ours
 from kernels.bench.peer import Peer, reference_layout
-from kernels.bench.precompile import in_processes
-from kernels.bench.timing import Call, time_calls
+from kernels.bench.timing import Call, in_processes, time_calls
 from kernels.vllm.dense import launches
 from kernels.vllm.dense.step import Step
 from kernels.vllm.kernel_meta import LoRAKernelMeta

@@ -23,7 +23,7 @@ SHRINK = {**LAYER, "K": 2048, "DIVIDE": 8, "SPLIT": 2}
 EXPAND = {**LAYER, "WIDTH": 768, "SPLIT": 2, "ADD_INPUTS": True, "ROUTED": True, "EARLY": True}
 ONCE = {
     **{name: LAYER[name] for name in list(LAYER)[:7]}, "K": 2048, "WIDTH": 768, "DIVIDE": 8, "BLOCK_K": 128,
-    "BLOCK_N": 128, "CHUNKS": 1, "COLUMN_STAGES": 2, "ADD_INPUTS": True, "ROUTED": True,
+    "BLOCK_N": 128, "CHUNKS": 1, "COLUMN_STAGES": 2, "ADD_INPUTS": True, "ROUTED": True, "PERSISTENT": False,
 }  # fmt: skip
 ROWS = {"unsorted": {"BLOCK": 1, "ROWS": 1}, "sorted": {"BLOCK": 64, "ROWS": 16}}
 
@@ -46,6 +46,8 @@ def vllm_moe_cases() -> Iterator[tuple[str, object, dict[str, object], int, dict
             TYPES,
         )
         yield f"vllm experts at once {name}", moe_once_kernel, {**ONCE, **rows}, 4, TYPES
+    persistent = {**ONCE, **ROWS["unsorted"], "CHUNKS": 2, "PERSISTENT": True}
+    yield "vllm experts persistent", moe_once_kernel, persistent, 4, TYPES
 
 
 def vllm_moe_fp8_cases(arch: int) -> Iterator[tuple[str, object, dict[str, object], int, dict[str, str]]]:

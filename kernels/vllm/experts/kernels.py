@@ -148,6 +148,46 @@ def moe_expand_kernel(
     add_columns(y, delta, pairs, there, start + s * WIDTH, n, y_stride, ROWS, WIDTH, ADD_INPUTS)
 
 
+@triton.jit
+def _once(
+    program, y, x, a0, a1, a2, b0, b1, b2, routed, expert_ids, sorted_ids, post_pad, lora_ids,
+    adapter_enabled, row_slots, lists, num_pairs, num_places, num_blocks, x_stride, y_stride, start,
+    a_slot_stride, a_expert_stride, a_stride, b_slot_stride, b_expert_stride, b_stride,
+    K: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, SLICES: tl.constexpr, MAX_LORAS: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr, TOPK: tl.constexpr, DIVIDE: tl.constexpr, LISTS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr, COLUMN_STAGES: tl.constexpr, ADD_INPUTS: tl.constexpr,
+    ROUTED: tl.constexpr,
+):  # fmt: skip
+    chunk, s, index = program % CHUNKS, program // CHUNKS % SLICES, program // (CHUNKS * SLICES)
+    slot, expert, _place, pairs, there, some = load_block(
+        index, expert_ids, sorted_ids, post_pad, lora_ids, adapter_enabled, row_slots, lists, num_pairs,
+        num_places, num_blocks, MAX_LORAS, NUM_EXPERTS, TOPK, LISTS, BLOCK, ROWS,
+    )  # fmt: skip
+    if some:
+        r = tl.arange(0, BLOCK_RANK)
+        a = _weights(a0, a1, a2, s, slot, expert, a_slot_stride, a_expert_stride, SLICES)
+        b = _weights(b0, b1, b2, s, slot, expert, b_slot_stride, b_expert_stride, SLICES)
+        # B's first tile is on its way beside A.
+        n = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_tile = load_b(b, b_stride, r, n, RANK, WIDTH)
+        h = shrunk(
+            x + pairs // DIVIDE * x_stride, there, a, r, a_stride, x, 0, x, 0, 0, K, RANK, ROWS, BLOCK_RANK,
+            BLOCK_K, 1, False, False, False, K,
+        )  # fmt: skip
+        column = start + s * WIDTH
+        delta = expanded(h, b_tile, y, ROWS)
+        if ROUTED:
+            delta = times_routed(delta, routed, pairs, there, ROWS)
+        add_columns(y, delta, pairs, there, column, n, y_stride, ROWS, WIDTH, ADD_INPUTS)
+        for first in tl.range((chunk + CHUNKS) * BLOCK_N, WIDTH, CHUNKS * BLOCK_N, num_stages=COLUMN_STAGES):
+            n = first + tl.arange(0, BLOCK_N)
+            delta = expanded(h, load_b(b, b_stride, r, n, RANK, WIDTH), y, ROWS)
+            if ROUTED:
+                delta = times_routed(delta, routed, pairs, there, ROWS)
+            add_columns(y, delta, pairs, there, column, n, y_stride, ROWS, WIDTH, ADD_INPUTS)
+
+
 @triton.jit(do_not_specialize=_STEP)
 def moe_once_kernel(
     y, x, a0, a1, a2, b0, b1, b2, routed, expert_ids, sorted_ids, post_pad, lora_ids, adapter_enabled,
@@ -157,39 +197,30 @@ def moe_once_kernel(
     NUM_EXPERTS: tl.constexpr, TOPK: tl.constexpr, DIVIDE: tl.constexpr, LISTS: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr, COLUMN_STAGES: tl.constexpr, ADD_INPUTS: tl.constexpr,
-    ROUTED: tl.constexpr, PDL: tl.constexpr,
+    ROUTED: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (chunk, slice) of each block: it shrinks its rows and expands every CHUNKS-th column tile.
 
-    BLOCK_RANK holds every rank.
+    BLOCK_RANK holds every rank. PERSISTENT, where a block is a pair: a program takes the places of every
+    num_programs-th of these.
     """
     begin(PDL, False)
     program = tl.program_id(0)
-    chunk, s, index = program % CHUNKS, program // CHUNKS % SLICES, program // (CHUNKS * SLICES)
-    slot, expert, _place, pairs, there, some = load_block(
-        index, expert_ids, sorted_ids, post_pad, lora_ids, adapter_enabled, row_slots, lists, num_pairs,
-        num_places, num_blocks, MAX_LORAS, NUM_EXPERTS, TOPK, LISTS, BLOCK, ROWS,
-    )  # fmt: skip
-    if not some:
-        return
-    r = tl.arange(0, BLOCK_RANK)
-    a = _weights(a0, a1, a2, s, slot, expert, a_slot_stride, a_expert_stride, SLICES)
-    b = _weights(b0, b1, b2, s, slot, expert, b_slot_stride, b_expert_stride, SLICES)
-    # B's first tile is on its way beside A.
-    n = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
-    b_tile = load_b(b, b_stride, r, n, RANK, WIDTH)
-    h = shrunk(
-        x + pairs // DIVIDE * x_stride, there, a, r, a_stride, x, 0, x, 0, 0, K, RANK, ROWS, BLOCK_RANK,
-        BLOCK_K, 1, False, False, False, K,
-    )  # fmt: skip
-    column = start + s * WIDTH
-    delta = expanded(h, b_tile, y, ROWS)
-    if ROUTED:
-        delta = times_routed(delta, routed, pairs, there, ROWS)
-    add_columns(y, delta, pairs, there, column, n, y_stride, ROWS, WIDTH, ADD_INPUTS)
-    for first in tl.range((chunk + CHUNKS) * BLOCK_N, WIDTH, CHUNKS * BLOCK_N, num_stages=COLUMN_STAGES):
-        n = first + tl.arange(0, BLOCK_N)
-        delta = expanded(h, load_b(b, b_stride, r, n, RANK, WIDTH), y, ROWS)
-        if ROUTED:
-            delta = times_routed(delta, routed, pairs, there, ROWS)
-        add_columns(y, delta, pairs, there, column, n, y_stride, ROWS, WIDTH, ADD_INPUTS)
+    if PERSISTENT:
+        for turn in range(tl.cdiv(CHUNKS * SLICES * num_pairs - program, tl.num_programs(0))):
+            _once(
+                program + turn * tl.num_programs(0), y, x, a0, a1, a2, b0, b1, b2, routed, expert_ids,
+                sorted_ids, post_pad, lora_ids, adapter_enabled, row_slots, lists, num_pairs, num_places,
+                num_blocks, x_stride, y_stride, start, a_slot_stride, a_expert_stride, a_stride,
+                b_slot_stride, b_expert_stride, b_stride, K, WIDTH, RANK, SLICES, MAX_LORAS, NUM_EXPERTS,
+                TOPK, DIVIDE, LISTS, BLOCK, ROWS, BLOCK_RANK, BLOCK_K, BLOCK_N, CHUNKS, COLUMN_STAGES,
+                ADD_INPUTS, ROUTED,
+            )  # fmt: skip
+    else:
+        _once(
+            program, y, x, a0, a1, a2, b0, b1, b2, routed, expert_ids, sorted_ids, post_pad, lora_ids,
+            adapter_enabled, row_slots, lists, num_pairs, num_places, num_blocks, x_stride, y_stride, start,
+            a_slot_stride, a_expert_stride, a_stride, b_slot_stride, b_expert_stride, b_stride, K, WIDTH,
+            RANK, SLICES, MAX_LORAS, NUM_EXPERTS, TOPK, DIVIDE, LISTS, BLOCK, ROWS, BLOCK_RANK, BLOCK_K,
+            BLOCK_N, CHUNKS, COLUMN_STAGES, ADD_INPUTS, ROUTED,
+        )  # fmt: skip

@@ -22,7 +22,18 @@ from kernels.vllm.scaling import UNSCALED, Scaling
 _PART = 16
 # Ranks that a program holds at a time.
 _MOST_RANKS = 64
-Config = PairConfig | OnceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentConfig:
+    """One launch of no more than `programs` programs, which take the shares of `once` in turns: for choices
+    that are not sorted."""
+
+    once: OnceConfig
+    programs: int
+
+
+Config = PairConfig | OnceConfig | PersistentConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +120,7 @@ def fused(
     scaled = bool(of_a.weights or of_b.weights) or of_a.rows is not None or of_b.rows is not None
     if config is None:
         config = choose_config(choices, slices, x.shape[1], rank, x.element_size(), scaled)
-    if isinstance(config, OnceConfig) and rank <= MOST_ONCE_RANKS and not scaled:
+    if not isinstance(config, PairConfig) and rank <= MOST_ONCE_RANKS and not scaled:
         _once(y, x, lora_a, lora_b, choices, divide, start, routed, add_inputs, config)
         return
     assert isinstance(config, PairConfig)
@@ -206,18 +217,23 @@ def _once(
     start: int,
     routed: Tensor | None,
     add_inputs: bool,
-    config: OnceConfig,
+    form: OnceConfig | PersistentConfig,
 ) -> None:
     a, b, work, slices = lora_a[0], lora_b[0], _Work(choices), len(lora_a)
+    config = form.once if isinstance(form, PersistentConfig) else form
     programs = config.chunks * slices * work.entries
     if programs == 0:
         return
+    persistent = isinstance(form, PersistentConfig) and work.rows == 1
+    if isinstance(form, PersistentConfig) and persistent:
+        programs = min(programs, form.programs)
     least = 8 if work.rows == 1 else 16
     constants = {
         **work.constants, "K": a.shape[3], "WIDTH": b.shape[2], "RANK": a.shape[2], "SLICES": slices,
         "DIVIDE": divide, "BLOCK_RANK": max(least, triton.next_power_of_2(a.shape[2])),
         "BLOCK_K": config.block_k, "BLOCK_N": config.block_n, "CHUNKS": config.chunks,
         "COLUMN_STAGES": config.column_stages, "ADD_INPUTS": add_inputs, "ROUTED": routed is not None,
+        "PERSISTENT": persistent,
     }  # fmt: skip
     key = signature(*lora_a, *lora_b), row_signature(x), row_signature(y), _kind(routed), start, work.form
     launch = _launch(moe_once_kernel, constants, config.num_warps, config.num_stages, key)

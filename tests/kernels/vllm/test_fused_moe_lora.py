@@ -11,6 +11,7 @@ from kernels.launching.moe_tuning import OnceConfig, PairConfig
 from kernels.vllm import fused_moe_lora as ours
 from kernels.vllm.experts import launch, reference
 from kernels.vllm.experts.choices import Choices
+from kernels.vllm.experts.launch import PersistentConfig
 from tests.kernels.stack import DEVICE
 from tests.kernels.vllm.moe_step import Step, to_device
 
@@ -30,6 +31,7 @@ STEPS = {
 CONFIGS = {
     "pair": PairConfig(16, 32, 2, False, 4, 2, 32, 4),
     "once": OnceConfig(64, 16, 1, 4, 2, 1),
+    "persistent": PersistentConfig(OnceConfig(64, 16, 2, 4, 2, 1), 3),
     "chosen": None,
 }
 FORMS = {"sorted": True, "unsorted": False}

@@ -68,7 +68,7 @@ def test_real_sizes_against_float64(step: Step, dtype: torch.dtype, is_sorted: b
     assert torch.equal(*outputs)
 
 
-@pytest.mark.parametrize("config", ["pair", "once"])
+@pytest.mark.parametrize("config", ["pair", "once", "persistent"])
 def test_every_form(config: str) -> None:
     from tests.kernels.vllm.test_fused_moe_lora import CONFIGS
 
