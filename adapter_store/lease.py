@@ -22,6 +22,7 @@ from adapter_store.errors import DataLoss
 from adapter_store.files.seal import seal, unseal
 
 LEASE_S = 40.0
+SECRET_BYTES = 32  # Of what those who hold leases have in common (AdapterStore.secret).
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,11 @@ class AdapterStore(WeightsSource, Protocol):
         this medium is too slow for what is told twice a second, and nothing was told."""
         ...
 
+    def secret(self) -> bytes:
+        """32 random bytes, the same ones for all who ask, for as long as the store is there. They are made
+        for the first one."""
+        ...
+
     def orphans(self) -> builtins.list[str]:
         """What is stored and what no version names: digests of content, or what else tells where it is. A
         push that is under way is none. Takes time in proportion to all that is stored."""

@@ -50,6 +50,7 @@ from scheduler.fleet_service import FleetService
 from scheduler.grpc_options import server_options
 from scheduler.heartbeat import Heartbeat
 from scheduler.inference_service import InferenceService
+from scheduler.ledger.answer_id import AnswerIds
 from scheduler.ledger.open import open_ledger
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
@@ -252,6 +253,7 @@ class Scheduler:
                 self.dispatcher,
                 self._writer,
                 self._ledger,
+                AnswerIds(self._store.secret()),
                 self._store,
                 self._spec,
                 self._metrics,
@@ -362,12 +364,9 @@ class Scheduler:
 
     def _set_readiness(self, ready: bool) -> None:
         """Liveness, "", is that this loop answers at all."""
-        serving, not_serving = (
-            health_pb2.HealthCheckResponse.SERVING,
-            health_pb2.HealthCheckResponse.NOT_SERVING,
-        )
-        self._health.set(health.OVERALL_HEALTH, serving)
-        self._health.set(INFERENCE, serving if ready else not_serving)
+        status = health_pb2.HealthCheckResponse
+        self._health.set(health.OVERALL_HEALTH, status.SERVING)
+        self._health.set(INFERENCE, status.SERVING if ready else status.NOT_SERVING)
 
 
 def _check_free(host: str, port: int) -> None:

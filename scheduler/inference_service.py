@@ -1,7 +1,7 @@
 """The Inference service: it turns messages into a call and back; what it means is decided elsewhere."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
@@ -14,13 +14,13 @@ from scheduler import audit
 from scheduler.admission.admission import Admission
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.errors import Draining, SchedulerError, from_exception
-from scheduler.ledger.answer_id import HEADER, AnswerId
+from scheduler.ledger.answer_id import HEADER, AnswerId, AnswerIds
 from scheduler.ledger.ledger import Ledger
 from scheduler.ledger_entry import LedgerEntry
 from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
-from scheduler.stream_writer import ACCEPTED, StreamWriter, usage
+from scheduler.stream_writer import StreamWriter, usage
 from scheduler.tenants.held import Held
 
 # A whole answer is put together so many times a second: nobody waits for its parts.
@@ -36,6 +36,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         dispatcher: Dispatcher,
         writer: StreamWriter,
         ledger: Ledger,
+        answer_ids: AnswerIds,
         store: AdapterStore,
         spec: ModelSpec,
         metrics: Metrics,
@@ -46,6 +47,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._dispatcher = dispatcher
         self._writer = writer
         self._ledger = ledger
+        self._answer_ids = answer_ids
         self._store = store
         self._spec = spec
         self._metrics = metrics
@@ -146,26 +148,27 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if self._dispatcher.draining:
             raise Draining()
         identity = audit.caller()
-        metadata = tuple(context.invocation_metadata() or ())
-        again = request.HasField("resume") or ACCEPTED in metadata
+        answer_id = self._answer_id(request, dict(context.invocation_metadata() or ()), identity.tenant)
+        again = self._answer_ids.is_paid(answer_id)
         self._ledger.check(again=again)
         max_model_len = self._admission.max_model_len
         self._dispatcher.room.check(identity.tenant, request, max_model_len, again=again)
-        answer_id = _answer_id(request, metadata)
         admitted = await self._admission.admit(request, identity, one_message=one_message)
         live = self._dispatcher.submit(admitted, context.time_remaining(), again=again)
+        self._answer_ids.taken_up(answer_id)
         return LedgerEntry(self._ledger, answer_id, live)
 
-
-def _answer_id(
-    request: inference_pb2.GenerateRequest, metadata: tuple[tuple[str, str | bytes], ...]
-) -> AnswerId:
-    """Raises InvalidRequest."""
-    if request.resume.answer_id:
-        return AnswerId.after(request.resume.answer_id, "resume.answer_id")
-    if told := dict(metadata).get(HEADER):
-        return AnswerId.after(str(told), HEADER)
-    return AnswerId.draw()
+    def _answer_id(
+        self, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str | bytes], tenant: str
+    ) -> AnswerId:
+        """A new one, too, for what a client calls an answer to this request and what is none. Raises
+        InvalidRequest."""
+        ids, known = self._answer_ids, None
+        if told := request.resume.answer_id:
+            known = ids.after(told, "resume.answer_id", tenant, request)
+        elif header := metadata.get(HEADER):
+            known = ids.after(str(header), HEADER, tenant, request)
+        return known or ids.draw(tenant, request)
 
 
 def _begin_response(entry: LedgerEntry) -> inference_pb2.GenerateResponse:

@@ -12,7 +12,7 @@ from scheduler.ledger_entry import LedgerEntry
 from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 
-ACCEPTED = ("lorafleet-accepted", "true")  # Of a stream; and of a call that asks for its answer again.
+ACCEPTED = ("lorafleet-accepted", "true")  # Of a stream.
 WRITING = "stream writer"  # Name of each one's task.
 LOOKS = 4
 

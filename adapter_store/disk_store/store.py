@@ -7,7 +7,7 @@
     names/<tenant>/<name>.json      versions and aliases, replaced whole (record_files.py)
     users/<hex>                     which names have that content (user_files.py)
     leases/<holder>                 what schedulers still use (lease_files.py)
-    format-4                        what it is, and how it is kept (store_folder.py)
+    format-4, secret                what it is, and how it is kept (store_folder.py)
     tmp/                            work in progress, and what crashes left
 
 A push works in tmp/ without the lock; then, under it, one rename publishes the content, one the pushed files
@@ -35,7 +35,7 @@ from adapter_store.disk_store.lease_files import LeaseFiles
 from adapter_store.disk_store.listing import Listings
 from adapter_store.disk_store.push_folder import PushFolder, PushFolders
 from adapter_store.disk_store.record_files import RecordFiles
-from adapter_store.disk_store.store_folder import claim_folder
+from adapter_store.disk_store.store_folder import claim_folder, secret_of
 from adapter_store.disk_store.user_files import UserFiles
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.files.durable import (
@@ -207,10 +207,13 @@ class DiskStore(Catalogue):
     def exchange(self, holder: str, text: str, seconds: float) -> None:
         """Nobody: a folder is too slow for that."""
 
+    def secret(self) -> bytes:
+        with medium_errors(), self._locked():
+            return secret_of(self._root, self._tmp)
+
     def orphans(self) -> builtins.list[str]:
         with medium_errors(), self._locked():
-            folders = (folder for folder in self._blobs.root.iterdir() if folder.is_dir())
-            blobs = (f"sha256:{folder.name}" for folder in folders)
+            blobs = (f"sha256:{each.name}" for each in self._blobs.root.iterdir() if each.is_dir())
             unused = [digest for digest in blobs if not self._is_used(digest)]
             return sorted([*unused, *(f"push {folder}" for folder in self._pushes.unnamed())])
 
@@ -250,8 +253,7 @@ class DiskStore(Catalogue):
 
     def _whole(self, ref: Ref) -> tuple[Version, Weights, PushedFiles]:
         version = self._find(ref)
-        weights = self._blobs.of(version.digest).verified(version.digest)
-        return version, weights, self._pushed(version)
+        return version, self._blobs.of(version.digest).verified(version.digest), self._pushed(version)
 
     def _pushed(self, version: Version) -> PushedFiles:
         own = Ref(version.tenant, version.name, digest=version.digest)
@@ -271,10 +273,8 @@ class DiskStore(Catalogue):
 
     # ---- changing, under the lock
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with exclusive(self._root / "lock"):
-            yield
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return exclusive(self._root / "lock")
 
     @contextlib.contextmanager
     def _workspace(self) -> Iterator[Path]:

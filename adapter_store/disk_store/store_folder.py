@@ -1,11 +1,16 @@
-"""Whether a folder is a store, and of which format: an empty file says so by its name, `format-3`."""
+"""Whether a folder is a store, and of which format: an empty file says so by its name, `format-3`.
+
+Its secret is a file that nobody reads but its owner.
+"""
 
 import itertools
 import os
+import secrets
 from pathlib import Path
 
-from adapter_store.files.durable import sync_folder
+from adapter_store.files.durable import replace_file, sync_folder
 from adapter_store.formats import FORMAT, no_store, other_format
+from adapter_store.lease import SECRET_BYTES
 
 _PREFIX = "format-"
 _HASH_CHARS = 64  # what a sealed file begins with
@@ -24,6 +29,14 @@ def claim_folder(root: Path, *, create: bool) -> None:
     if not marker.exists():
         marker.touch()
         sync_folder(root)
+
+
+def secret_of(root: Path, aside: Path) -> bytes:
+    """As AdapterStore.secret. Under the store's lock, and `aside` is as for replace_file. Raises OSError."""
+    path = root / "secret"
+    if not path.exists():
+        replace_file(path, secrets.token_bytes(SECRET_BYTES), aside, mode=0o600)
+    return path.read_bytes()
 
 
 def _stated(root: Path) -> int | None:

@@ -40,10 +40,12 @@ def sync_tree(path: Path) -> None:
     sync_folder(path)
 
 
-def replace_file(path: Path, content: bytes, aside: Path) -> None:
-    """`aside` is a folder on the same file system, where a crash may leave a half-written file."""
+def replace_file(path: Path, content: bytes, aside: Path, *, mode: int = 0o666) -> None:
+    """`aside` is a folder on the same file system, where a crash may leave a half-written file. `mode` is as
+    for open(2)."""
     temporary = aside / uuid.uuid4().hex
-    temporary.write_bytes(content)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
     sync_file(temporary)
     temporary.rename(path)
     sync_folder(path.parent)

@@ -62,6 +62,10 @@ class Keys:
         return self._meta("told")
 
     @property
+    def secret(self) -> str:
+        return self._meta("secret")
+
+    @property
     def changes(self) -> str:
         return self._meta("changes")
 

@@ -1,7 +1,9 @@
-"""The leases of a RedisStore (../lease.py), by the server's clock."""
+"""What schedulers share in a RedisStore: leases (../lease.py), by the server's clock, and a secret."""
+
+import secrets
 
 from adapter_store.formats import FORMAT
-from adapter_store.lease import Lease
+from adapter_store.lease import SECRET_BYTES, Lease
 from adapter_store.redis_store import scripts
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.primary import Primary
@@ -43,3 +45,9 @@ class Leases:
         [found] = self._primary.run(command)
         pairs = zip(found[::2], found[1::2], strict=True)
         return {each.decode(): told.decode(errors="replace") for each, told in pairs}
+
+    def secret(self) -> bytes:
+        """On disk before anybody has it."""
+        command = ("EVAL", scripts.SECRET, 1, self._keys.secret, secrets.token_bytes(SECRET_BYTES))
+        [secret] = self._primary.run(command, durable=True)
+        return bytes(secret)

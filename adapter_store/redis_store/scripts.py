@@ -165,3 +165,10 @@ for _, holder in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.form
 end
 return redis.call('HGETALL', KEYS[2])
 """
+
+# What all who ask have in common.
+#   KEYS  1 secret      ARGV  1 what it is to be if there is none      Returns it.
+SECRET = """#!lua flags=allow-oom
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+return redis.call('GET', KEYS[1])
+"""

@@ -185,6 +185,9 @@ class RedisStore(Catalogue):
     def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str]:
         return self._leases.exchange(holder, text, seconds)
 
+    def secret(self) -> bytes:
+        return self._leases.secret()
+
     def orphans(self) -> builtins.list[str]:
         return find_orphans(self._primary, self._keys)
 

@@ -8,7 +8,8 @@ _CHARS_PER_TOKEN = 3
 
 
 def costs_of(request: inference_pb2.GenerateRequest, max_model_len: int) -> tuple[Costs, Costs]:
-    """At least, and about. Of a prompt that is no text yet as many tokens as it has."""
+    """At least, and about. Of a prompt that is no text yet as many tokens as it has. What a client brings of
+    an answer that nobody here has accepted is read as its prompt is."""
     match request.WhichOneof("prompt"):
         case "token_ids":
             prompt = least_prompt = len(request.token_ids.ids)
@@ -18,6 +19,7 @@ def costs_of(request: inference_pb2.GenerateRequest, max_model_len: int) -> tupl
         case _:
             prompt, least_prompt = len(request.text) // _CHARS_PER_TOKEN + 1, 1
     room = max(1, max_model_len - prompt)
-    stopping = request.stopping
-    wanted = stopping.max_new_tokens if stopping.HasField("max_new_tokens") else room
-    return Costs(1, least_prompt, min(wanted, 1)), Costs(1, prompt, min(wanted, room))
+    stopping, brought = request.stopping, len(request.resume.output_token_ids)
+    wanted = min(stopping.max_new_tokens if stopping.HasField("max_new_tokens") else room, room)
+    output = max(0, wanted - brought)
+    return Costs(1, least_prompt + brought, min(output, 1)), Costs(1, prompt + brought, output)

@@ -11,10 +11,10 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from lorafleet.v1 import common_pb2
+from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.bench.about import about
 from scheduler.dispatch.live_request import LiveRequest
-from scheduler.ledger.answer_id import AnswerId
+from scheduler.ledger.answer_id import AnswerIds
 from scheduler.ledger.files import LedgerFile
 from scheduler.ledger.ledger import Ledger
 from scheduler.ledger_entry import LedgerEntry
@@ -44,10 +44,11 @@ def main() -> None:
 def _microseconds(file: LedgerFile | None) -> float:
     """Of this process's and the kernel's time for it, from the acceptance of an answer to its end."""
     ledger, live = Ledger(Metrics(CollectorRegistry()).ledger, file), _live()
+    ids, request = AnswerIds(bytes(32)), inference_pb2.GenerateRequest(request_id="a" * 32, text="a" * 500)
     began = time.process_time()
     for _ in range(ANSWERS):
         ledger.check(again=False)
-        entry = LedgerEntry(ledger, AnswerId.draw(), live)
+        entry = LedgerEntry(ledger, ids.draw("acme", request), live)
         _told = str(entry.answer_id), str(entry.answer_id)  # In headers and in the first chunk.
         entry.finish(common_pb2.FINISH_REASON_LENGTH)
         entry.end("CANCELLED")  # As all that ended do, for which nothing is left to record.

@@ -17,7 +17,7 @@ from scheduler.tenants.tenants import Tenants
 
 class Room:
     """`again`, everywhere: the request was accepted before, by a scheduler or over a connection that was
-    lost. No quota refuses it, and the queue takes twice as many of those.
+    lost. No rate refuses it, and of its tenant, as in the queue, there may be twice as many of those.
 
     Who is refused for what its tenant may take finds, after the told delay, what it needs kept for the same
     request id.
@@ -58,18 +58,14 @@ class Room:
         wait_s = self._full_queue.check(tenant, now, again=again, enters=enters)
         if wait_s is not None:
             raise QueueFull(_full(tenant, "total"), retry_after_s=wait_s)
-        if again:
-            if self._queue.full(tenant, again=True):
-                raise QueueFull(_full(tenant, "tenant"))
-            return
         held = self._accepted.of_tenant(tenant)
         if limits.max_streams:
-            wait_s = self._streams.ask(tenant, held, limits.max_streams, now, key)
+            wait_s = _no_place(self._streams, tenant, held, limits.max_streams, now, key, again)
             if wait_s is not None:
                 raise TooManyStreams(tenant, held, wait_s)
         waiting = self._queue.tenants.get(tenant)
-        size = waiting.size if waiting else 0
-        wait_s = self._waiting.ask(tenant, size, self._tenants.max_queued(tenant), now, key)
+        size, most = waiting.size if waiting else 0, self._tenants.max_queued(tenant)
+        wait_s = _no_place(self._waiting, tenant, size, most, now, key, again)
         if wait_s is not None:
             raise QueueFull(_full(tenant, "tenant"), retry_after_s=wait_s)
 
@@ -77,11 +73,12 @@ class Room:
         """The request is accepted now: it pays, or RateExceeded is raised and nothing was taken. One that was
         accepted before has paid for its prompt; what it generates from here on is charged."""
         tenant, admitted = live.waiting.tenant, live.admitted
-        output = admitted.stopping.max_new_tokens - len(admitted.resumed_token_ids)
+        brought = len(admitted.resumed_token_ids)
+        output = admitted.stopping.max_new_tokens - brought
         if again:
             self._quotas.charge(tenant, Costs(0, 0, output), self._clock())
         else:
-            costs = Costs(1, len(admitted.prompt_token_ids), output)
+            costs = Costs(1, len(admitted.prompt_token_ids) + brought, output)
             self._raise(tenant, self._quotas.take(tenant, costs, self._clock(), admitted.request_id))
         live.reserved_tokens = output if self._tenants.limits(tenant).output_tokens_per_minute else 0
         self._streams.taken(tenant, admitted.request_id)
@@ -101,6 +98,15 @@ class Room:
     def _raise(self, tenant: str, refusal: Refusal | None) -> None:
         if refusal is not None:
             raise RateExceeded(tenant, refusal.reason, refusal.wait_s)
+
+
+def _no_place(
+    line: Line, tenant: str, held: int, most: float, now: float, key: str, again: bool
+) -> float | None:
+    """As Line.ask. Of those that were accepted before there is a place for twice as many, that of new ones
+    included who were told to come again."""
+    most *= 2 if again else 1
+    return None if again and held < most else line.ask(tenant, held, most, now, key)
 
 
 def _full(tenant: str, bound: str) -> str:

@@ -95,7 +95,7 @@ class DiskMedium:
 
     def leftovers(self) -> list[str]:
         files = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
-        return sorted(set(files) - {"lock", "changes", "format-4"})
+        return sorted(set(files) - {"lock", "changes", "format-4", "secret"})
 
     def _push(self, version: Version) -> Path:
         [folder] = (self.root / "pushes").glob(f"{version.tenant}+{version.name}+{version.push.files}")

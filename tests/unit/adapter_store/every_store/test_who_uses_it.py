@@ -71,3 +71,10 @@ def test_holders_hear_what_others_tell_where_the_medium_is_fast(store: AdapterSt
     assert store.exchange("b", "two", 60.0) == {"a": "one", "b": "two"}
     assert store.exchange("a", "three", 0.0) == {"b": "two"}
     assert store.exchange("b", "", 60.0) == {}
+
+
+def test_all_who_share_a_store_have_one_secret_that_stays(store: AdapterStore, medium: Medium) -> None:
+    first = store.secret()
+    assert len(first) == 32 and store.secret() == medium.open().secret() == first
+    if isinstance(medium, DiskMedium):
+        assert (medium.root / "secret").stat().st_mode & 0o777 == 0o600

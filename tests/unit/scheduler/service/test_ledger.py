@@ -67,7 +67,7 @@ async def test_a_resumption_is_the_next_part_of_its_answer(model: Path, tmp_path
         assert (second.key, second.part, second.resumed) == (first.key, 1, 5)
         assert second.output == first.output == 12
         assert again[0].answer_id == f"{first.key}.1"
-        metadata = (("lorafleet-accepted", "true"), ("lorafleet-answer-id", again[0].answer_id))
+        metadata = (("lorafleet-answer-id", again[0].answer_id),)
         call = house.inference.GenerateStream(generate(), metadata=metadata)
         assert dict(await call.initial_metadata())["lorafleet-answer-id"] == f"{first.key}.2"
         await read(call)

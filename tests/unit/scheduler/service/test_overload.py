@@ -13,12 +13,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lorafleet.errors import ACCEPTED
+from lorafleet.errors import ANSWER_ID
 from lorafleet.v1 import inference_pb2
 from scheduler import inference_service
 from scheduler.app import POOL_THREADS
 from tests.support.services.failures import failure_of
-from tests.support.services.scheduler_house import House, generate, open_house
+from tests.support.services.scheduler_house import House, generate, open_house, read
 from tests.support.services.scheduling import until
 
 
@@ -58,19 +58,21 @@ async def test_more_than_max_admitting_are_refused_before_they_cost_anything(mod
 
 async def test_a_full_queue_refuses_before_it_tokenizes(model: Path) -> None:
     async with open_house(model, max_queued=1) as house:
+        [chunk, *_] = await read(house.inference.GenerateStream(generate()))
+        told = ((ANSWER_ID, chunk.answer_id),)
         house.fake.frozen = True
         limit = house.fake.hello.max_seats + 1
         calls = []
         for count in range(1, limit + 1):
             calls.append(house.inference.Generate(generate()))
-            await until(lambda count=count: len(house.fake.dispatches) >= min(count, limit - 1))  # type: ignore[misc]
+            await until(lambda count=count: len(house.fake.dispatches) > min(count, limit - 1))  # type: ignore[misc]
         await until(lambda: house.scheduler.dispatcher.num_live == limit)
         with busy(house):
             code, reason, delay_s = await refused(house.inference.Generate(generate()))
             assert (code, reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL") and delay_s > 0
-        calls.append(house.inference.Generate(generate(), metadata=(ACCEPTED,)))
+        calls.append(house.inference.Generate(generate(), metadata=told))
         await until(lambda: house.scheduler.dispatcher.num_live == limit + 1)
-        resumed = generate(resume=inference_pb2.Resume(seed=1))
+        resumed = generate(resume=inference_pb2.Resume(seed=1, answer_id=told[0][1]))
         code, reason, delay_s = await refused(house.inference.Generate(resumed))
         assert (code, reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL") and delay_s > 0
         house.fake.frozen = False

@@ -2,12 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from lorafleet import AsyncClient
-from lorafleet.errors import ACCEPTED
+from lorafleet.errors import ACCEPTED, ANSWER_ID
 from lorafleet.v1 import inference_pb2
 from tests.support.services.failures import Failure, failure_of
 from tests.support.services.scheduler_house import House, generate, open_house, read
@@ -38,7 +39,7 @@ def no_more_text(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         ("output_tokens_per_minute = 720", "OUTPUT_TOKEN_RATE"),
     ],
 )
-async def test_a_rate_refuses_before_anything_is_spent_and_never_what_was_accepted(
+async def test_a_rate_refuses_before_anything_is_spent(
     limits: str, reason: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A burst is one request."""
@@ -52,19 +53,96 @@ async def test_a_rate_refuses_before_anything_is_spent_and_never_what_was_accept
             failure = await refused(house.inference.Generate(generate(request_id="second")))
         assert (failure.code, failure.reason) == ("RESOURCE_EXHAUSTED", reason)
         assert failure.retry_s is not None and failure.retry_s > 0
-        resumed = generate(request_id="lost", resume=inference_pb2.Resume(seed=1))
-        calls = [
-            house.inference.Generate(resumed),
-            house.inference.Generate(generate(request_id="other"), metadata=(ACCEPTED,)),
-        ]
-        await until(lambda: house.scheduler.dispatcher.num_live == 3)
         house.fake.frozen = False
-        await asyncio.gather(first, *calls)
+        await first
         refusals = house.scheduler._registry.get_sample_value(
             "lorafleet_scheduler_refusals_total",
             {"code": "RESOURCE_EXHAUSTED", "reason": reason, "method": "/lorafleet.v1.Inference/Generate"},
         )
         assert refusals == 1
+
+
+async def lost(house: House) -> str:
+    """The answer_id of a request that was accepted, and whose client is gone."""
+    house.fake.frozen = True
+    stream = house.inference.GenerateStream(generate(request_id="mine"))
+    told = str(dict(await stream.initial_metadata())[ANSWER_ID])
+    stream.cancel()
+    await until(lambda: house.scheduler.dispatcher.num_live == 0)
+    house.fake.frozen = False
+    return told
+
+
+async def again(
+    house: House, told: str, request_id: str = "mine", **fields: Any
+) -> inference_pb2.GenerateResponse:
+    request = generate(request_id=request_id, **fields)
+    answer = await house.inference.Generate(request, metadata=(ACCEPTED, (ANSWER_ID, told)))
+    assert isinstance(answer, inference_pb2.GenerateResponse)
+    return answer
+
+
+async def test_what_was_accepted_goes_on_elsewhere_whatever_the_quota(model: Path, tmp_path: Path) -> None:
+    """Of one burst. At another scheduler of the same store, too, and at one that was started later."""
+    file = tenants_file(tmp_path, "requests_per_minute = 1")
+    async with open_house(model, tenants_file=file) as other:
+        async with open_house(model, tenants_file=file) as house:
+            told = await lost(house)
+            assert (await refused(house.inference.Generate(generate()))).reason == "REQUEST_RATE"
+            assert (await again(house, told)).answer_id == f"{told.partition('.')[0]}.1"
+        await other.inference.Generate(generate())
+        assert (await refused(other.inference.Generate(generate()))).reason == "REQUEST_RATE"
+        assert (await again(other, told)).token_ids
+    async with open_house(model, tenants_file=file) as later:
+        await later.inference.Generate(generate())
+        resume = inference_pb2.Resume(seed=1, answer_id=told)
+        assert (await later.inference.Generate(generate(request_id="mine", resume=resume))).token_ids
+        await again(later, told)
+        await again(later, told)
+        assert (await refused(again(later, told))).reason == "REQUEST_RATE"  # It has been paid for once.
+
+
+async def test_what_only_says_that_it_was_accepted_is_a_new_request(model: Path, tmp_path: Path) -> None:
+    """As long as there is a quota for one, it is let in, and gets a name of its own."""
+    file = tenants_file(tmp_path, "requests_per_minute = 1\nburst_seconds = 120")
+    async with open_house(model, tenants_file=file) as house:
+        told = await lost(house)
+        key, part = told.split(".")
+        assert (await again(house, told, "other")).answer_id[: len(key)] != key
+        forged = key[:-1] + ("0" if key[-1] != "0" else "1")
+        for call in (
+            house.inference.Generate(generate(), metadata=(ACCEPTED,)),
+            house.inference.Generate(generate(request_id="mine", resume=inference_pb2.Resume(seed=1))),
+            again(house, f"{forged}.{part}"),
+            again(house, told, "other"),
+            again(house, told, text="The quick brown"),
+            again(house, told, max_new_tokens=50),
+        ):
+            assert (await refused(call)).reason == "REQUEST_RATE"
+        assert (await again(house, told)).token_ids
+
+
+async def test_what_a_client_says_to_have_got_is_charged_as_its_prompt(model: Path, tmp_path: Path) -> None:
+    file = tenants_file(tmp_path, "prompt_tokens_per_minute = 20\nburst_seconds = 60")
+    async with open_house(model, tenants_file=file) as house:
+        resume = inference_pb2.Resume(seed=1, output_token_ids=[5] * 40)
+        await house.inference.Generate(generate(max_new_tokens=41, resume=resume))
+        failure = await refused(house.inference.Generate(generate()))
+        assert failure.reason == "PROMPT_TOKEN_RATE" and failure.retry_s is not None and failure.retry_s > 60
+
+
+async def test_of_what_was_accepted_there_are_twice_as_many_streams(model: Path, tmp_path: Path) -> None:
+    async with open_house(model, tenants_file=tenants_file(tmp_path, "max_streams = 1")) as house:
+        told = await lost(house)
+        house.fake.frozen = True
+        calls = [asyncio.ensure_future(house.inference.Generate(generate()))]
+        await until(lambda: house.scheduler.dispatcher.num_live == 1)
+        assert (await refused(house.inference.Generate(generate()))).reason == "TOO_MANY_STREAMS"
+        calls.append(asyncio.ensure_future(again(house, told)))
+        await until(lambda: house.scheduler.dispatcher.num_live == 2)
+        assert (await refused(again(house, told))).reason == "TOO_MANY_STREAMS"
+        house.fake.frozen = False
+        assert all(answer.token_ids for answer in await asyncio.gather(*calls))
 
 
 async def test_what_an_answer_did_not_use_is_given_back(model: Path, tmp_path: Path) -> None:
