@@ -40,6 +40,8 @@ from lorafleet.v1 import common_pb2
 _DETAILS_KEY = "grpc-status-details-bin"
 ACCEPTED = ("lorafleet-accepted", "true")
 """Metadata that a server begins a stream with, and that a call which asks for the same answer again has."""
+REQUEST_ID = "lorafleet-request-id"
+"""Metadata of a call: the request's own id, by which it is known before anything of it is read."""
 ANSWER_ID = "lorafleet-answer-id"
 """Beside it, the server's own name for the answer."""
 

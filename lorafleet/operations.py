@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from lorafleet import requests, results, wire
-from lorafleet.errors import ACCEPTED, ANSWER_ID
+from lorafleet.errors import ACCEPTED, ANSWER_ID, REQUEST_ID
 from lorafleet.v1 import fleet_pb2, inference_pb2
 
 T = TypeVar("T")
@@ -43,13 +43,16 @@ def generate(
 ) -> Operation[inference_pb2.GenerateChunk]:
     """A stream of chunks as they are; lorafleet/answer.py folds them. again: a server had accepted it, and
     had named its answer answer_id, if it names any."""
-    named = ((ANSWER_ID, answer_id),) if answer_id else ()
+    request_id = request.request_id
+    metadata = ((REQUEST_ID, request_id),) if request_id.isascii() and request_id.isprintable() else ()
+    if again:
+        metadata += (ACCEPTED, *(((ANSWER_ID, answer_id),) if answer_id else ()))
     return Operation(
         "/lorafleet.v1.Inference/GenerateStream",
         request,
         inference_pb2.GenerateChunk,
         lambda chunk: chunk,
-        metadata=(ACCEPTED, *named) if again else (),
+        metadata=metadata,
     )
 
 

@@ -24,7 +24,7 @@ from lorafleet.v1 import (
     inference_pb2,
     inference_pb2_grpc,
 )
-from scheduler.adapters.calls import MAX_TRANSFERS, Backends, Limits
+from scheduler.adapters.calls import MAX_TRANSFERS, Backends, Limits, held_listings
 from scheduler.adapters.ingest import Ingest, PushLimits
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
@@ -56,7 +56,6 @@ from scheduler.metrics import Metrics
 from scheduler.pace import Pace
 from scheduler.stream_writer import StreamWriter
 from scheduler.tenants.exchange import Exchange
-from scheduler.tenants.held import Held
 from scheduler.tenants.limits import TenantLimits
 from scheduler.tenants.quotas import Quotas
 from scheduler.tenants.sharing import Sharing
@@ -78,7 +77,6 @@ SERVICES = (
 )
 INFERENCE, ADAPTERS, FLEET = (service.full_name for service in SERVICES)
 POOL_THREADS = 8
-MAX_LISTINGS = 6  # At once: of these threads some are left for everybody else.
 READINESS_POLL_S = 0.1
 DEMAND_INTERVAL_S = 1.0
 
@@ -246,7 +244,7 @@ class Scheduler:
         rates, each = PeerRates(self.config.max_peer_calls), self._tenants.each
         door = Door(doorkeeper, LIMITS, rates, body_share=each("max_heavy_bytes"))
         handlers = Handlers(self._server, door)
-        listings = Held("TOO_MANY_LISTINGS", "listings", MAX_LISTINGS, each("max_listings"))
+        listings = held_listings(each("max_listings"))
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
                 self._admission,

@@ -195,12 +195,15 @@ class QueueFull(RetryableError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "QUEUE_FULL"
 
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+
 
 class TooManyStreams(RetryableError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "TOO_MANY_STREAMS"
 
-    def __init__(self, tenant: str, held: int, retry_after_s: float | None = None) -> None:
+    def __init__(self, tenant: str, held: int, retry_after_s: float) -> None:
         super().__init__(
             f"tenant {tenant!r} has {held} requests, as many as it may have at once (max_streams)",
             retry_after_s=retry_after_s,

@@ -3,22 +3,23 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import cast
 
 import grpc
 
+from lorafleet.doors.held import Held
 from lorafleet.v1 import fleet_pb2, fleet_pb2_grpc
 from scheduler import audit
 from scheduler.admission.identity import OPERATE
 from scheduler.admission.lookup import require
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.queue import Queue
-from scheduler.errors import InvalidRequest
+from scheduler.errors import InvalidRequest, TooMuchHeld
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState
 from scheduler.rpc_errors import translate_errors
-from scheduler.tenants.held import Held
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ LEAST_INTERVAL_MS = 100
 MAX_WATCHES, MAX_TENANT_WATCHES = 64, 16
 POLL_S = 0.05
 MAX_QUEUES = 32
+_TOO_MANY = partial(TooMuchHeld, "TOO_MANY_WATCHES")
 ON_TRIAL = "a request that was in flight at crashes of executors has it for itself until its first token"
 
 
@@ -38,7 +40,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, dispatcher: Dispatcher, max_watches: Callable[[str], int] = lambda tenant: MAX_TENANT_WATCHES
     ) -> None:
         self._dispatcher = dispatcher
-        self._held = Held("TOO_MANY_WATCHES", "watches and drains of the fleet", MAX_WATCHES, max_watches)
+        self._held = Held("watches and drains of the fleet", MAX_WATCHES, _TOO_MANY, max_watches)
         self._picture = _Picture(dispatcher)
 
     @translate_errors

@@ -9,6 +9,7 @@ import grpc
 
 from adapter_store import AdapterStore, ModelSpec
 from lorafleet.doors import message_is_done
+from lorafleet.doors.held import Held
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler import audit
 from scheduler.admission.admission import Admission
@@ -21,7 +22,6 @@ from scheduler.metrics import Metrics
 from scheduler.model_listing import list_models
 from scheduler.rpc_errors import translate_errors
 from scheduler.stream_writer import StreamWriter, usage
-from scheduler.tenants.held import Held
 
 # A whole answer is put together so many times a second: nobody waits for its parts.
 _WHOLE_EVERY_S = 0.25

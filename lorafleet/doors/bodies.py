@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+from lorafleet.doors.held import Held
 from lorafleet.doors.refusals import TooManyMessages
 
 Message = TypeVar("Message")
@@ -23,23 +23,16 @@ class Bodies:
     have one of any size, while it has room in all: parsed, a message may have several times its bytes."""
 
     def __init__(self, max_bytes: int, share: Callable[[str], int] | None = None) -> None:
-        self._max = max_bytes
-        self._share = share or (lambda caller: max_bytes // 2)
-        self._held = Counter[str]()  # By caller; no one of them is 0.
+        share = share or (lambda caller: max_bytes // 2)
+        self._held = Held("bytes of large messages that are worked on", max_bytes, TooManyMessages, share)
         self._parsing = asyncio.Lock()
 
-    def take(self, caller: str, num_bytes: int) -> None:
+    def take(self, caller: str, num_bytes: int, key: str = "") -> None:
         """To be given back. Raises TooManyMessages."""
-        held, own = self._held.total(), self._held[caller]
-        share = self._share(caller) or self._max
-        if (held and held + num_bytes > self._max) or (own and own + num_bytes > share):
-            raise TooManyMessages("the large messages that are worked on leave no room for this one")
-        self._held[caller] += num_bytes
+        self._held.take(caller, num_bytes, key)
 
     def give_back(self, caller: str, num_bytes: int) -> None:
-        self._held[caller] -= num_bytes
-        if not self._held[caller]:
-            del self._held[caller]
+        self._held.give_back(caller, num_bytes)
 
     @asynccontextmanager
     async def parsing(self) -> AsyncIterator[None]:
@@ -63,11 +56,14 @@ class Body:
         self._caller, self._num_bytes = "", 0
         _BODY.set(self)
 
-    async def parsed(self, caller: str, raw: bytes, parse: Callable[[bytes], Message]) -> Message:
-        """Raises TooManyMessages, and what `parse` does."""
+    async def parsed(
+        self, caller: str, raw: bytes, parse: Callable[[bytes], Message], key: str = ""
+    ) -> Message:
+        """`key` is by what the call is known when it comes again. Raises TooManyMessages, and what `parse`
+        does."""
         if len(raw) < LARGE:
             return parse(raw)
-        self._bodies.take(caller, len(raw))
+        self._bodies.take(caller, len(raw), key)
         self._caller, self._num_bytes = caller, len(raw)
         async with self._bodies.parsing():
             return parse(raw)

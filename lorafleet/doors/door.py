@@ -8,7 +8,7 @@ in the window that HTTP/2 has for it, and is dropped with the call.
 import asyncio
 import inspect
 import logging
-from collections import Counter
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ import grpc
 
 from lorafleet.doors.bodies import Bodies, Body
 from lorafleet.doors.errors import let_go
+from lorafleet.doors.held import Held
 from lorafleet.doors.peers import PeerRates, host
 from lorafleet.doors.refusals import (
     InvalidMessage,
@@ -29,11 +30,13 @@ from lorafleet.doors.refusals import (
     TooManyCalls,
 )
 from lorafleet.doors.turns import ShortTurns, Turns
+from lorafleet.errors import REQUEST_ID
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_MOST_KEY = 128  # Characters, as of a request_id.
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 
@@ -100,7 +103,8 @@ class Door:
         self._open = open_services
         self._turns = Turns(limits.at_once)
         self._short_turns = ShortTurns(limits.open_at_once)
-        self._open_calls = Counter[str]()  # By address; no one of them is 0.
+        what, share = "calls that do not end, or whose answers are not read,", limits.open_calls
+        self._open_calls = Held(what, math.inf, TooManyCalls, lambda address: share)  # By address.
         self._bodies = Bodies(limits.body_bytes, body_share)
 
     def wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler | None:
@@ -133,7 +137,7 @@ class Door:
     def check_rate(self, context: grpc.aio.ServicerContext) -> None:
         """Raises TooManyCalls."""
         if self._rates:
-            self._rates.take(host(context.peer()))
+            self._rates.take(host(context.peer()), key_of(context))
 
     def who(self, context: grpc.aio.ServicerContext) -> str:
         """Raises what the house does."""
@@ -141,7 +145,7 @@ class Door:
 
     async def read(self, context: grpc.aio.ServicerContext, caller: str) -> bytes:
         """The one message of a call, which may be large or slow: it takes a turn. Raises Refused."""
-        await self._turns.take(caller)
+        await self._turns.take(caller, key_of(context))
         try:
             async with asyncio.timeout(self._limits.message_s):
                 return await _only_message(context)
@@ -153,8 +157,8 @@ class Door:
     async def read_openly(self, context: grpc.aio.ServicerContext) -> bytes:
         """The same from someone who need not say who they are. Raises Refused."""
         address = host(context.peer())
-        if self._open_calls[address] >= self._limits.open_calls:
-            raise TooManyCalls("calls of this address do not end, or their answers are not read")
+        if not self._open_calls.lets_in(address):
+            raise self._open_calls.refused(address)
         try:
             async with asyncio.timeout(self._limits.message_s) as reading:
                 try:
@@ -164,14 +168,9 @@ class Door:
                     self._short_turns.end(reading)
         except TimeoutError:
             raise SlowMessage("the message did not come in time, or gave way to others") from None
-        self._open_calls[address] += 1
-        context.add_done_callback(lambda _: self._is_over(address))
+        self._open_calls.take(address)
+        context.add_done_callback(lambda _: self._open_calls.give_back(address))
         return message
-
-    def _is_over(self, address: str) -> None:
-        self._open_calls[address] -= 1
-        if not self._open_calls[address]:
-            del self._open_calls[address]
 
     def tell(self, context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
         self._house.refused(context, method, error)
@@ -183,6 +182,11 @@ class Door:
         except grpc.aio.InternalError:
             logger.debug("a call ended before its status could be told", exc_info=True)
             raise asyncio.CancelledError from error
+
+
+def key_of(context: grpc.aio.ServicerContext) -> str:
+    """By what a call is known that comes again, "" where it does not say."""
+    return str(dict(context.invocation_metadata() or ()).get(REQUEST_ID, ""))[:_MOST_KEY]
 
 
 async def _only_message(context: grpc.aio.ServicerContext) -> bytes:
@@ -270,12 +274,13 @@ class _Guarded:
         if self._is_open:
             return self._message(await door.read_openly(context))
         caller = door.who(context)
-        return await body.parsed(caller, await door.read(context, caller), self._message)
+        raw = await door.read(context, caller)
+        return await body.parsed(caller, raw, self._message, key_of(context))
 
     async def _turn(self, turns: Turns, context: grpc.aio.ServicerContext) -> str:
         """Whose it is."""
         caller = self._door.who(context)
-        await turns.take(caller)
+        await turns.take(caller, key_of(context))
         return caller
 
     async def _messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:

@@ -39,13 +39,19 @@ class SlowMessage(Refused):
     reason = "SLOW_MESSAGE"
 
 
-class TooManyMessages(Refused):
+class Exhausted(Refused):
+    """Never raised itself: what passes."""
+
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TooManyMessages(Exhausted):
     reason = "TOO_MANY_MESSAGES"
-    retry_after_s = 1.0
 
 
-class TooManyCalls(Refused):
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+class TooManyCalls(Exhausted):
     reason = "TOO_MANY_CALLS"
-    retry_after_s = 1.0

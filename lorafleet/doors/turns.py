@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter, deque
 
+from lorafleet.doors.held import Held
 from lorafleet.doors.refusals import TooManyMessages
 
 GRACE_S = 0.01
+_TOO_MANY_WAIT = "too many calls wait until their messages can be read"
 LOOKS = 4  # At a line that does not move, before those in it are refused.
 
 
@@ -20,55 +22,43 @@ class Turns:
     def __init__(self, at_once: int, max_waiting: int = 4096, wait_s: float = 2.0) -> None:
         """Who waits is refused when no one of the same caller has had a turn for `wait_s`. Of `max_waiting`
         half at most are of one caller."""
-        self._free = at_once
-        self._share = max(1, at_once // 2)
+        share = max(1, at_once // 2)
+        self._taken = Held("messages on their way", at_once, TooManyMessages, lambda caller: share)
         self._max_waiting = max_waiting
         self._wait_s = wait_s
-        self._taken = Counter[str]()
         self._line: dict[str, deque[asyncio.Future[None]]] = {}  # By caller; no one of them is empty.
         self._moved = Counter[str]()  # Turns that came to those in each line.
         self.num_waiting = 0
 
-    async def take(self, caller: str) -> None:
-        """To be given back. Raises TooManyMessages when nobody gets one any more, or too many wait."""
-        if self._has_room(caller) and caller not in self._line:
-            self._take(caller)
-        else:
-            await self._wait(caller)
+    async def take(self, caller: str, key: str = "") -> None:
+        """To be given back. Raises TooManyMessages when nobody gets one any more, or too many wait; `key` is
+        by what it is known when it comes again."""
+        if not self._taken.enter(caller, key=key):
+            await self._wait(caller, key)
 
     def give_back(self, caller: str) -> None:
-        self._free += 1
-        self._taken[caller] -= 1
-        if not self._taken[caller]:
-            del self._taken[caller]
+        self._taken.give_back(caller)
         for waiting in list(self._line):
-            if not self._has_room(waiting):
+            if not self._taken.lets_in(waiting):
                 continue
             line = self._line.pop(waiting)
             turn = line.popleft()
             if line:
                 self._line[waiting] = line  # Behind all others now.
-            self._take(waiting)
+            self._taken.enter(waiting)
             self._moved[waiting] += 1
             turn.set_result(None)
             return
 
-    def _has_room(self, caller: str) -> bool:
-        return self._free > 0 and self._taken[caller] < self._share
-
-    def _take(self, caller: str) -> None:
-        self._free -= 1
-        self._taken[caller] += 1
-
-    async def _wait(self, caller: str) -> None:
+    async def _wait(self, caller: str, key: str) -> None:
         own = len(self._line.get(caller, ()))
         if self.num_waiting >= self._max_waiting or own >= max(1, self._max_waiting // 2):
-            raise TooManyMessages("too many calls wait until their messages can be read")
+            raise self._taken.refused(caller, key=key, message=_TOO_MANY_WAIT)
         turn = asyncio.get_running_loop().create_future()
         self._line.setdefault(caller, deque()).append(turn)
         self.num_waiting += 1
         try:
-            await self._come(caller, turn)
+            await self._come(caller, turn, key)
         except BaseException:
             if turn.done():
                 self.give_back(caller)  # It came at that very moment.
@@ -77,16 +67,15 @@ class Turns:
             self.num_waiting -= 1
             self._leave(caller, turn)
 
-    async def _come(self, caller: str, turn: asyncio.Future[None]) -> None:
+    async def _come(self, caller: str, turn: asyncio.Future[None], key: str) -> None:
         """Looks are counted, not time: while this process itself does not run, no line can move."""
         looks, seen = 0, self._moved[caller]
         while not turn.done():
             await asyncio.wait([turn], timeout=self._wait_s / LOOKS)
             looks, seen = looks + 1 if self._moved[caller] == seen else 0, self._moved[caller]
             if looks > LOOKS and not turn.done():
-                raise TooManyMessages(
-                    f"no message came to its end for {self._wait_s:g} s: too many large or slow ones are sent"
-                )
+                why = f"too many large or slow messages are sent: none came to its end for {self._wait_s:g} s"
+                raise self._taken.refused(caller, key=key, message=why)
 
     def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
         """Out of the line, where it still stands in one."""
@@ -166,7 +155,9 @@ class ShortTurns:
         if not line:
             del self._line[caller]
         if not turn.done():
-            turn.set_exception(TooManyMessages("too many calls wait until their messages can be read"))
+            # It is the newest of its caller's when it comes again, and first once all others had a turn.
+            retry_after_s = max(0.1, 2 * GRACE_S * len(self._line))
+            turn.set_exception(TooManyMessages(_TOO_MANY_WAIT, retry_after_s=retry_after_s))
 
     def _leave(self, caller: str, reading: asyncio.Timeout, turn: asyncio.Future[None]) -> None:
         """Out of the line, where it still stands in one."""

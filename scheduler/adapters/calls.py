@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import grpc
 
 import adapter_store
 from adapter_store import AdapterStore, ModelSpec, Ref, Summary, Version, VersionState
+from lorafleet.doors.held import Held
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler import audit
@@ -24,11 +26,11 @@ from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import find_version, parse_ref, require
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
-from scheduler.errors import AdapterNotFound
-from scheduler.tenants.held import Held
+from scheduler.errors import AdapterNotFound, TooMuchHeld
 
 MAX_PUSH_BYTES = 8 * 1024**3
 MAX_TRANSFERS, MAX_TENANT_TRANSFERS = 8, 4
+MAX_LISTINGS = 5  # At once, 7 for moments (Held): of the pool's 8 threads some are left for others.
 DELETE_GRACE_S = 60.0
 PAGE = 1000
 
@@ -63,6 +65,12 @@ class Limits:
     delete_grace_s: float = DELETE_GRACE_S
 
 
+def held_listings(share: Callable[[str], int]) -> Held:
+    """For calls that read all of a tenant."""
+    too_many = partial(TooMuchHeld, "TOO_MANY_LISTINGS")
+    return Held("listings", MAX_LISTINGS, too_many, share)
+
+
 class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
     """A cancelled call leaves its thread to finish."""
 
@@ -82,9 +90,9 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         self._awake = backends.awake
         self._storing: set[asyncio.Task[Pushed]] = set()
         self._transferring = Held(
-            "TOO_MANY_TRANSFERS",
             "adapters that are pushed, pulled or verified",
             limits.max_transfers,
+            partial(TooMuchHeld, "TOO_MANY_TRANSFERS"),
             limits.tenant_transfers,
         )
 

@@ -10,12 +10,13 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from scheduler.tenants.held import Held
+from lorafleet.doors.held import Held
+from scheduler.errors import TooMuchHeld
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,8 @@ class Spool:
         folder = Path(tempfile.gettempdir()) if parent is None else parent
         _sweep(folder)
         self._lock, self.folder = _locked_folder(folder)
-        self._bytes = Held("SPOOL_FULL", "bytes of pushes and pulls under way", most, share)
-
+        full, what = partial(TooMuchHeld, "SPOOL_FULL"), "bytes of pushes and pulls under way"
+        self._bytes = Held(what, most, full, share, beyond=1.0)
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="transfers")
 
     def place(self, tenant: str) -> "Place":
@@ -58,7 +59,6 @@ class Place:
         self._tenant = tenant
         self._held = held
         self._num_bytes = 0
-        self._began = time.monotonic()
 
     def take(self, num_bytes: int) -> None:
         """Before so much more is written. Raises TooMuchHeld."""
@@ -68,7 +68,6 @@ class Place:
     def give_back(self) -> None:
         """Its bytes. The folder goes, too, if it is there still."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._held.lasted(time.monotonic() - self._began)
         self._held.give_back(self._tenant, self._num_bytes)
 
 

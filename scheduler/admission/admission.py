@@ -5,15 +5,14 @@ import codecs
 import hashlib
 import secrets
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import adapter_store
 from adapter_store import InvalidRef, ModelSpec, Ref, Version
+from lorafleet.doors.held import Held
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.admission import validation
 from scheduler.admission.identity import INFER, Identity
@@ -84,8 +83,7 @@ class Admission:
         self._spec = spec
         self._max_model_len = max_model_len
         self._pool = pool
-        self._max_admitting = max_admitting
-        self._admitting = Counter[str]()  # By tenant; no one of them is 0.
+        self._admitting = Held("requests under check", max_admitting, QueueFull, first=2.0)
         self._fitting: set[str] = set()  # Digests.
         self._texts = TextThreads(pool)
         self.templates = ChatTemplates(
@@ -107,7 +105,7 @@ class Admission:
         Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable,
         QueueFull.
         """
-        with self._one_more(identity.tenant):
+        with self._admitting.one(identity.tenant, request.request_id):
             return await self._admit(request, identity, one_message)
 
     async def _admit(
@@ -168,7 +166,7 @@ class Admission:
         self, request: inference_pb2.TokenizeRequest, identity: Identity
     ) -> tuple[tuple[int, ...], list[str]]:
         """The prompt's token ids, and each token as the vocabulary writes it. Raises as admit does."""
-        with self._one_more(identity.tenant):
+        with self._admitting.one(identity.tenant):
             validation.check_prompt_form(request)
             version = None
             if request.HasField("adapter"):
@@ -180,17 +178,6 @@ class Admission:
                 len(ids), lambda: [*map(self._tokenizer.token, ids)], identity.tenant
             )
             return ids, written
-
-    @contextmanager
-    def _one_more(self, tenant: str) -> Iterator[None]:
-        under_check = self._admitting.total()
-        if under_check >= self._max_admitting * (1 if self._admitting[tenant] else 2):
-            raise QueueFull(f"{under_check} requests are under check already")
-        self._admitting[tenant] += 1
-        try:
-            yield
-        finally:
-            self._admitting -= Counter({tenant: 1})
 
     async def close(self) -> None:
         """Ends the worker processes of chat templates, and the thread of long texts."""
@@ -259,6 +246,7 @@ class Admission:
         version: Version | None,
         tenant: str,
     ) -> tuple[int, ...]:
+        key = request.request_id if isinstance(request, inference_pb2.GenerateRequest) else ""
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
             ids: Sequence[int] = request.token_ids.ids
         elif request.HasField("chat"):
@@ -268,10 +256,10 @@ class Admission:
             template, tokens = None, dict[str, str]()
             if version is not None:
                 template, tokens = version.manifest.chat_template, dict(version.manifest.text.special_tokens)
-            text = await self.templates.render(messages, template, tokens, tenant=tenant)
-            ids = await self._encode(text, tenant, special=False)
+            text = await self.templates.render(messages, template, tokens, tenant=tenant, key=key)
+            ids = await self._encode(text, tenant, key, special=False)
         else:
-            ids = await self._encode(request.text, tenant, special=True)
+            ids = await self._encode(request.text, tenant, key, special=True)
         if not ids:
             raise InvalidRequest("prompt", "has no tokens; at least one is needed")
         if len(ids) >= self.max_model_len:
@@ -280,12 +268,13 @@ class Admission:
         validation.check_token_ids(prompt, self._spec.vocab_size, "token_ids.ids")
         return prompt
 
-    async def _encode(self, text: str, tenant: str, *, special: bool) -> list[int]:
+    async def _encode(self, text: str, tenant: str, key: str, *, special: bool) -> list[int]:
         """A text that cannot fit is refused before it costs anything."""
         if not self._tokenizer.may_have_fewer(text, self.max_model_len):
             raise self._too_long(f"has {len(text)} characters")
         encode = self._tokenizer.encode
-        return await self._texts.run(len(text), lambda: encode(text, add_special_tokens=special), tenant)
+        work = partial(encode, text, add_special_tokens=special)
+        return await self._texts.run(len(text), work, tenant, key)
 
     def _too_long(self, has: str) -> InvalidRequest:
         limit = self.max_model_len
@@ -301,7 +290,8 @@ class Admission:
             return ""
         text = request.text
         if not request.HasField("text"):
-            text = await self._texts.run(len(prompt), lambda: self._text_of(prompt), tenant)
+            work = partial(self._text_of, prompt)
+            text = await self._texts.run(len(prompt), work, tenant, request.request_id)
         validation.check_echo(text)
         return text
 

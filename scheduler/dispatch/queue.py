@@ -40,7 +40,7 @@ class Queue:
         # Whether a lane waits for more than a seat: the policy says.
         self.is_blocked: Callable[[Lane], bool] = lambda lane: False
         self.lengths: tuple[int, ...] = ()  # What `Needs.max_length` is rounded up to, sorted.
-        self._max_total = max_total
+        self.max_total = max_total
         self._most_of = max_per_tenant if callable(max_per_tenant) else lambda tenant: max_per_tenant
         self._price = prompt_token_price
         self._aging_s = priority_aging_s
@@ -135,7 +135,7 @@ class Queue:
 
     def full(self, tenant: str, *, again: bool = False) -> Literal["total", "tenant"] | None:
         """The bound that leaves no room for a request of the tenant: twice as high if it comes `again`."""
-        if len(self._requests) >= self._max_total * (1 + again):
+        if len(self._requests) >= self.max_total * (1 + again):
             return "total"
         waiting = self._tenants.get(tenant)
         return "tenant" if waiting and waiting.size >= self._most_of(tenant) * (1 + again) else None

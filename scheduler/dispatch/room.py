@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from lorafleet.doors.places import Line
 from lorafleet.v1 import inference_pb2
 from scheduler.admission.asked import costs_of
 from scheduler.dispatch.estimates.full_queue import FullQueue
@@ -9,7 +10,6 @@ from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.queue import Queue
 from scheduler.errors import QueueFull, RateExceeded, TooManyStreams
-from scheduler.tenants.places import Line
 from scheduler.tenants.quotas import Quotas
 from scheduler.tenants.rates import Costs, Refusal
 from scheduler.tenants.tenants import Tenants
@@ -55,7 +55,7 @@ class Room:
     def check_places(self, tenant: str, key: str, *, again: bool, enters: bool = False) -> None:
         """`key` is the request's id; it may be about to enter. Raises QueueFull, TooManyStreams."""
         limits, now = self._tenants.limits(tenant), self._clock()
-        wait_s = self._full_queue.check(tenant, now, again=again, enters=enters)
+        wait_s = self._full_queue.check(tenant, key, now, again=again, enters=enters)
         if wait_s is not None:
             raise QueueFull(_full(tenant, "total"), retry_after_s=wait_s)
         held = self._accepted.of_tenant(tenant)
@@ -81,8 +81,8 @@ class Room:
             costs = Costs(1, len(admitted.prompt_token_ids) + brought, output)
             self._raise(tenant, self._quotas.take(tenant, costs, self._clock(), admitted.request_id))
         live.reserved_tokens = output if self._tenants.limits(tenant).output_tokens_per_minute else 0
-        self._streams.taken(tenant, admitted.request_id)
-        self._waiting.taken(tenant, admitted.request_id)
+        for line in (self._streams, self._waiting):
+            line.taken(tenant, admitted.request_id, self._clock())
 
     def ended(self, live: LiveRequest) -> None:
         """Gives back what its answer did not use."""
@@ -90,7 +90,7 @@ class Room:
         if live.reserved_tokens:
             produced = len(live.progress.output) - len(live.admitted.resumed_token_ids)
             self._quotas.give_back(tenant, live.reserved_tokens - produced)
-        self._full_queue.left()
+        self._full_queue.left(now)
         self._streams.ended(tenant, self._accepted.of_tenant(tenant) + 1, now)
         if waiting := self._queue.tenants.get(tenant):  # As one ends, one of those that wait goes on.
             self._waiting.ended(tenant, waiting.size, now)
@@ -103,10 +103,10 @@ class Room:
 def _no_place(
     line: Line, tenant: str, held: int, most: float, now: float, key: str, again: bool
 ) -> float | None:
-    """As Line.ask. Of those that were accepted before there is a place for twice as many, that of new ones
+    """As Places.ask. Of those that were accepted before there is a place for twice as many, that of new ones
     included who were told to come again."""
     most *= 2 if again else 1
-    return None if again and held < most else line.ask(tenant, held, most, now, key)
+    return None if again and held < most else line.of(tenant).ask(held, most, now, key)
 
 
 def _full(tenant: str, bound: str) -> str:

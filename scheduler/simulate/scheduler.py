@@ -175,7 +175,7 @@ class Scheduler:
         if not self.index.may_ever_run(self.queue.needs(waiting)):
             self._ended(record, End.UNFIT)
             return record
-        record.retry_after_s = self._full_queue.check(asked.tenant, now, enters=True)
+        record.retry_after_s = self._full_queue.check(asked.tenant, asked.request_id, now, enters=True)
         if record.retry_after_s is not None or self.queue.full(asked.tenant) == "tenant":
             self._ended(record, End.FULL)
             return record
@@ -215,7 +215,7 @@ class Scheduler:
 
     def _left(self, waiting: Waiting) -> None:
         """The queue, for the first time."""
-        self._full_queue.left()
+        self._full_queue.left(self.clock.now)
         self._watcher.left(waiting)
 
     def _put_back(self, record: Record) -> None:

@@ -21,8 +21,8 @@ kept for it. Nobody is let in who would break such a promise.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from lorafleet.doors.promises import Promises
 from scheduler.tenants.limits import TenantLimits
-from scheduler.tenants.promises import Promises
 
 REASONS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE")
 _NEARLY = 1e-6  # Of a token: what floats lose.

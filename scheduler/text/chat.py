@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
-from scheduler.errors import InvalidRequest
-from scheduler.tenants.held import Held
+from lorafleet.doors.held import Held
+from scheduler.errors import InvalidRequest, TooMuchHeld
 from scheduler.text.template import (
     FRAME_HEADER,
     READY,
@@ -36,7 +37,7 @@ MAX_WORKERS = 2
 NO_TOKENS: Mapping[str, str] = {}
 MAX_CALLS, MAX_TENANT_CALLS = 1024, 256  # That have a worker or wait for one.
 
-
+_TOO_MANY = partial(TooMuchHeld, "TOO_MANY_TEMPLATES")
 _KINDS = {kind.__name__: kind for kind in (TemplateFailed, InvalidTemplate, RefusedConversation)}
 
 
@@ -64,7 +65,7 @@ class ChatTemplates:
         self._cpu_limit_s = cpu_limit_s
         self._wall_limit_s = wall_limit_s
         self._turns = TemplateTurns(MAX_WORKERS)
-        self._calls = Held("TOO_MANY_TEMPLATES", "chats with templates of adapters", MAX_CALLS, max_calls)
+        self._calls = Held("chats with templates of adapters", MAX_CALLS, _TOO_MANY, max_calls)
         self._idle: list[_Worker] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._begun = False
@@ -76,13 +77,16 @@ class ChatTemplates:
         adapter_tokens: Mapping[str, str] = NO_TOKENS,
         *,
         tenant: str = "",
+        key: str = "",
     ) -> str:
         """The prompt by the adapter's template or else the model's. `adapter_tokens` are special tokens of
-        the adapter's own, in place of the model's of these names. `tenant` asks for it. Raises
-        InvalidRequest, TooMuchHeld."""
+        the adapter's own, in place of the model's of these names. `tenant` asks for it, with
+        a request of this key. Raises InvalidRequest, TooMuchHeld."""
         try:
             if adapter_template is not None:
-                return await self.render_apart(adapter_template, messages, adapter_tokens, tenant=tenant)
+                return await self.render_apart(
+                    adapter_template, messages, adapter_tokens, tenant=tenant, key=key
+                )
             if self._base_template is None:
                 raise InvalidRequest("chat", "the model has no chat template; send text or token ids")
             loop = asyncio.get_running_loop()
@@ -103,12 +107,13 @@ class ChatTemplates:
         adapter_tokens: Mapping[str, str] = NO_TOKENS,
         *,
         tenant: str = "",
+        key: str = "",
     ) -> str:
         """The prompt by a template that nobody vouches for. Raises TemplateFailed, of the kind that it is,
         and TooMuchHeld."""
         tokens = {**self._special_tokens, **adapter_tokens}
         job = json.dumps({"template": template, "messages": messages, "special_tokens": tokens}).encode()
-        with self._calls.one(tenant):
+        with self._calls.one(tenant, key):
             await self._turns.take(tenant)
             return await self._render(job, tenant)
 

@@ -8,12 +8,13 @@ import contextlib
 import os
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from lorafleet.doors.held import Held
 from scheduler.errors import QueueFull
 
 LONG = 16_384  # Characters or tokens from which on a text is long: some ten milliseconds of work.
@@ -38,22 +39,22 @@ class TextThreads:
         self._pool = pool
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-texts", initializer=_yield_to_others)
         self._lock = threading.Lock()  # Of what follows.
-        self._waiting = 0  # The size of all, those that are worked on among them.
-        self._texts: Counter[str] = Counter()  # The same texts by tenant: how many.
+        # The size of all, those that are worked on among them.
+        self._waiting = Held("long texts that wait", MAX_LONG, QueueFull, first=2.0)
         self._lines: dict[str, deque[_Text]] = {}  # By tenant, none empty: whose turn it is comes first.
 
-    async def run(self, size: int, work: Callable[[], T], tenant: str = "") -> T:
+    async def run(self, size: int, work: Callable[[], T], tenant: str = "", key: str = "") -> T:
         """What `work` returns, which must let go of the interpreter while it works natively.
 
-        `size` is that of the text, in characters or tokens. Raises QueueFull while too much is waiting,
-        which is twice as much for a tenant without another text there. Who is cancelled while it waits leaves
-        nothing behind; a text that is worked on counts until that is done.
+        `size` is that of the text, in characters or tokens; `key` is its request's. Raises QueueFull while
+        too much is waiting, which is twice as much for a tenant without another text there. Who is cancelled
+        while it waits leaves nothing behind; a text that is worked on counts until that is done.
         """
         loop = asyncio.get_running_loop()
         if size < LONG:
             return await loop.run_in_executor(self._pool, work)
         text = _Text(work)
-        self._enter(text, tenant, size)
+        self._enter(text, tenant, size, key)
         text.result.add_done_callback(lambda _: self._leave(tenant, size))
         self._long.submit(self._work_on_next)
         try:
@@ -68,21 +69,14 @@ class TextThreads:
         while text := self._next():
             text.result.cancel()
 
-    def _enter(self, text: _Text, tenant: str, size: int) -> None:
+    def _enter(self, text: _Text, tenant: str, size: int, key: str) -> None:
         with self._lock:
-            limit = MAX_LONG if self._texts[tenant] else 2 * MAX_LONG
-            if self._waiting and self._waiting + size > limit:
-                raise QueueFull("too many long texts are waiting already")
-            self._waiting += size
-            self._texts[tenant] += 1
+            self._waiting.take(tenant, size, key)
             self._lines.setdefault(tenant, deque()).append(text)
 
     def _leave(self, tenant: str, size: int) -> None:
         with self._lock:
-            self._waiting -= size
-            self._texts[tenant] -= 1
-            if not self._texts[tenant]:
-                del self._texts[tenant]
+            self._waiting.give_back(tenant, size)
 
     def _next(self) -> _Text | None:
         """The first one of the tenant whose turn it is, which is the last to have the next one."""

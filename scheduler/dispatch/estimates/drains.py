@@ -4,7 +4,6 @@ The queue alone does not say it where a version has many waiting: others that co
 go before them, for as long as they come. What left in the last seconds tells that.
 """
 
-import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -48,14 +47,6 @@ class Drains:
             return None
         elapsed = drain.elapsed(now)
         return before * elapsed / drain.left if drain.left >= ENOUGH else None
-
-    def pace(self, key: Key, now: float) -> float | None:
-        """Seconds between two that leave while some wait, in 19 of 20 cases not more; None when too few have
-        left to say. How many leave in a while is as random as their square root."""
-        drain = self._drains.get(key)
-        if drain is None or drain.left < ENOUGH:
-            return None
-        return drain.elapsed(now) / (drain.left - 1.645 * math.sqrt(drain.left))
 
     def left(self, key: Key) -> None:
         """One has left, for an executor or since nobody wants it any more, and others wait."""

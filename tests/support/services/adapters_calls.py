@@ -18,7 +18,7 @@ from lorafleet.doors import Door, Handlers, paths
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
 from scheduler.adapters import retirement as retiring
-from scheduler.adapters.calls import Backends, Limits
+from scheduler.adapters.calls import Backends, Limits, held_listings
 from scheduler.adapters.ingest import Ingest
 from scheduler.adapters.pinning import Copies
 from scheduler.adapters.retirement import Retirement
@@ -32,7 +32,6 @@ from scheduler.audit import Audit, AuditInterceptor
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.door import LIMITS, Doorkeeper
 from scheduler.metrics import Metrics
-from scheduler.tenants.held import Held
 from scheduler.text.chat import ChatTemplates
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.peft import lora_pair, raw_adapter
@@ -142,7 +141,7 @@ async def _started(
                 pool,
                 quarantine,
                 Spool(spool, 2 * MAX_PUSH_BYTES, lambda tenant: MAX_PUSH_BYTES),
-                Held("TOO_MANY_LISTINGS", "listings", 2, lambda tenant: 1),
+                held_listings(lambda tenant: 1),
             )
             limits = Limits(MAX_PUSH_BYTES, 2, lambda tenant: 1, delete_grace_s)
             server = paths.make_server(

@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 
 from lorafleet.doors import Door, Handlers, Health, Limits, PeerRates, Refused, paths
+from lorafleet.errors import REQUEST_ID
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2
 from lorafleet.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from tests.support.flood import http2
@@ -282,6 +283,17 @@ async def test_an_address_may_make_so_many_calls_whoever_it_says_it_is() -> None
     async with served(rates=PeerRates(1.0, clock=lambda: 0.0)) as at:
         codes = [await at.code(TOKENIZE, b"", metadata=metadata) for metadata in (ME, (), ME)]
         assert codes == [Code.OK, Code.UNAUTHENTICATED, Code.RESOURCE_EXHAUSTED]
+
+
+async def test_a_call_that_comes_again_is_known_by_its_request_id() -> None:
+    now = 0.0
+    async with served(rates=PeerRates(1.0, clock=lambda: now)) as at:
+        named = (*ME, (REQUEST_ID, "mine"))
+        codes = [await at.code(TOKENIZE, b"", metadata=metadata) for metadata in (ME, ME, named)]
+        assert codes == [Code.OK, Code.OK, Code.RESOURCE_EXHAUSTED]
+        now = 1.0
+        assert await at.code(TOKENIZE, b"", metadata=ME) is Code.RESOURCE_EXHAUSTED
+        assert await at.code(TOKENIZE, b"", metadata=named) is Code.OK
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
 """Calls a second by address, on a clock that the test moves."""
 
+from heapq import heappop, heappush
+from random import Random
+
 import pytest
 
-from lorafleet.doors.peers import MAX_PEERS, PeerRates, host
+from lorafleet.doors.peers import BURST_S, MAX_PEERS, PeerRates, host
 from lorafleet.doors.refusals import TooManyCalls
 
 
@@ -34,6 +37,32 @@ def test_no_number_of_addresses_takes_more_memory() -> None:
     for number in range(3 * MAX_PEERS):
         rates.take(str(number))
     assert len(rates) == MAX_PEERS
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("times", [1.5, 2.5])
+def test_one_retry_after_the_told_delay_is_let_through(times: float, named: bool) -> None:
+    """Without a name whoever comes first takes the place: so those that were told are on time there."""
+    rate, seconds, rng = 10.0, 10.0, Random(str(times))
+    calls = [
+        (rng.uniform(0, seconds), f"call {number}", False) for number in range(int(times * rate * seconds))
+    ]
+    now, retried, came_in, through = 0.0, 0, 0, 0
+    rates = PeerRates(rate, clock=lambda: now)
+    calls.sort()
+    while calls:
+        now, key, again = heappop(calls)
+        try:
+            rates.take("a", key if named else "")
+        except TooManyCalls as refused:
+            retried += again
+            if not again:
+                late_s = rng.uniform(0, 0.1) if named else 0.0
+                heappush(calls, (now + refused.retry_after_s + late_s, key, True))
+        else:
+            retried, came_in, through = retried + again, came_in + again, through + 1
+    assert retried > 30 and came_in >= 0.95 * retried
+    assert through <= rate * (now + BURST_S)
 
 
 @pytest.mark.parametrize(

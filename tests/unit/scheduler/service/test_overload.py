@@ -46,12 +46,13 @@ async def test_more_than_max_admitting_are_refused_before_they_cost_anything(mod
         with busy(house):
             first = house.inference.Generate(generate())
             second = house.inference.Tokenize(inference_pb2.TokenizeRequest(text="The quick"))
-            await until(lambda: house.scheduler._admission._admitting.total() == 2)
+            await until(lambda: house.scheduler._admission._admitting.total == 2)
             for call in (
                 house.inference.Generate(generate()),
                 house.inference.Tokenize(inference_pb2.TokenizeRequest(text="x")),
             ):
-                assert await refused(call) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0)
+                code, reason, delay_s = await refused(call)
+                assert (code, reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL") and delay_s
         assert (await first).token_ids and (await second).token_ids
         assert (await house.inference.Generate(generate())).token_ids
 

@@ -121,7 +121,7 @@ async def test_a_text_whose_caller_is_gone_counts_while_it_is_worked_on(texts: T
             await texts.run(LONG, lambda: 1)
     finally:
         go_on.set()
-    await until(lambda: not texts._waiting)
+    await until(lambda: not texts._waiting.total)
     assert await texts.run(LONG, lambda: 2) == 2
 
 
@@ -153,7 +153,7 @@ async def test_tenants_have_the_thread_by_turns(texts: TextThreads) -> None:
         go_on.set()
     await asyncio.gather(*tasks)
     assert order[:4] == ["flood", "light", "other", "flood"]
-    assert not texts._texts and not texts._waiting and not texts._lines
+    assert not texts._waiting.total and not texts._lines
 
 
 @pytest.mark.parametrize("text", ["a" * 400, "ab cd " * 60, " " * 400, "é" * 400, "<|im_end|>" * 40])

@@ -1,9 +1,10 @@
 """Who was told when to come again, so that a place is kept for it. Pure.
 
 A refused request that comes back after its delay, with the same key, finds what it was told kept for it for a
-while (`grace_s`); then it counts no more. Without a key nothing is kept.
+while (`grace_s`); then it counts no more. Without a key it is kept for any that comes of the same caller.
 """
 
+import itertools
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
@@ -24,11 +25,14 @@ def grace_s(wait_s: float) -> float:
 
 
 class Promises(Generic[T]):
-    """By key; `lapsed` is told what nobody came for. Not more than `MOST`."""
+    """By key; `lapsed` is told what nobody came for. Not more than `most`."""
 
-    def __init__(self, lapsed: Callable[[T], None]) -> None:
-        self._lapsed = lapsed
+    def __init__(self, lapsed: Callable[[T], None], most: int = MOST) -> None:
+        self._lapsed, self._most = lapsed, most
         self._kept: dict[str, Promise[T]] = {}
+        # By caller a heap, none empty: when it is due, and its key, which was made here.
+        self._nameless: dict[str, list[tuple[float, str]]] = {}
+        self._numbers = itertools.count()
         self._ends: list[tuple[float, str, float]] = []  # A heap: when it lapses, its key, when it is due.
         self._dues: list[tuple[float, str]] = []  # A heap: the latest first, as -due. Both have left-overs.
 
@@ -38,10 +42,25 @@ class Promises(Generic[T]):
     def get(self, key: str) -> Promise[T] | None:
         return self._kept.get(key)
 
-    def make(self, key: str, now: float, due: float, what: T) -> bool:
-        """Whether it is kept: in place of what the key had before."""
-        if not key or len(self._kept) >= MOST:
+    def key_of(self, caller: str, key: str, now: float) -> str:
+        """By which to ask for what was promised to one of the caller, who names it, or cannot ("") and gets
+        the first such one that is due; "" where there is none."""
+        if key:
+            return f"{caller}\0{key}"
+        line = self._nameless.get(caller, [])
+        while line and line[0][1] not in self._kept:
+            heappop(line)
+        if not line:
+            self._nameless.pop(caller, None)
+        return line[0][1] if line and line[0][0] <= now else ""
+
+    def make(self, key: str, now: float, due: float, what: T, caller: str | None = None) -> bool:
+        """Whether it is kept: in place of what the key had before; without one for any of the caller."""
+        if len(self._kept) >= self._most or (not key and caller is None):
             return False
+        if not key and caller is not None:
+            key = f"{caller}\0\0{next(self._numbers)}"
+            heappush(self._nameless.setdefault(caller, []), (due, key))
         self.end(key)
         self._kept[key] = Promise(due, what)
         heappush(self._ends, (due + grace_s(max(0.0, due - now)), key, due))
@@ -73,5 +92,6 @@ class Promises(Generic[T]):
 
     def clear(self) -> None:
         self._kept.clear()
+        self._nameless.clear()
         self._ends.clear()
         self._dues.clear()

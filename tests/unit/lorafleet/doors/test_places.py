@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from scheduler.tenants.places import Places
+from lorafleet.doors.places import Places
 
 
 def test_a_place_is_kept_for_who_was_told_and_not_for_ever() -> None:
@@ -16,7 +16,7 @@ def test_a_place_is_kept_for_who_was_told_and_not_for_ever() -> None:
     assert wait_s is not None and wait_s > 1.0  # Each lasts for a second.
     assert places.ask(1, 2, 4.5, "another") is not None
     assert places.ask(1, 2, 4.0 + wait_s, "first") is None
-    places.taken("first")
+    places.taken("first", 5.0 + wait_s)
     assert places.ask(0, 2, 1000.0, "third") is None  # Nobody came for the other one.
 
 
@@ -41,7 +41,7 @@ def test_one_retry_after_the_told_delay_finds_a_place(load: float, most: int) ->
         if what == "again":
             came, succeeded = came + 1, succeeded + (wait_s is None)
         if wait_s is None:
-            places.taken(key)
+            places.taken(key, now)
             held += 1
             heappush(events, (now + rng.expovariate(1.0), key, "end"))
         elif what == "new":
