@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from lorafleet.doors.places import MOST_OF_ONE, Line, Places
+from lorafleet.doors.places import LEAST_S, MOST_OF_ONE, Line, Places
 
 BEYOND = 1.5  # Times what there may be, for those that come when they were told to.
 
@@ -85,7 +85,7 @@ class Held:
         own_s, all_s = self._waits(caller, amount, key)
         if own_s is not None:
             message = message or f"there are too many {self._what} of {caller}: at most {share} at once"
-        wait_s = max(own_s or 0.0, all_s or 0.0)
+        wait_s = max(own_s or LEAST_S, all_s or LEAST_S)
         self._own.of(caller).keep(key, now, wait_s, caller)
         self._all.keep(key, now, wait_s, caller)
         return self._refusal(message or f"there are too many {self._what} now", retry_after_s=wait_s)

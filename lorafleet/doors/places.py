@@ -16,7 +16,7 @@ MOST_OF_ONE = MOST // 4  # Where callers share the places.
 MOST_KEPT = 4096  # Callers, before those are forgotten of whom nobody was told to come again.
 _REMEMBERED = 256  # Ends by which it is known how long places are held; older ones count half, and so on.
 _UNKNOWN_S = 1.0
-_LEAST_S = 0.1
+LEAST_S = 0.1
 
 
 class _Line(NamedTuple):
@@ -112,7 +112,7 @@ class Places:
         ends = max(1.0, amount / each)
         spread = 1 + 3 * math.pow(max(1.0, most / each), -0.75)
         behind = (line.last - now if line else 0.0) + gap_s * ends * spread
-        return max(_LEAST_S, gap_s * (ends + 2 * math.sqrt(ends)), behind)
+        return max(LEAST_S, gap_s * (ends + 2 * math.sqrt(ends)), behind)
 
     def _end(self, key: str) -> None:
         if promise := self._promises.end(key):

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter, deque
 
 from lorafleet.doors.held import Held
+from lorafleet.doors.places import LEAST_S
 from lorafleet.doors.refusals import TooManyMessages
 
 GRACE_S = 0.01
@@ -74,6 +75,8 @@ class Turns:
             await asyncio.wait([turn], timeout=self._wait_s / LOOKS)
             looks, seen = looks + 1 if self._moved[caller] == seen else 0, self._moved[caller]
             if looks > LOOKS and not turn.done():
+                if self._taken.enter(caller, key=key):  # Who waited was told to come, and is due by now.
+                    return
                 why = f"too many large or slow messages are sent: none came to its end for {self._wait_s:g} s"
                 raise self._taken.refused(caller, key=key, message=why)
 
@@ -156,7 +159,7 @@ class ShortTurns:
             del self._line[caller]
         if not turn.done():
             # It is the newest of its caller's when it comes again, and first once all others had a turn.
-            retry_after_s = max(0.1, 2 * GRACE_S * len(self._line))
+            retry_after_s = max(LEAST_S, 2 * GRACE_S * len(self._line))
             turn.set_exception(TooManyMessages(_TOO_MANY_WAIT, retry_after_s=retry_after_s))
 
     def _leave(self, caller: str, reading: asyncio.Timeout, turn: asyncio.Future[None]) -> None:

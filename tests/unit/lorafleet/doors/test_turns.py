@@ -70,6 +70,18 @@ async def test_who_waits_in_vain_or_leaves_takes_nothing() -> None:
     await asyncio.gather(*waiting(patient, "a", "b"))
 
 
+async def test_who_waited_in_vain_has_a_turn_when_it_comes_as_it_was_told() -> None:
+    """Though nobody has ended meanwhile, and before others of the same caller."""
+    turns = Turns(4, wait_s=0.01)
+    await asyncio.gather(turns.take("a"), turns.take("a"))
+    with pytest.raises(TooManyMessages) as caught:
+        await turns.take("a", "mine")
+    await asyncio.sleep(caught.value.retry_after_s or 0.0)
+    with pytest.raises(TooManyMessages):
+        await turns.take("a", "another's")
+    await turns.take("a", "mine")
+
+
 async def test_one_caller_has_half_of_the_line() -> None:
     turns = Turns(2, max_waiting=4, wait_s=600)
     await asyncio.gather(turns.take("a"), turns.take("b"))
@@ -90,6 +102,7 @@ class Line:
 
     def __init__(self, turns: ShortTurns) -> None:
         self.had, self.refused = list[str](), list[str]()
+        self.told_s = 0.0
         self._turns = turns
 
     async def come(self, *names: str) -> asyncio.Task[None]:
@@ -108,8 +121,11 @@ class Line:
                     await asyncio.sleep(3600 if name == "silent" else 0)
                 finally:
                     self._turns.end(reading)
-        except TooManyMessages:
+        except TooManyMessages as error:
+            self.told_s = error.retry_after_s or 0.0
             self.refused.append(name)
+        except TimeoutError:
+            """It gave way."""
 
 
 async def test_callers_of_short_messages_come_in_turn_and_the_newest_of_each_first() -> None:
@@ -133,3 +149,15 @@ async def test_who_has_most_calls_waiting_loses_the_oldest_of_them() -> None:
     while turns.num_waiting:
         await asyncio.sleep(0)
     assert sorted(line.had) == ["a3", "a4", "b1", "silent"]
+
+
+async def test_who_is_refused_a_short_turn_has_one_when_it_comes_as_it_was_told() -> None:
+    turns = ShortTurns(1, max_waiting=3)
+    line = Line(turns)
+    first = await line.come("silent")
+    await line.come("a1", "a2", "b1", "a3")
+    assert line.refused == ["a1"]
+    await asyncio.sleep(line.told_s)
+    await line.come("a1")
+    assert line.refused == ["a1"] and "a1" in line.had
+    first.cancel()
