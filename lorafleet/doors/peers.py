@@ -10,7 +10,7 @@ from lorafleet.doors.refusals import TooManyCalls
 
 MAX_PEERS = 4096
 BURST_S = 2.0
-MAX_TOLD = 256  # Of one address, to come again; others are told, and nothing is kept for them.
+MAX_TOLD = 64  # Of one address, to come again; others are told, and nothing is kept for them.
 _NEARLY = 1e-6  # Of a token: what floats lose.
 
 

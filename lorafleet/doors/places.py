@@ -17,6 +17,7 @@ MOST_KEPT = 4096  # Callers, before those are forgotten of whom nobody was told 
 _REMEMBERED = 256  # Ends by which it is known how long places are held; older ones count half, and so on.
 _UNKNOWN_S = 1.0
 LEAST_S = 0.1
+_ROUNDED_S = 1e-6
 
 
 class _Line(NamedTuple):
@@ -48,7 +49,7 @@ class Places:
         """None when there is a place, else the seconds after which there will be one, as 95 times in 100:
         nobody gets the place that somebody in the line comes back for. For places of one caller."""
         wait_s = self.wait_s(held, most, now, key, reserved=len(self._promises))
-        if wait_s is not None:
+        if wait_s is not None and key:  # What has none would leave places empty that are kept for it.
             self.keep(key, now, wait_s)
         return wait_s
 
@@ -82,6 +83,9 @@ class Places:
     def keep(self, key: str, now: float, wait_s: float, caller: str = "") -> None:
         """For who is told to come after so long."""
         key, due = self._promises.key_of(caller, key, now), now + wait_s
+        told = self._promises.get(key)
+        if told is not None and told.due >= due - _ROUNDED_S:
+            return  # It comes too early, and is told the same.
         self._end(key)
         line = self._lines.get(caller) or _Line(0, due)
         if line.size < self._most_of_one and self._promises.make(key, now, due, caller, caller):

@@ -89,6 +89,9 @@ class Promises(Generic[T]):
             if kept is not None and kept.due == due:
                 del self._kept[key]
                 self._lapsed(kept.what)
+        self.last_due()  # Drops what is left over of others.
+        if not self._kept:
+            self._nameless.clear()
 
     def clear(self) -> None:
         self._kept.clear()

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from lorafleet.doors.places import Places
+from lorafleet.doors.places import MOST_OF_ONE, Places
 
 
 def test_a_place_is_kept_for_who_was_told_and_not_for_ever() -> None:
@@ -48,3 +48,16 @@ def test_one_retry_after_the_told_delay_finds_a_place(load: float, most: int) ->
             heappush(events, (now + wait_s + rng.uniform(0, 0.1), key, "again"))
         assert held <= most
     assert came >= 50 and succeeded >= 0.95 * came
+
+
+@pytest.mark.parametrize("key", ["mine", ""])
+def test_who_comes_too_early_over_and_over_takes_no_more_memory(key: str) -> None:
+    places = Places(MOST_OF_ONE)
+    for number in range(20_000):
+        now = number / 100
+        wait_s = places.wait_s(2, 2, now, key, "a")
+        if wait_s is not None:
+            places.keep(key, now, wait_s, "a")
+    promises = places._promises
+    assert len(promises) <= MOST_OF_ONE
+    assert max(len(promises._ends), len(promises._dues)) <= 2 * MOST_OF_ONE
