@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from lorafleet.doors.places import LEAST_S, MOST_OF_ONE, Line, Places
-
-BEYOND = 1.5  # Times what there may be, for those that come when they were told to.
+from lorafleet.doors.places import BEYOND, LEAST_S, MOST_OF_ONE, Line, Places
 
 
 class Refusal(Protocol):

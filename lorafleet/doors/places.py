@@ -3,8 +3,11 @@
 Who is told to come again comes at a distance to the one before it, at which as many places become free as are
 asked for: on average, and more where they are few, as one long answer is then all it takes to find none. Each
 caller has a line of its own, and all lines together move as fast as places become free: so nobody waits for
-another caller's line. Who comes when it was told to has the key that it had before; without one, whoever of
-the caller comes first has the place.
+another caller's line.
+
+No place is left empty for who was told to come, who might not. Who does is let in though all are taken: since
+lines move a little more slowly than places become free, there are too many for moments only. It has the key
+that it had before; without one, whoever of the caller comes first has the place.
 """
 
 import math
@@ -17,6 +20,7 @@ MOST_KEPT = 4096  # Callers, before those are forgotten of whom nobody was told 
 _REMEMBERED = 256  # Ends by which it is known how long places are held; older ones count half, and so on.
 _UNKNOWN_S = 1.0
 LEAST_S = 0.1
+BEYOND = 1.5  # Times what there may be, for those that come when they were told to.
 _ROUNDED_S = 1e-6
 
 
@@ -46,10 +50,10 @@ class Places:
             self._ends, self._ended, self._held_s = self._ends / 2, self._ended / 2, self._held_s / 2
 
     def ask(self, held: float, most: float, now: float, key: str = "") -> float | None:
-        """None when there is a place, else the seconds after which there will be one, as 95 times in 100:
-        nobody gets the place that somebody in the line comes back for. For places of one caller."""
-        wait_s = self.wait_s(held, most, now, key, reserved=len(self._promises))
-        if wait_s is not None and key:  # What has none would leave places empty that are kept for it.
+        """None when there is a place, else the seconds after which there will be one, as 95 times in 100,
+        which is kept. For places of one caller."""
+        wait_s = self.wait_s(held, most, now, key)
+        if wait_s is not None:
             self.keep(key, now, wait_s)
         return wait_s
 
@@ -62,21 +66,19 @@ class Places:
         caller: str = "",
         *,
         amount: float = 1.0,
-        beyond: float = 1.0,
-        reserved: float = 0.0,
+        beyond: float = BEYOND,
     ) -> float | None:
-        """As ask, for so much, where nothing is reserved: who was told to come finds a place since it is let
-        in up to `beyond` times `most`. Nothing is kept for it yet. What needs more than all is let in
-        alone."""
+        """As ask, for so much, of which nothing is kept yet. Who was told to come is let in up to `beyond`
+        times `most`, or one more. What needs more than all is let in alone."""
         self._pass(held, now)
         self._promises.lapse(now)
         needs, key = min(amount, most), self._promises.key_of(caller, key, now)
         promise = self._promises.get(key)
-        if held + needs + reserved <= most:
+        if held + needs <= most:
             return None
         if promise is not None and now < promise.due:
             return promise.due - now
-        if promise is not None and held + needs <= beyond * most:
+        if promise is not None and beyond > 1 and held + needs <= max(beyond * most, most + needs):
             return None
         return self._behind(caller, most, needs, now)
 

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from lorafleet.doors.held import BEYOND, Held
+from lorafleet.doors.held import Held
+from lorafleet.doors.places import BEYOND
 from scheduler.simulate.clock import Clock
 
 
