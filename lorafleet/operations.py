@@ -43,10 +43,13 @@ def generate(
 ) -> Operation[inference_pb2.GenerateChunk]:
     """A stream of chunks as they are; lorafleet/answer.py folds them. again: a server had accepted it, and
     had named its answer answer_id, if it names any."""
-    request_id = request.request_id
-    metadata = ((REQUEST_ID, request_id),) if request_id.isascii() and request_id.isprintable() else ()
+    metadata: tuple[tuple[str, str], ...] = ()
+    if (request_id := request.request_id) and request_id.isascii() and request_id.isprintable():
+        metadata += ((REQUEST_ID, request_id),)
     if again:
-        metadata += (ACCEPTED, *(((ANSWER_ID, answer_id),) if answer_id else ()))
+        metadata += (ACCEPTED,)
+    if again and answer_id:
+        metadata += ((ANSWER_ID, answer_id),)
     return Operation(
         "/lorafleet.v1.Inference/GenerateStream",
         request,

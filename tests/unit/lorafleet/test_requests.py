@@ -3,6 +3,8 @@ from typing import Any
 import pytest
 
 from lorafleet import InvalidRequest, Options
+from lorafleet.errors import ACCEPTED, ANSWER_ID, REQUEST_ID
+from lorafleet.operations import generate
 from lorafleet.requests import generate_request, tokenize_request
 from lorafleet.v1 import common_pb2, inference_pb2
 
@@ -146,3 +148,13 @@ def test_what_no_message_takes_is_the_callers_mistake() -> None:
     assert caught.value.violations[0].field == "prompt"
     with pytest.raises(InvalidRequest, match="16777216"):
         tokenize_request("word " * 4_000_000, None)
+
+
+def test_a_call_tells_its_request_s_id_and_what_it_was_accepted_as() -> None:
+    """In metadata, which take plain text only."""
+    request = inference_pb2.GenerateRequest(request_id="mine")
+    assert generate(request).metadata == ((REQUEST_ID, "mine"),)
+    again = generate(request, again=True, answer_id="ab.0")
+    assert again.metadata == ((REQUEST_ID, "mine"), ACCEPTED, (ANSWER_ID, "ab.0"))
+    for other in ("", "m\u00efne"):
+        assert generate(inference_pb2.GenerateRequest(request_id=other)).metadata == ()
