@@ -1,9 +1,9 @@
 """`python -m scheduler.simulate.fair`: what a tenant at ten times its quota does to another one.
 
-An honest tenant asks for half of what a fleet can do. It is alone, beside a hog at its quota, and beside one
-at ten times that: which comes again after the delay that it was told, or at once, or has no quota at all, so
-that weights alone share the fleet. Each seed is run in each of these ways with the same requests of the
-honest one.
+An honest tenant asks for half of what a fleet can do. It is alone, asks for a tenth more itself, is beside a
+hog at its quota, and beside one at ten times that: which comes again after the delay that it was told, or at
+once, or has no quota at all, so that weights alone share the fleet. Each seed is run in each of these ways
+with the same requests of the honest one.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from heapq import merge
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from scheduler.simulate.traffic import Traffic, asked_of
 from scheduler.tenants.limits import TenantLimits
 
 HONEST, HOG = "honest", "hog"
+NOBODY = "nobody"  # In place of a scenario, where there is no hog.
 TIMES = 10.0
 ITS_ADAPTERS = 8  # The first ones are the honest tenant's, all others the hog's.
 
@@ -40,7 +41,6 @@ FLEET = Scenario(
     executors=2,
     adapters=64,
     executor=ExecutorSettings(seats=64, slots=32, host_bytes=20_000_000_000),
-    seconds=60.0,
     warm_s=15.0,
     preloaded=True,
 )
@@ -82,6 +82,7 @@ def _of(tenant: str, traffic: Traffic, first: int, adapters: int, seconds: float
 
 LONG_PROMPTS, LONG_ANSWERS = Lengths("uniform", 4000, 7000), Lengths("uniform", 800, 1600)
 _REQUESTS = TenantLimits(requests_per_minute=200, burst_seconds=2)
+AS_MUCH_MORE = 1 + 200 / 60 / HALF.rate  # As the hog's quota is, where it asks for what the honest one does.
 
 SCENARIOS: Mapping[str, Fair] = {
     each.name: each
@@ -125,50 +126,70 @@ SCENARIOS: Mapping[str, Fair] = {
 class Way:
     """`times`: how much the hog asks, in quotas; `honest`: of its traffic, how much the honest one asks.
     `pause_s`: the hog comes again after so long, whatever it was told; None: after what it was told. Without
-    quotas the tenants share by weights alone."""
+    quotas the tenants share by weights alone. It takes `seconds`, the fleet's first ones included."""
 
     times: float | None
     honest: float = 1.0
     has_quota: bool = True
     pause_s: float | None = None
     tries: int = 1000
+    seconds: float = 465.0
     beside: str = "alone"  # What the honest tenant's times are compared with.
 
 
+_SOON_S = 60.0  # What has no quota waits ever longer.
+
 WAYS: Mapping[str, Way] = {
     "alone": Way(None),
+    "alone, as much more": Way(None, honest=AS_MUCH_MORE),
+    "light, alone": Way(None, honest=0.5),
     "at its quota": Way(1.0),
     "told": Way(TIMES),
     "at once": Way(TIMES, pause_s=0.1, tries=20),
-    "no quota": Way(TIMES, has_quota=False),
-    "light, alone": Way(None, honest=0.5),
-    "light, no quota, twice": Way(2 * TIMES, honest=0.5, has_quota=False, beside="light, alone"),
+    "no quota": Way(TIMES, has_quota=False, seconds=_SOON_S),
+    "light, no quota, twice": Way(
+        2 * TIMES, honest=0.5, has_quota=False, seconds=_SOON_S, beside="light, alone"
+    ),
 }
 
 
-def row_of(name: str, way: str, seed: int) -> Row:
-    """Seconds, counts and shares of 1 of one seed."""
-    fair, how = SCENARIOS[name], WAYS[way]
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one seed has: seconds, counts and shares of 1, and each first token of the honest tenant."""
+
+    row: Row
+    firsts: list[float]
+
+
+def seen_of(name: str, way: str, seed: int) -> Seen:
+    """`name` is a scenario, or NOBODY in ways without a hog."""
+    how = WAYS[way]
+    fair = SCENARIOS["requests" if name == NOBODY else name]
+    fair = replace(fair, fleet=replace(fair.fleet, seconds=how.seconds))
     gate = ByQuota({HOG: fair.limits} if how.has_quota else {})
     callers = Retrying(fair.fleet.seconds, seed, how.pause_s, how.tries)
     played = play(
         fair.fleet, seed=seed, asked=fair.asked(seed, how.times, how.honest), gate=gate, callers=callers
     )
     honest, hog = _measured(played, HONEST), _measured(played, HOG)
-    row: Row = {"scenario": name, "way": way, "seed": seed, **_firsts(HONEST, honest)}
+    row: Row = {"scenario": name, "way": way, "seed": seed, **_times(HONEST, honest)}
     row["honest_lost"] = sum(each.end is not End.ANSWERED for each in honest)
     if how.times is not None:
-        row |= _firsts(HOG, hog) | _refused(hog)
+        row |= _times(HOG, hog) | _refused(hog)
         row["hog_of_its_quota"] = rounded(_of_quota(fair, hog))
-    return row
+    return Seen(row, _firsts(honest))
 
 
 def _measured(played: Played, tenant: str) -> list[Record]:
     return [each for each in played.measured if each.asked.tenant == tenant]
 
 
-def _firsts(tenant: str, records: Sequence[Record]) -> Row:
-    firsts = sorted(ttft for each in records if (ttft := each.ttft_s) is not None)
+def _firsts(records: Sequence[Record]) -> list[float]:
+    return sorted(ttft for each in records if (ttft := each.ttft_s) is not None)
+
+
+def _times(tenant: str, records: Sequence[Record]) -> Row:
+    firsts = _firsts(records)
     return {
         f"{tenant}_requests": len({each.asked.request_id for each in records}),
         f"{tenant}_ttft_p50_s": rounded(percentile(firsts, 50)) if firsts else None,
@@ -201,29 +222,32 @@ def _of_quota(fair: Fair, records: Sequence[Record]) -> float:
     return max(spent[name] / (minutes * limit) for name, limit in limits.items() if limit)
 
 
-def worst(rows: Sequence[Row]) -> list[Row]:
-    """By scenario and way, the worst of all seeds, with the honest tenant's p99 in times of that of the same
-    seed alone."""
-    by = {(row["scenario"], row["way"], row["seed"]): row for row in rows}
-    seeds = sorted({row["seed"] for row in rows})
+def summary(every: Sequence[Seen]) -> list[Row]:
+    """By scenario and way the worst of all seeds, and in times of what it is without the hog the honest
+    tenant's p99 of all seeds together, and the worst one of a seed."""
+    by: dict[tuple[str, str], list[Seen]] = {}
+    for seen in every:
+        by.setdefault((seen.row["scenario"], seen.row["way"]), []).append(seen)
     found = []
-    for name, way in dict.fromkeys((row["scenario"], row["way"]) for row in rows):
-        seen = [by[name, way, seed] for seed in seeds]
+    for (name, way), seeds in by.items():
         row: Row = {"scenario": name, "way": way}
-        for key in seen[0].keys() - {"scenario", "way", "seed"}:
-            values = [each[key] for each in seen if each[key] is not None]
+        for key in [key for key in seeds[0].row if key not in ("scenario", "way", "seed")]:
+            values = [each.row[key] for each in seeds if each.row[key] is not None]
             row[key] = (min if key == "retries_kept" else max)(values, default=None)
-        alone = WAYS[way].beside
-        if (name, alone, seeds[0]) in by:
-            ratios = [_p99(each) / _p99(by[name, alone, each["seed"]]) for each in seen]
-            row["p99_times_alone"] = rounded(max(ratios))
+        if beside := by.get((NOBODY, WAYS[way].beside)):
+            ratios = [_p99(one.firsts) / _p99(other.firsts) for one, other in zip(seeds, beside, strict=True)]
+            row["p99_times_alone"] = rounded(_p99(_together(seeds)) / _p99(_together(beside)))
+            row["p99_times_alone_worst"] = rounded(max(ratios))
         found.append(row)
     return found
 
 
-def _p99(row: Row) -> float:
-    p99_s: float = row[f"{HONEST}_ttft_p99_s"]
-    return p99_s
+def _together(seeds: Sequence[Seen]) -> list[float]:
+    return sorted(chain.from_iterable(each.firsts for each in seeds))
+
+
+def _p99(firsts: Sequence[float]) -> float:
+    return percentile(firsts, 99)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -234,15 +258,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes (1)")
     parser.add_argument("--json", type=Path, help="where rows go")
     args = parser.parse_args(arguments)
-    jobs = list(product(args.scenarios, args.ways, range(args.seeds)))
+    without = [way for way in args.ways if WAYS[way].times is None]
+    beside = [way for way in args.ways if WAYS[way].times is not None]
+    seeds = range(args.seeds)
+    jobs = [*product([NOBODY], without, seeds), *product(args.scenarios, beside, seeds)]
     with ProcessPoolExecutor(args.workers) as pool:
-        rows = list(pool.map(row_of, *zip(*jobs, strict=True)))
-    worsts = worst(rows)
-    for row in worsts:
+        every = list(pool.map(seen_of, *zip(*jobs, strict=True)))
+    summed = summary(every)
+    for row in summed:
         sys.stdout.write(f"{row}\n")
     if args.json:
         told: dict[str, Any] = about("scheduler.simulate.fair")
-        args.json.write_text(json.dumps({**told, "worst": worsts, "rows": rows}, indent=1) + "\n")
+        rows = [each.row for each in every]
+        args.json.write_text(json.dumps({**told, "summary": summed, "rows": rows}, indent=1) + "\n")
     return 0
 
 
