@@ -10,6 +10,10 @@ and, while somebody is told to come again, a second of the rate: who comes a lit
 all, must not cost the next one its turn because a full bucket took no more meanwhile. So a bucket may hold a
 half of that more then, and owe the other half.
 
+Of several schedulers each has a part of the rate, which moves with what all are asked for. So it promises 0.7
+of its part only, and whoever comes when nobody who was told needs it gets the rest; and who comes when told
+may owe what it costs.
+
 Output tokens are reserved up front, by what the answer may have at most, and what was not used is given back
 at its end: so the limit holds whatever runs, an accepted request is never cut for it, and what a refused one
 is told does not depend on how long others' answers get.
@@ -27,6 +31,7 @@ from scheduler.tenants.limits import TenantLimits
 REASONS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE")
 _NEARLY = 1e-6  # Of a token: what floats lose.
 _LATE_S = 0.5
+_SURE = 0.7  # Of a part of a rate, as far as others' demand moves it within seconds.
 _LATER_S = 1e-3  # Told besides, for what clocks and floats round.
 
 
@@ -49,14 +54,17 @@ class Bucket:
 
     def __init__(self) -> None:
         self.rate = 0.0  # A second; 0 is no limit.
+        self.sure = 0.0  # What can be promised of that.
         self.capacity = 0.0
         self.level = 0.0  # Below 0: a debt.
         self._at: float | None = None
 
-    def adjust(self, now: float, rate: float, capacity: float, spare: float = 0.0) -> None:
+    def adjust(self, now: float, rate: float, capacity: float, spare: float = 0.0, sure: float = 1.0) -> None:
         """Fills it up to now by the rate of before, then takes the new one. A new limit begins full; a
-        smaller capacity is one at once. `spare` is what it may hold besides."""
+        smaller capacity is one at once. `spare` is what it may hold besides; `sure` the part of the rate
+        that it will have later, too."""
         is_new = not self.rate
+        self.sure = rate * sure
         self.level += self.rate * max(0.0, now - (now if self._at is None else self._at))
         self.rate, self.capacity, self._at = rate, capacity, now
         self.level = capacity if is_new else min(self.level, capacity + spare)
@@ -74,6 +82,7 @@ class Rates:
         self._promised = [0.0, 0.0, 0.0]
         self._promises = Promises[Costs](self._release)
         self._limits: TenantLimits | None = None
+        self._is_shared = False
 
     def check(self, costs: Costs, now: float, key: str = "", guess: Costs | None = None) -> Refusal | None:
         """Whether at least so much is there, without taking it. `guess` is what it will take, for when it is
@@ -95,6 +104,7 @@ class Rates:
 
     def adjust(self, now: float, limits: TenantLimits, share: float = 1.0) -> None:
         """To be called before each question. What was promised by other limits counts no more."""
+        self._is_shared = share < 1
         if limits is not self._limits:
             self._limits = limits
             self._promises.clear()
@@ -107,7 +117,7 @@ class Rates:
         for bucket, per_minute in zip(self._buckets, rates, strict=True):
             rate = per_minute / 60 * share
             spare = rate * _LATE_S if self._promises else 0.0
-            bucket.adjust(now, rate, rate * limits.burst_seconds, spare)
+            bucket.adjust(now, rate, rate * limits.burst_seconds, spare, _SURE if self._is_shared else 1.0)
         self._promises.lapse(now)
         if not self._promises:
             self._promised = [0.0, 0.0, 0.0]
@@ -139,16 +149,25 @@ class Rates:
     def _refusal(self, costs: Costs, now: float, *, in_turn: bool) -> Refusal | None:
         """`in_turn`: what it needs was kept for it. Else it goes now only if it takes nothing that was
         promised, and is behind all others if not."""
-        waits, last_due = [(0.0, "")], self._promises.last_due() or now
+        waits = [(0.0, "")]
         for index, bucket, cost in self._limited(costs):
-            needs, promised = bucket.needs(cost), self._promised[index]
-            at_end = bucket.level + bucket.rate * max(0.0, last_due - now) - promised
-            kept = 0.0 if at_end >= needs - _NEARLY else promised
+            needs = bucket.needs(cost)
             if in_turn:
-                kept = -bucket.rate * _LATE_S
-            waits.append(((kept + needs - bucket.level) / bucket.rate, REASONS[index]))
+                needs -= max(bucket.rate * _LATE_S, needs if self._is_shared else 0.0)
+            elif not self._is_spare(index, bucket, needs, now):
+                needs += self._promised[index]
+            waits.append(((needs - bucket.level) / bucket.sure, REASONS[index]))
         wait_s, reason = max(waits)
         return Refusal(reason, wait_s + _LATER_S) if wait_s > _NEARLY else None
+
+    def _is_spare(self, index: int, bucket: Bucket, needs: float, now: float) -> bool:
+        """Nobody who was told to come again needs it: neither the last of them nor the next one."""
+        promised = self._promised[index]
+        if not promised:
+            return True
+        at_end = bucket.level + bucket.sure * max(0.0, (self._promises.last_due() or now) - now) - promised
+        next_one = promised / len(self._promises)
+        return at_end >= needs - _NEARLY and bucket.level >= min(needs + next_one, bucket.capacity)
 
     def _promise(self, key: str, now: float, due: float, costs: Costs) -> None:
         if self._promises.make(key, now, due, costs):

@@ -1,12 +1,13 @@
 """Several schedulers give one tenant's rates: how far over them a fleet can go, on virtual time."""
 
+from heapq import heapify, heappop, heappush
 from random import Random
 
 import pytest
 
 from scheduler.tenants.limits import TenantLimits
 from scheduler.tenants.quotas import Quotas
-from scheduler.tenants.rates import Costs
+from scheduler.tenants.rates import Costs, Refusal
 from scheduler.tenants.sharing import SILENCE_S, Sharing
 
 RATE, BURST_S, EVERY_S = 20.0, 10.0, 0.5
@@ -35,7 +36,10 @@ class Fleet:
                 self._next[index] += EVERY_S
 
     def ask(self, index: int, now: float) -> bool:
-        return self.quotas[index].take("acme", Costs(), now) is None
+        return self.refused(index, now) is None
+
+    def refused(self, index: int, now: float, key: str = "") -> Refusal | None:
+        return self.quotas[index].take("acme", Costs(), now, key)
 
 
 def above_rate(taken: list[float]) -> float:
@@ -66,6 +70,26 @@ def test_a_fleet_stays_within_the_bound_whoever_is_asked(count: int, away: bool)
     bound = RATE * BURST_S + (count - 1) * RATE * 1.0 + count
     assert above_rate(taken) <= bound
     assert asked > 1000
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_who_comes_when_it_was_told_to_gets_in_while_parts_move(count: int) -> None:
+    """Ten times the quota for a minute, each request at any of them, and there when it comes again."""
+    rng, now, came, kept, taken = Random(count), 0.0, 0, 0, 0
+    fleet, line = Fleet(count, rng), list[tuple[float, str, int, bool]]()
+    while now < 60:
+        now += rng.expovariate(RATE * 10)
+        line.append((now, f"r{len(line)}", rng.randrange(count), False))
+    heapify(line)
+    while line and line[0][0] < 60:
+        now, key, index, again = heappop(line)
+        fleet.exchange(now)
+        refusal = fleet.refused(index, now, key)
+        came, kept, taken = came + again, kept + (again and not refusal), taken + (refusal is None)
+        if refusal:
+            heappush(line, (now + refusal.wait_s + rng.uniform(0, 0.1), key, index, True))
+    assert came > 500 and kept >= 0.95 * came
+    assert taken >= 0.9 * RATE * (60 + BURST_S)  # What is not promised is not lost.
 
 
 @pytest.mark.parametrize("count", [2, 4])
