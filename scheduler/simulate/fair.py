@@ -133,7 +133,7 @@ class Way:
     has_quota: bool = True
     pause_s: float | None = None
     tries: int = 1000
-    seconds: float = 465.0
+    seconds: float = 225.0
     beside: str = "alone"  # What the honest tenant's times are compared with.
 
 

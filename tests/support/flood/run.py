@@ -121,7 +121,7 @@ class Scene:
 
     def __init__(self, cluster: Cluster, *scheduler: str) -> None:
         tokens = cluster.folder / "tokens.toml"
-        tokens.write_text(_entry(TOKEN, "honest") + _entry(HOSTILE_TOKEN, "hostile"))
+        tokens.write_text(token_entry(TOKEN, "honest") + token_entry(HOSTILE_TOKEN, "hostile"))
         self._quiet_mb: dict[str, int] = {}
         self._executor = cluster.executor("executor", "--max-seats", "64", "--max-lora-rank", "8")
         self._executor.program = "executor.bench.paced"
@@ -223,7 +223,7 @@ def _flooder(way: str, address: str, token: str) -> Iterator[None]:
         process.wait()
 
 
-def _entry(token: str, tenant: str) -> str:
+def token_entry(token: str, tenant: str) -> str:
     hashed = hashlib.sha256(token.encode()).hexdigest()
     rights = '["infer", "push", "operate"]'
     return f'[[tokens]]\nsha256 = "{hashed}"\ntenant = "{tenant}"\nrights = {rights}\n'
