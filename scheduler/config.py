@@ -178,10 +178,10 @@ class Config:
         metadata=_help("what a prompt token counts in its tenant's share; a generated one counts 1", "PRICE"),
     )
     reserve_seats: int = field(
-        default=1,
+        default=4,
         metadata=_help(
-            "seats of an executor with 8 or more that are only for tenants with nothing running there; none "
-            "without tokens_file"
+            "seats of an executor, an eighth of them at most, that are only for tenants that have fewer than "
+            "so many running there; none without tokens_file"
         ),
     )
     slow_start: float = field(

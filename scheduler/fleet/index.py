@@ -12,7 +12,7 @@ from scheduler.fleet.needs import Needs
 from scheduler.fleet.residency import Tier
 from scheduler.fleet.state import ExecutorState, Limits
 
-RESERVES_FROM_SEATS = 8
+SEATS_A_RESERVED = 8
 MAX_CACHED_NEEDS = 4096
 MAX_FORMER = 64
 
@@ -21,7 +21,7 @@ class FleetIndex:
     """Watches the states of its members. The masks are for reading, and have members only.
 
     `states` has a state for each position; at a vacant one it is nobody's, and in no mask. `reserve_seats` of
-    an executor, where it has 8 or more, are only for tenants with nothing running there.
+    an executor, an eighth of them at most, are only for tenants that have fewer than so many running there.
     """
 
     def __init__(self, states: Sequence[ExecutorState], reserve_seats: int = 0) -> None:
@@ -76,8 +76,8 @@ class FleetIndex:
         state.watch(self, position)
         for digest in state.digests():
             self.claim_changed(position, digest, True)
-        for tenant in state.tenants():
-            self.tenant_changed(position, tenant, True)
+        for tenant, running in state.tenants().items():
+            self.tenant_changed(position, tenant, running)
         self.copies_changed(position, state.residency.digests())
         self.limits_changed(position)
         return position
@@ -91,7 +91,7 @@ class FleetIndex:
         for digest in state.digests():
             self.claim_changed(position, digest, False)
         for tenant in state.tenants():
-            self.tenant_changed(position, tenant, False)
+            self.tenant_changed(position, tenant, 0)
         gone = state.residency.digests()
         self.states[position] = ExecutorState("")
         self.copies_changed(position, gone)
@@ -141,15 +141,15 @@ class FleetIndex:
         """Those with unfinished dispatches of a version: it has, or was promised, a slot there."""
         return self._claims.get(digest, 0)
 
-    def present(self, tenant: str) -> int:
-        """Those with unfinished dispatches of a tenant."""
+    def settled(self, tenant: str) -> int:
+        """Those where a tenant has so much running that the reserve is not for it."""
         return self._tenants.get(tenant, 0)
 
     def seated_for(self, tenant: str) -> int:
         """Those that take requests and have a seat for a tenant."""
         if self.shared == self.seated:
             return self.seated
-        return self.shared | self.seated & ~self.present(tenant)
+        return self.shared | self.seated & ~self.settled(tenant)
 
     def closest(self, mask: int, digest: str) -> int:
         """Those of `mask` whose copy is closest to a slot; all of it when nobody has one."""
@@ -204,6 +204,8 @@ class FleetIndex:
         self.unfilled = _with(self.unfilled, bit, _is_unfilled(state))
         self._kept[position] = self._reserve_of(state)
         self.shared = _with(self.shared, bit, self.seats.rooms[position] > self._kept[position])
+        for tenant, running in state.tenants().items():
+            self.tenant_changed(position, tenant, running)
         self._holders.clear()
         self.resized |= bit
         if state.limits is not None:
@@ -220,10 +222,13 @@ class FleetIndex:
         self.reclaimed[digest] = None
         self.changed |= bit
 
-    def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
-        _mark(self._tenants, tenant, 1 << position, present)
-        if not present and self.seated & 1 << position:
-            self.grown |= 1 << position  # The reserve is for this tenant now.
+    def tenant_changed(self, position: int, tenant: str, running: int) -> None:
+        bit, settled = 1 << position, running >= max(1, self._kept[position])
+        if settled == bool(self.settled(tenant) & bit):
+            return
+        _mark(self._tenants, tenant, bit, settled)
+        if not settled and self.seated & bit:
+            self.grown |= bit  # The reserve is for this tenant now.
 
     def copies_changed(self, position: int, digests: Iterable[str]) -> None:
         residency, bit = self.states[position].residency, 1 << position
@@ -263,8 +268,7 @@ class FleetIndex:
         self.reclaimed.update(dict.fromkeys(state.claimed()))
 
     def _reserve_of(self, state: ExecutorState) -> int:
-        has_many = state.limits is not None and state.limits.max_seats >= RESERVES_FROM_SEATS
-        return self._reserve if has_many else 0
+        return min(self._reserve, state.limits.max_seats // SEATS_A_RESERVED) if state.limits else 0
 
     def _find_holders(self, needs: Needs) -> int:
         mask = 0
@@ -293,7 +297,10 @@ class FleetIndex:
         for digest in self._claims.keys() | {digest for state in states for digest in state.claimed()}:
             assert self.claims(digest) == _mask(state.claims(digest) > 0 for state in states)
         for tenant in self._tenants.keys() | {name for state in states for name in state.tenants()}:
-            assert self.present(tenant) == _mask(tenant in state.tenants() for state in states)
+            assert self.settled(tenant) == _mask(
+                state.tenants().get(tenant, 0) >= max(1, reserve)
+                for state, reserve in zip(states, kept, strict=True)
+            )
         copies = {digest for state in states for digest in state.residency.digests()}
         for tier, masks in self._copies.items():
             for digest in copies | masks.keys():

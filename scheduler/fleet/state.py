@@ -1,7 +1,7 @@
 """What the scheduler knows of one executor: its limits, its last report and what was sent since. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Collection, KeysView
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -218,9 +218,9 @@ class ExecutorState:
         version = self._versions.get(digest)
         return version.used_at if version and version.claims else self.usage.last_use(digest)
 
-    def tenants(self) -> KeysView[str]:
-        """Tenants with unfinished dispatches."""
-        return self._tenants.keys()
+    def tenants(self) -> Mapping[str, int]:
+        """How many unfinished dispatches each tenant has that has some."""
+        return self._tenants
 
     def dispatch_ids(self) -> list[str]:
         return list(self._running)
@@ -249,8 +249,7 @@ class ExecutorState:
         if self._watcher:
             if version.claims == 1:
                 self._watcher.claim_changed(self._position, digest, True)
-            if not of_tenant:
-                self._watcher.tenant_changed(self._position, tenant, True)
+            self._watcher.tenant_changed(self._position, tenant, of_tenant + 1)
             self._watcher.room_changed(self._position)
         if self.half_open:
             self.probe, self.half_open = dispatch_id, False
@@ -274,8 +273,7 @@ class ExecutorState:
         if self._watcher:
             if not version.claims:
                 self._watcher.claim_changed(self._position, digest, False)
-            if not of_tenant:
-                self._watcher.tenant_changed(self._position, entry.tenant, False)
+            self._watcher.tenant_changed(self._position, entry.tenant, of_tenant)
             self._watcher.room_changed(self._position)
         return True
 
@@ -321,7 +319,7 @@ class ExecutorState:
             for digest in digests:
                 self._watcher.claim_changed(self._position, digest, False)
             for tenant in tenants:
-                self._watcher.tenant_changed(self._position, tenant, False)
+                self._watcher.tenant_changed(self._position, tenant, 0)
             self._watcher.state_changed(self._position)
         return lost
 

@@ -20,8 +20,8 @@ class Watcher(Protocol):
     def claim_changed(self, position: int, digest: str, claimed: bool) -> None:
         """The first dispatch of a version was sent, or the last one ended."""
 
-    def tenant_changed(self, position: int, tenant: str, present: bool) -> None:
-        """The first dispatch of a tenant was sent, or the last one ended."""
+    def tenant_changed(self, position: int, tenant: str, running: int) -> None:
+        """A dispatch of a tenant was sent, or ended: so many of it have not."""
 
     def copies_changed(self, position: int, digests: Iterable[str]) -> None:
         """Their closest copies may be elsewhere now."""

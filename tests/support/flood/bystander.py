@@ -33,11 +33,13 @@ from tests.support.flood.run import (
     Scene,
     Seen,
     ask_for_answer,
+    ask_for_tokens,
 )
 from tests.support.flood.takers import BOMB_TEMPLATE
 from tests.support.services.cluster import Cluster
 
 PUSH_EVERY_S = 0.5
+SEVERAL_TOKENS = 20  # It has two or three such answers at any time: one seat is not enough.
 NOBODY = "nobody"  # What the machine itself does to the bystander.
 
 
@@ -71,7 +73,7 @@ def asks(adapter: Path) -> dict[str, Asks]:
         "bombs": Asks(ask_for_chat),
         "drips": Asks(ask_for_push(adapter), PUSH_EVERY_S),
         "watches": Asks(ask_for_answer),
-        "unread": Asks(ask_for_answer),
+        "unread": Asks(ask_for_tokens(SEVERAL_TOKENS)),
     }
 
 
@@ -81,9 +83,7 @@ async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: flo
         (adapter / "chat_template.jinja").write_text(template)
         open_store(str(cluster.store)).put(adapter, tenant, name, ModelSpec.from_folder(cluster.model))
     (adapter / "chat_template.jinja").unlink()
-    limits = cluster.folder / "tenants.toml"  # Half of the executor's seats: else answers hold all but one.
-    limits.write_text("[default]\nmax_streams = 32\n")
-    scene = Scene(cluster, "--tenants-file", str(limits))
+    scene = Scene(cluster)
     await asyncio.to_thread(scene.start)
     for way in ways:
         asking = asks(adapter)[way]

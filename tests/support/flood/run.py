@@ -75,15 +75,22 @@ class Seen:
         return [text for text, wrong in checks.items() if wrong]
 
 
-async def ask_for_answer(channel: grpc.aio.Channel, metadata: Metadata) -> None:
-    request = inference_pb2.GenerateRequest(
-        token_ids=inference_pb2.TokenIds(ids=[5, 6, 7]), stopping=common_pb2.Stopping(max_new_tokens=3)
-    )
-    await inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata, timeout=CALL_S)
-
-
 Ask = Callable[[grpc.aio.Channel, Metadata], Awaitable[None]]
 """One call of the honest tenant, in CALL_S."""
+
+
+def ask_for_tokens(count: int) -> Ask:
+    request = inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=[5, 6, 7]), stopping=common_pb2.Stopping(max_new_tokens=count)
+    )
+
+    async def ask(channel: grpc.aio.Channel, metadata: Metadata) -> None:
+        await inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata, timeout=CALL_S)
+
+    return ask
+
+
+ask_for_answer = ask_for_tokens(3)
 
 
 class Honest:

@@ -14,12 +14,12 @@ from scheduler.fleet.residency import Copy, Residency, Tier
 from scheduler.fleet.state import ExecutorState, Limits, Phase, Report
 from tests.support.services.planning import MODULES, Fleet, request
 
-RESERVE = 1
+RESERVE = 2  # Where there are 16 seats; one where there are 8.
 RANKS = {"": 0, "u": 4, "v": 4, "w": 8, "x": 8, "y": 4, "z": 64, "p": 4, "q": 4, "r": 8}
 LIMITS = [  # Fewer slots than versions: some wait for one.
     Limits(100, 8, MODULES, max_loras=1, max_seats=3),
     Limits(100, 4, MODULES, max_loras=1, max_seats=8),
-    Limits(200, 8, MODULES, max_loras=4, max_seats=12),
+    Limits(200, 8, MODULES, max_loras=4, max_seats=16),
 ]
 which = st.integers(0, len(LIMITS) - 1)
 any_of = st.integers(0, 1_000_000)

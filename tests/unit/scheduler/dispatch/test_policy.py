@@ -124,6 +124,17 @@ def test_the_last_seats_are_for_tenants_with_nothing_running_there() -> None:
     assert len(few.plan()) == 7
 
 
+def test_a_tenant_has_as_many_of_the_last_seats_as_there_are() -> None:
+    """Of 24 seats three, however many are to be kept."""
+    state = executor(seats=24)
+    fleet = Fleet(queue_of(*(request(n, tenant="flood") for n in range(30))), state, reserve=4)
+    assert len(fleet.plan()) == 21
+    for number in range(90, 95):
+        fleet.queue.add(request(number, tenant="light"))
+    assert fleet.numbers() == [90, 91, 92]
+    fleet.index.check()
+
+
 def test_a_reserved_seat_that_frees_is_given_to_who_waits_for_it() -> None:
     state = executor(seats=8)
     fleet = Fleet(queue_of(*(request(n, tenant=f"t{n}") for n in range(8))), state, reserve=1)

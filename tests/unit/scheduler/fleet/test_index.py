@@ -26,10 +26,10 @@ def test_nothing_of_who_left_stays() -> None:
     index = FleetIndex([stays, leaves], reserve_seats=1)
     leaves.sent("1", "x", 0.0, "tenant")
     big = Needs(max_rank=64)
-    assert index.holders(big) == index.claims("x") == index.present("tenant") == 0b10
+    assert index.holders(big) == index.claims("x") == index.settled("tenant") == 0b10
     index.leave(1)
     index.check()
-    assert not index.holders(big) | index.claims("x") | index.present("tenant") | index.unknown
+    assert not index.holders(big) | index.claims("x") | index.settled("tenant") | index.unknown
     assert index.open == index.serving == index.seated == index.shared == index.slotted == 0b01
     assert index.closest(0b11, "x") == 0b11
     assert index.longest == 1024
