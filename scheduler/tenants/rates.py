@@ -19,7 +19,8 @@ at its end: so the limit holds whatever runs, an accepted request is never cut f
 is told does not depend on how long others' answers get.
 
 Who is refused is told when it will be its turn behind all that were told so before, and what it needs then is
-kept for it. Nobody is let in who would break such a promise.
+kept for it. Nobody is let in who would break such a promise. Where less than half of them come, so much less
+is kept: else who never comes again would leave the rate to nobody.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ REASONS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE")
 _NEARLY = 1e-6  # Of a token: what floats lose.
 _LATE_S = 0.5
 _SURE = 0.7  # Of a part of a rate, as far as others' demand moves it within seconds.
+_NEWEST = 0.05  # What the last one counts in the part that comes again.
 _LATER_S = 1e-3  # Told besides, for what clocks and floats round.
 
 
@@ -80,7 +82,8 @@ class Rates:
     def __init__(self) -> None:
         self._buckets = (Bucket(), Bucket(), Bucket())
         self._promised = [0.0, 0.0, 0.0]
-        self._promises = Promises[Costs](self._release)
+        self._promises = Promises[Costs](self._lapsed)
+        self._returning = 1.0  # The part that comes of those who were told to.
         self._limits: TenantLimits | None = None
         self._is_shared = False
 
@@ -132,6 +135,8 @@ class Rates:
         if promise is not None:
             self._release(promise.what)
         is_due = promise is not None and now >= promise.due
+        if is_due:
+            self._learn(1.0)
         refusal = self._refusal(costs, now, in_turn=is_due)
         if refusal is None:
             if take:
@@ -153,25 +158,44 @@ class Rates:
         for index, bucket, cost in self._limited(costs):
             needs = bucket.needs(cost)
             if in_turn:
-                needs -= max(bucket.rate * _LATE_S, needs if self._is_shared else 0.0)
+                needs -= max(bucket.rate * _LATE_S, needs if self._is_unsure else 0.0)
             elif not self._is_spare(index, bucket, needs, now):
-                needs += self._promised[index]
+                needs += self._promised[index] * self._kept
             waits.append(((needs - bucket.level) / bucket.sure, REASONS[index]))
         wait_s, reason = max(waits)
         return Refusal(reason, wait_s + _LATER_S) if wait_s > _NEARLY else None
 
     def _is_spare(self, index: int, bucket: Bucket, needs: float, now: float) -> bool:
         """Nobody who was told to come again needs it: neither the last of them nor the next one."""
-        promised = self._promised[index]
+        promised = self._promised[index] * self._kept
         if not promised:
             return True
         at_end = bucket.level + bucket.sure * max(0.0, (self._promises.last_due() or now) - now) - promised
-        next_one = promised / len(self._promises)
-        return at_end >= needs - _NEARLY and bucket.level >= min(needs + next_one, bucket.capacity)
+        left = promised / len(self._promises)
+        if self._is_unsure:
+            left = max(left, min(promised, bucket.capacity / 2))
+        return at_end >= needs - _NEARLY and bucket.level >= min(needs + left, bucket.capacity)
 
     def _promise(self, key: str, now: float, due: float, costs: Costs) -> None:
         if self._promises.make(key, now, due, costs):
             self._promised = [kept + cost for kept, cost in zip(self._promised, costs, strict=True)]
+
+    def _lapsed(self, costs: Costs) -> None:
+        self._release(costs)
+        self._learn(0.0)
+
+    def _learn(self, came: float) -> None:
+        self._returning += _NEWEST * (came - self._returning)
+
+    @property
+    def _kept(self) -> float:
+        """The part of what was promised that is kept: twice what is likely to be asked for."""
+        return min(1.0, 2.0 * self._returning)
+
+    @property
+    def _is_unsure(self) -> bool:
+        """What somebody was told to come for may not be there then."""
+        return self._is_shared or self._kept < 1.0
 
     def _release(self, costs: Costs) -> None:
         self._promised = [kept - cost for kept, cost in zip(self._promised, costs, strict=True)]

@@ -103,10 +103,11 @@ def test_what_an_answer_does_not_use_is_given_back() -> None:
 
 def retries(
     limits: TenantLimits, rng: Random, load: float, *, comes_back: float, used: float, seconds: int = 30
-) -> tuple[int, int]:
+) -> tuple[int, int, float]:
     """A tenant that asks for `load` times its quota; of the refused `comes_back` come once more, after the
-    told delay and some chance. An answer uses a part of what it reserved. How many came, and got in."""
-    rates, now, came, succeeded = Rates(), 0.0, 0, 0
+    told delay and some chance. An answer uses a part of what it reserved. How many came, how many of them got
+    in, and what all that got in cost, in quotas of the time."""
+    rates, now, came, succeeded, spent = Rates(), 0.0, 0, 0, [0.0, 0.0, 0.0]
     events: list[tuple[float, str, Costs | None, float]] = []
     at, number = 0.0, 0
     while at < seconds:
@@ -125,11 +126,13 @@ def retries(
         if key in retried:
             came, succeeded = came + 1, succeeded + (refusal is None)
         if refusal is None:
+            spent = [before + cost * (now < seconds) for before, cost in zip(spent, costs, strict=True)]
             heappush(events, (now + rng.uniform(0.5, 5), key, None, costs.output_tokens * (1 - used)))
         elif key not in retried and rng.random() < comes_back:
             retried.add(key)
             heappush(events, (now + refusal.wait_s + rng.uniform(0, 0.2), key, costs, 0.0))
-    return came, succeeded
+    quotas = (had / rate / seconds for had, rate in zip(spent, PER_S, strict=True))
+    return came, succeeded, max(quotas)
 
 
 @pytest.mark.parametrize("load", [1.5, 3.0, 10.0])
@@ -140,5 +143,14 @@ def test_one_retry_after_the_told_delay_succeeds(
     load: float, burst_seconds: float, comes_back: float, used: float
 ) -> None:
     limits, rng = replace(LIMITS, burst_seconds=burst_seconds), Random(f"{load} {comes_back} {used}")
-    came, succeeded = retries(limits, rng, load, comes_back=comes_back, used=used)
+    came, succeeded, _ = retries(limits, rng, load, comes_back=comes_back, used=used)
     assert came >= 20 and succeeded >= 0.95 * came
+
+
+@pytest.mark.parametrize("load", [1.5, 3.0, 10.0])
+@pytest.mark.parametrize("comes_back", [0.0, 0.25, 0.5])
+def test_who_does_not_come_again_leaves_the_rate_to_others(load: float, comes_back: float) -> None:
+    rng = Random(f"{load} {comes_back}")
+    came, succeeded, quotas = retries(LIMITS, rng, load, comes_back=comes_back, used=1.0, seconds=60)
+    assert succeeded >= 0.95 * came
+    assert quotas >= 0.8
