@@ -25,11 +25,10 @@ from adapter_store.manifest import Alias, Manifest, ModuleInfo, PushFacts, PushW
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed.form import LoRAModule, Weights
-from adapter_store.record import NameRecord
+from adapter_store.record import NameRecord, News
 from adapter_store.ref import Ref
 from adapter_store.store import AdapterStore, WeightsSource, open_store
 from adapter_store.summary import Summary
-from adapter_store.watch import News
 
 __all__ = [
     "AdapterNotFound",

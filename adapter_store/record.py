@@ -20,6 +20,17 @@ MAX_TARGETS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class News:
+    """What changed after a number that was told before, up to `number`.
+
+    `names` are the (tenant, name) pairs whose records changed, perhaps some more; None: any may have.
+    """
+
+    number: int
+    names: frozenset[tuple[str, str]] | None
+
+
+@dataclass(frozen=True, slots=True)
 class VersionEntry:
     """`left_at` is when it left ACTIVE (unix seconds; 0: it has not), `ends_requests` whether requests that
     were accepted before end with it, `quarantined` whether its bytes were found damaged. `max_rank` and

@@ -11,10 +11,9 @@ from adapter_store.manifest import Alias, Manifest, PushWarning, Version, Versio
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.pushed import PushedFiles
-from adapter_store.record import NameRecord
+from adapter_store.record import NameRecord, News
 from adapter_store.ref import Ref
 from adapter_store.summary import Summary
-from adapter_store.watch import News
 
 
 class WeightsSource(Protocol):
@@ -267,13 +266,6 @@ class AdapterStore(WeightsSource, Protocol):
 
     def verify(self, ref: Ref) -> Version:
         """Hashes everything stored for the version again. Raises AdapterNotFound, DataLoss."""
-        ...
-
-    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls `callback` soon after a change by any process, on its own thread; changes may share a call.
-
-        The returned function stops it: after it returns no further call starts.
-        """
         ...
 
     def news(self, since: int) -> News:

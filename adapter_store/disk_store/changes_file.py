@@ -12,7 +12,7 @@ from pathlib import Path
 from adapter_store.errors import DataLoss
 from adapter_store.files.durable import replace_file
 from adapter_store.files.seal import seal, unseal
-from adapter_store.watch import News
+from adapter_store.record import News
 
 _REMEMBERED = 256
 _KEY = "changes"

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from adapter_store.record import News
 from adapter_store.summary import after_line
-from adapter_store.watch import News
 
 
 class Lines(Protocol):

@@ -53,10 +53,9 @@ from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
 from adapter_store.pushed import PushedFiles
-from adapter_store.record import NameRecord
+from adapter_store.record import NameRecord, News
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.summary import Summary, hex_of, is_deleted, is_shown, parse_lines
-from adapter_store.watch import News, Watchers
 
 _CACHED_MANIFESTS = 1024
 _T = TypeVar("_T")
@@ -77,7 +76,6 @@ class DiskStore(Catalogue):
         self._changes = ChangesFile(root / "changes", aside=self._tmp)
         self._leases = LeaseFiles(root / "leases")
         self._listings = Listings(self._records, self.news)
-        self._watchers = Watchers()
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         with medium_errors():
             claim_folder(root, create=create)
@@ -226,9 +224,6 @@ class DiskStore(Catalogue):
             names = self._users.names(check_digest(digest))
             return [(*name, self._records.read_if_whole(*name)) for name in names]
 
-    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._watchers.add(self._change_number, callback)
-
     def news(self, since: int) -> News:
         with medium_errors():
             if self._changes.is_unsettled:
@@ -368,7 +363,6 @@ class DiskStore(Catalogue):
         for files in old.push_files() - new.push_files():
             self._discard(self._pushes.of(ref, files).folder)
         self._changes.settle()
-        self._watchers.wake()
 
     def _discard(self, folder: Path) -> None:
         """Out of sight in one rename, then gone: readers see a blob whole or not at all."""
@@ -394,7 +388,3 @@ class DiskStore(Catalogue):
                 self._discard(folder)
         for folder in self._pushes.beside(files):
             self._discard(folder)
-
-    def _change_number(self) -> int:
-        with medium_errors():
-            return self._changes.number()

@@ -89,10 +89,6 @@ class Keys:
     def doomed(self) -> str:
         return self._meta("doomed")
 
-    @property
-    def channel(self) -> str:
-        return f"{self.namespace}:changes"
-
     def chunk(self, digest: str, upload: str, number: int) -> str:
         return f"{self.namespace}:{{{digest}:{upload}}}:{number}"
 

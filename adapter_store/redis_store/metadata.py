@@ -9,7 +9,7 @@ from typing import Any, Literal
 from adapter_store.errors import DataLoss, UploadLost
 from adapter_store.formats import FORMAT
 from adapter_store.manifest import Manifest, VersionState
-from adapter_store.record import NameRecord, naming
+from adapter_store.record import NameRecord, News, naming
 from adapter_store.redis_store import scripts
 from adapter_store.redis_store.index import Claim, Index
 from adapter_store.redis_store.keys import Keys, seal, unseal
@@ -17,7 +17,6 @@ from adapter_store.redis_store.primary import Command, Primary, Provided
 from adapter_store.redis_store.scan import scan
 from adapter_store.ref import Ref
 from adapter_store.summary import after_line, is_shown, lines_of
-from adapter_store.watch import News
 
 OPERATION_SECONDS = 600  # far longer than anybody repeats a change
 CLAIM_SECONDS = 600  # to make the chunks permanent and publish them
@@ -169,10 +168,6 @@ class Metadata:
         [members] = self._primary.run(("ZRANGEBYSCORE", self._keys.graves, "-inf", repr(before)))
         return [_named(member.decode()) for member in members]
 
-    def changes(self) -> int:
-        [raw] = self._primary.run(("GET", self._keys.changes))
-        return int(raw or 0)
-
     def news(self, since: int) -> News:
         keys = (self._keys.changes, self._keys.changed, self._keys.first_change)
         [reply] = self._primary.run(("EVAL", scripts.NEWS, 3, *keys, since, _REMEMBERED_CHANGES))
@@ -215,7 +210,7 @@ class Metadata:
             uploads.append((pushed.claim, push))
         arguments = [old.raw, seal(record, new.to_json()) if new.versions else b""]
         arguments += [f"{ref.name}@".encode(), f"{ref.tenant}/{ref.name}".encode(), kind.encode()]
-        arguments += [claim, manifest, index, self._keys.channel.encode()]
+        arguments += [claim, manifest, index]
         keys += [self._keys.pending, self._keys.lines(ref.tenant), self._keys.graves]
         keys += [self._keys.changed, self._keys.first_change, self._keys.format, push]
         lost = old.record.push_files() - new.push_files()
@@ -312,7 +307,7 @@ def _read_if_whole(key: str, raw: bytes | None) -> NameRecord | None:
 
 
 def _listing_changes(ref: Ref, old: NameRecord, new: NameRecord, before: set[str]) -> list[str | int]:
-    """COMMIT's arguments from the 15th on. `before`: the old record's lines."""
+    """COMMIT's arguments from the 14th on. `before`: the old record's lines."""
     after = set(lines_of(ref.name, new))
     buried, burying = _graves(ref, old), _graves(ref, new)
     gone = [member for member in buried if member not in burying]

@@ -114,24 +114,6 @@ class Primary:
 
         return self._retried(attempt)
 
-    @contextlib.contextmanager
-    def subscribed(self, channel: str) -> Iterator[Any]:
-        """A connection of its own that hears `channel`, closed at the end.
-
-        Raises NotNow, RedisError, OSError, StoreUnavailable.
-        """
-        connection: Any = self._pool(self._find().state.node).make_connection()
-        try:
-            connection.connect()
-            connection.send_command("SUBSCRIBE", channel)
-            connection.read_response()
-            yield connection
-        except AuthenticationError as error:
-            self._login.refused(error)
-            raise
-        finally:
-            connection.disconnect()
-
     def _retried(self, attempt: Callable[[_Server], _T]) -> _T:
         give_up = time.monotonic() + self._url.timeout
         for number in range(ATTEMPTS):
@@ -235,7 +217,7 @@ class Primary:
             if node in asked:
                 continue
             asked.add(node)
-            pool = self._pool(node)
+            pool = _connection_pool(node, self._url, self._login)
             try:
                 [role] = exchange(pool, [("ROLE",)])
                 _raise_error(("ROLE",), role)
@@ -253,9 +235,6 @@ class Primary:
             except (NotNow, RedisError, OSError) as error:
                 failures.append(f"{node}: {error}")
         raise NotNow("; ".join(failures))
-
-    def _pool(self, node: Node) -> redis.ConnectionPool:
-        return _connection_pool(node, self._url, self._login)
 
 
 def _check_primary(server: _Server, role: Any) -> None:

@@ -11,9 +11,9 @@ They are small, so a server that is full runs them, too: a delete is what it nee
 #         3 member of names   4 member of users   5 "add" | "remove" | "keep": the version of blob and users
 #         6 claim of the upload to publish ("": the content is stored), or that must be stored to keep it
 #         7 manifest   8 index
-#         9 channel   10 seconds for which the operation is remembered   11 most members of changed
-#         12 the format   13 claim of the upload of pushed files ("": none)   14 their index
-#         15 to 18 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
+#         9 seconds for which the operation is remembered   10 most members of changed
+#         11 the format   12 claim of the upload of pushed files ("": none)   13 their index
+#         14 to 17 how many lines to remove, lines to add, graves to remove, graves to add; then all of these
 #         in this order, a grave to add as its score and its member
 #   Returns "done" | "stale": the record is another one by now, or these are not the data any more where the
 #   uploads were seen whole, which left '0' under the operation | "lost": an upload or content is gone.
@@ -21,13 +21,13 @@ COMMIT = """#!lua flags=allow-oom
 local operation = redis.call('GET', KEYS[4])
 -- Repeated on another connection: a write, since what a connection waits for is what it wrote.
 if operation == '1' then
-  redis.call('EXPIRE', KEYS[4], ARGV[10])
+  redis.call('EXPIRE', KEYS[4], ARGV[9])
   return 'done'
 end
-if (ARGV[7] ~= '' or ARGV[13] ~= '') and not operation then return 'stale' end
+if (ARGV[7] ~= '' or ARGV[12] ~= '') and not operation then return 'stale' end
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'stale' end
 if ARGV[5] == 'add' then
-  if ARGV[13] ~= '' and not redis.call('ZSCORE', KEYS[7], ARGV[13]) then return 'lost' end
+  if ARGV[12] ~= '' and not redis.call('ZSCORE', KEYS[7], ARGV[12]) then return 'lost' end
   if ARGV[6] == '' then
     if redis.call('EXISTS', KEYS[5]) == 0 then return 'lost' end
   else
@@ -36,9 +36,9 @@ if ARGV[5] == 'add' then
     if old then redis.call('ZADD', KEYS[7], 0, old) end
     redis.call('HSET', KEYS[5], 'claim', ARGV[6], 'manifest', ARGV[7], 'index', ARGV[8])
   end
-  if ARGV[13] ~= '' then
-    redis.call('ZREM', KEYS[7], ARGV[13])
-    redis.call('HSET', KEYS[13], 'claim', ARGV[13], 'index', ARGV[14])
+  if ARGV[12] ~= '' then
+    redis.call('ZREM', KEYS[7], ARGV[12])
+    redis.call('HSET', KEYS[13], 'claim', ARGV[12], 'index', ARGV[13])
   end
   redis.call('SADD', KEYS[6], ARGV[4])
 elseif ARGV[5] == 'keep' and ARGV[6] ~= '' then
@@ -63,24 +63,23 @@ else
   redis.call('SET', KEYS[1], ARGV[2])
   redis.call('ZADD', KEYS[2], 0, ARGV[3])
 end
-local at = 19
-for _ = 1, ARGV[15] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[16] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[17] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
-for _ = 1, ARGV[18] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
+local at = 18
+for _ = 1, ARGV[14] do redis.call('ZREM', KEYS[8], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[15] do redis.call('ZADD', KEYS[8], 0, ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[16] do redis.call('ZREM', KEYS[9], ARGV[at]); at = at + 1 end
+for _ = 1, ARGV[17] do redis.call('ZADD', KEYS[9], ARGV[at], ARGV[at + 1]); at = at + 2 end
 -- A counter that was flushed goes on from the clock: nobody takes it for one that he has seen. And the store
 -- says again of which format it is.
 if redis.call('EXISTS', KEYS[3]) == 0 then
   local now = redis.call('TIME')
   redis.call('SET', KEYS[3], now[1] .. string.format('%06d', now[2]))
   redis.call('SET', KEYS[11], redis.call('GET', KEYS[3]))
-  redis.call('SET', KEYS[12], ARGV[12], 'NX')
+  redis.call('SET', KEYS[12], ARGV[11], 'NX')
 end
 local changes = redis.call('INCR', KEYS[3])
 redis.call('ZADD', KEYS[10], changes, ARGV[4])
-redis.call('ZREMRANGEBYRANK', KEYS[10], 0, -1 - ARGV[11])
-redis.call('SET', KEYS[4], '1', 'EX', ARGV[10])
-redis.call('PUBLISH', ARGV[9], changes)
+redis.call('ZREMRANGEBYRANK', KEYS[10], 0, -1 - ARGV[10])
+redis.call('SET', KEYS[4], '1', 'EX', ARGV[9])
 return 'done'
 """
 

@@ -4,7 +4,6 @@ import builtins
 import functools
 import logging
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,14 +18,13 @@ from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
 from adapter_store.pushed import PushedFiles
-from adapter_store.record import NameRecord
+from adapter_store.record import NameRecord, News
 from adapter_store.redis_store.changes import Changes
 from adapter_store.redis_store.content import Content, prepare
 from adapter_store.redis_store.keys import Keys
 from adapter_store.redis_store.leases import Leases
 from adapter_store.redis_store.metadata import Metadata
 from adapter_store.redis_store.namespace import claim_namespace
-from adapter_store.redis_store.notices import Notices
 from adapter_store.redis_store.orphans import find_orphans
 from adapter_store.redis_store.primary import Primary
 from adapter_store.redis_store.read import Reader
@@ -34,7 +32,6 @@ from adapter_store.redis_store.upload import Uploader
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.ref import Ref, check_digest, check_identifier
 from adapter_store.summary import Summary, is_deleted, lines_of, parse_lines
-from adapter_store.watch import News, Watcher
 
 _CACHED_MANIFESTS = 1024
 _MEMORY_BYTES = 1 << 30  # weights up to this size are pushed from memory, larger ones from a temporary file
@@ -51,14 +48,10 @@ class RedisStore(Catalogue):
         self._max_file_bytes = max_file_bytes
         self._primary, self._keys = Primary(url), Keys(url.namespace)
         keys = self._keys
-        self._channel = keys.channel
         self._metadata = Metadata(self._primary, keys)
         self._leases = Leases(self._primary, keys)
         self._content = Content(Reader(self._primary, keys, self._metadata))
         self._changes = Changes(self._metadata, Uploader(self._primary, keys, self._metadata), self._content)
-        self._watchers: set[Watcher] = set()
-        self._notices: Notices | None = None
-        self._mutex = threading.Lock()  # guards the two above
         self._cached_manifest = functools.lru_cache(_CACHED_MANIFESTS)(self._read_manifest)
         claim_namespace(self._primary, keys, str(url), create=create)
         self._changes.sweep()
@@ -108,7 +101,6 @@ class RedisStore(Catalogue):
 
             record = self._changes.publish(ref, change, prepared)
         self._cached_manifest.cache_clear()
-        self._wake()
         return version_of(ref, record, manifest.digest, manifest)  # which may be deleted by now
 
     def record(self, tenant: str, name: str) -> NameRecord:
@@ -191,23 +183,6 @@ class RedisStore(Catalogue):
     def orphans(self) -> builtins.list[str]:
         return find_orphans(self._primary, self._keys)
 
-    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        watcher = Watcher(self._metadata.changes, callback)
-        with self._mutex:
-            self._watchers.add(watcher)
-            if self._notices is None:
-                self._notices = Notices(self._primary, self._channel, self._wake)
-
-        def stop() -> None:
-            with self._mutex:
-                self._watchers.discard(watcher)
-                if not self._watchers and self._notices is not None:
-                    self._notices.stop()
-                    self._notices = None
-            watcher.stop()
-
-        return stop
-
     def news(self, since: int) -> News:
         return self._metadata.news(since)
 
@@ -245,7 +220,6 @@ class RedisStore(Catalogue):
     def _remove(self, ref: Ref, change: Change) -> None:
         self._changes.remove(ref, change)
         self._cached_manifest.cache_clear()
-        self._wake()
 
     def _read_manifest(self, digest: str) -> Manifest:
         found = self._metadata.manifests([digest])
@@ -254,25 +228,13 @@ class RedisStore(Catalogue):
         return found[digest]
 
     def _change(self, ref: Ref, change: Change) -> NameRecord:
-        record = self._changes.change(ref, change)
-        self._wake()
-        return record
+        return self._changes.change(ref, change)
 
     def _replace_damaged(
         self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
     ) -> NameRecord:
-        record = self._changes.replace_damaged(ref, make, dry_run=dry_run)
-        self._wake()
-        return record
+        return self._changes.replace_damaged(ref, make, dry_run=dry_run)
 
     def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
         content, _, files = upload.rpartition(" ")
-        done = self._changes.change_content(ref, change, content, files)
-        self._wake()
-        return done
-
-    def _wake(self) -> None:
-        with self._mutex:
-            watchers = [*self._watchers]
-        for watcher in watchers:
-            watcher.wake()
+        return self._changes.change_content(ref, change, content, files)

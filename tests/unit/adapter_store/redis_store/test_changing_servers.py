@@ -1,6 +1,5 @@
 """Passwords, certificates and settings that change while a store is open: no restart is needed."""
 
-import contextlib
 import logging
 import ssl
 import subprocess
@@ -86,19 +85,6 @@ def test_a_password_that_counts_again_is_tried_again_after_a_pause(
         store.tenants()
     new_password(own_server, "two", "one")
     assert store.tenants() == []
-
-
-def test_watchers_hear_again(own_server: RedisServer, secret: Path, store: AdapterStore) -> None:
-    """They have a connection of their own."""
-    channel = store._primary  # type: ignore[attr-defined]
-    new_password(own_server, "one", "two")
-    for _ in range(3):
-        with pytest.raises(Exception, match=r"invalid|refused"), channel.subscribed("news"):
-            pass
-    assert refused_logins(own_server, "two") == 1
-    secret.write_text("two")
-    with contextlib.suppress(StoreUnavailable), channel.subscribed("news") as connection:
-        assert connection.is_connected
 
 
 def certify(folder: Path) -> ssl.SSLContext:

@@ -186,13 +186,16 @@ def test_after_a_flush_everything_is_not_found_and_can_be_pushed_again(
 ) -> None:
     store = RedisMedium(own_server, "flushed").open()
     version = store.put(adapters[0], "acme", "x", spec)
+    before = store.news(-1).number
     with own_server.client() as client:
         client.flushall()
+    assert store.news(before).names is None
     for read in (lambda: store.resolve(LATEST), lambda: store.open(version.digest)):
         with pytest.raises(AdapterNotFound):
             read()
     assert store.list("acme") == []
     assert store.put(adapters[0], "acme", "x", spec).digest == version.digest
+    assert store.news(before).names is None and store.news(before).number > before
     store.verify(LATEST)
 
 
