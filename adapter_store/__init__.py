@@ -21,7 +21,16 @@ from adapter_store.errors import (
     WarningsRefused,
 )
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, ModuleInfo, PushFacts, PushWarning, Version, VersionState
+from adapter_store.manifest import (
+    Alias,
+    Manifest,
+    ModuleInfo,
+    PushFacts,
+    PushOptions,
+    PushWarning,
+    Version,
+    VersionState,
+)
 from adapter_store.model_spec import ModelSpec
 from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed.form import LoRAModule, Weights
@@ -54,6 +63,7 @@ __all__ = [
     "NoStore",
     "OtherFormat",
     "PushFacts",
+    "PushOptions",
     "PushWarning",
     "Ref",
     "StoreUnavailable",

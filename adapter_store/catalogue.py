@@ -4,12 +4,22 @@ import builtins
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from adapter_store.errors import AdapterNotFound, DataLoss, InUse
-from adapter_store.manifest import Alias, Manifest, PushFacts, Version, VersionState
+from adapter_store.manifest import (
+    AS_IT_COMES,
+    Alias,
+    Manifest,
+    PushFacts,
+    PushOptions,
+    Version,
+    VersionState,
+)
+from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.pushed import PushedFiles
 from adapter_store.record import AliasEntry, NameRecord
@@ -18,6 +28,37 @@ from adapter_store.summary import Summary, lines_of, parse_lines
 
 Change = Callable[[NameRecord], NameRecord]
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A push that was checked, and that no record names yet."""
+
+    tenant: str
+    name: str
+    manifest: Manifest
+    push: PushFacts
+    options: PushOptions
+
+    @property
+    def ref(self) -> Ref:
+        return Ref(self.tenant, self.name, digest=self.manifest.digest)
+
+    def version(self) -> Version:
+        """What a dry run tells of it."""
+        manifest = self.manifest
+        return Version(
+            self.tenant, self.name, manifest.digest, manifest, self.push, time.time(), protected=False
+        )
+
+    def added(self, record: NameRecord, files: str) -> NameRecord:
+        """`record` with the version, whose pushed files are `files`, and with the alias on it."""
+        new = record.with_version(self.manifest, replace(self.push, files=files), time.time())
+        alias, digest = self.options.alias, self.manifest.digest
+        if alias is None:
+            return new
+        ref = Ref(self.tenant, self.name, alias=alias)
+        return new.with_alias(ref, {digest: 1}, self.options.expected_generation)
 
 
 class Catalogue(ABC):
@@ -42,6 +83,10 @@ class Catalogue(ABC):
 
     @abstractmethod
     def now(self) -> float: ...
+
+    @abstractmethod
+    def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:
+        """As put, of names that are checked."""
 
     @abstractmethod
     def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
@@ -82,6 +127,15 @@ class Catalogue(ABC):
     def _certain(self, read: Callable[[], _T]) -> _T:
         """`read`, again if what looked damaged may just have been on its way."""
         return read()
+
+    def put(
+        self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions = AS_IT_COMES
+    ) -> Version:
+        check_identifier("tenant", tenant)
+        check_identifier("name", name)
+        if options.alias is not None:
+            check_identifier("alias", options.alias)
+        return self._put(source, tenant, name, spec, options)
 
     def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
         def read() -> Version:
@@ -266,21 +320,6 @@ def version_of(ref: Ref, record: NameRecord, digest: str, manifest: Manifest) ->
         entry.state,
         entry.quarantined,
     )
-
-
-def with_push(
-    record: NameRecord,
-    ref: Ref,
-    manifest: Manifest,
-    push: PushFacts,
-    alias: str | None,
-    expected_generation: int | None,
-) -> NameRecord:
-    """With the version in `ref` (its digest is the manifest's), and `alias` on it."""
-    new = record.with_version(manifest, push, time.time())
-    if alias is None:
-        return new
-    return new.with_alias(Ref(ref.tenant, ref.name, alias=alias), {manifest.digest: 1}, expected_generation)
 
 
 def aliases_in(tenant: str, name: str, record: NameRecord) -> Iterator[Alias]:

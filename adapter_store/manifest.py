@@ -122,6 +122,23 @@ class PushWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class PushOptions:
+    """How a push is to be taken."""
+
+    alias: str | None = "latest"  # that moves to the version; None: no alias moves
+    expected_generation: int | None = None  # the alias's, as the pusher last saw it; 0: "does not exist"
+    strict: bool = False  # nothing is taken that would be warned of
+    strict_base: bool = False  # nothing is taken that names another base model
+    warnings: tuple[PushWarning, ...] = ()  # the pusher's own, which are kept behind the store's
+    max_rank: int | None = None  # of a module; None: as it comes
+    dry_run: bool = False  # the folder is only checked
+    digest: str | None = None  # a migration's: the version as an older release made it, if it can be
+
+
+AS_IT_COMES = PushOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class PushFacts:
     """What the last push of a version under this name said beside its content."""
 

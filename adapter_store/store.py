@@ -1,13 +1,13 @@
 """The protocol of a store, which scheduler, executors and tools share, whatever the medium is."""
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from adapter_store.errors import InvalidRef
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, PushWarning, Version, VersionState
+from adapter_store.manifest import AS_IT_COMES, Alias, Manifest, PushOptions, Version, VersionState
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.pushed import PushedFiles
@@ -28,32 +28,14 @@ class AdapterStore(WeightsSource, Protocol):
     """Synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails."""
 
     def put(
-        self,
-        source: Path,
-        tenant: str,
-        name: str,
-        spec: ModelSpec,
-        *,
-        alias: str | None = "latest",
-        strict: bool = False,
-        strict_base: bool = False,
-        warnings: Sequence[PushWarning] = (),
-        expected_generation: int | None = None,
-        max_rank: int | None = None,
-        dry_run: bool = False,
-        digest: str | None = None,
+        self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions = AS_IT_COMES
     ) -> Version:
-        """Checks a PEFT folder against the base and stores it, then moves `alias` to it (None: no alias).
+        """Checks a PEFT folder against the base and stores it, then moves the alias of `options` to it.
 
         Content is shared by all who push it; the files beside it, what they call the base, and warnings are
         the name's own. Pushing the same folder again yields the same version and changes nothing; the same
-        content with other files replaces those. `warnings` are what the caller found by itself: they are
-        kept behind the store's own. A strict push takes no adapter with warnings (WarningsRefused), one with
-        `strict_base` none that names another base (IncompatibleAdapter). `expected_generation` is
-        the alias's generation as the caller last saw it, 0 for "does not exist". A module of a higher rank
-        than `max_rank` is IncompatibleAdapter. A dry run only checks. `digest` is a migration's: the version
-        as an older release made it, if it can be.
-        Raises InvalidAdapter, IncompatibleAdapter, InvalidRef, GenerationMismatch; then nothing was stored.
+        content with other files replaces those. Raises InvalidAdapter, WarningsRefused, IncompatibleAdapter,
+        InvalidRef, GenerationMismatch; then nothing was stored.
         """
         ...
 

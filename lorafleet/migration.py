@@ -11,6 +11,7 @@ from adapter_store import (
     DataLoss,
     ModelSpec,
     NameRecord,
+    PushOptions,
     Ref,
     StoreUnavailable,
     Summary,
@@ -112,7 +113,8 @@ def _copy(
         before = target.record(ref.tenant, ref.name).versions
         entry = source.record(ref.tenant, ref.name).versions.get(str(ref.digest))
         told = entry.push.warnings if entry is not None else ()
-        copy = target.put(files, ref.tenant, ref.name, spec, alias=None, warnings=told, digest=ref.digest)
+        options = PushOptions(alias=None, warnings=told, digest=ref.digest)
+        copy = target.put(files, ref.tenant, ref.name, spec, options)
         if _digest_as_of(source_format, target, copy.digest) != ref.digest:
             if copy.digest not in before:
                 target.delete(Ref(ref.tenant, ref.name, digest=copy.digest))

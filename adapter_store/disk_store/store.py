@@ -20,15 +20,13 @@ import contextlib
 import functools
 import logging
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from adapter_store.catalogue import Catalogue, Change, aliases_in, with_push
+from adapter_store.catalogue import Arrival, Catalogue, Change, aliases_in
 from adapter_store.disk_store.blob import Blob, Blobs
 from adapter_store.disk_store.changes_file import ChangesFile
 from adapter_store.disk_store.lease_files import LeaseFiles
@@ -48,7 +46,7 @@ from adapter_store.files.durable import (
     sync_tree,
 )
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, PushWarning, Version
+from adapter_store.manifest import Alias, Manifest, PushOptions, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
@@ -86,51 +84,17 @@ class DiskStore(Catalogue):
                     self._read_all()
                     self._users.make()
 
-    def put(
-        self,
-        source: Path,
-        tenant: str,
-        name: str,
-        spec: ModelSpec,
-        *,
-        alias: str | None = "latest",
-        strict: bool = False,
-        strict_base: bool = False,
-        warnings: Sequence[PushWarning] = (),
-        expected_generation: int | None = None,
-        max_rank: int | None = None,
-        dry_run: bool = False,
-        digest: str | None = None,
-    ) -> Version:
-        check_identifier("tenant", tenant)
-        check_identifier("name", name)
-        if alias is not None:
-            check_identifier("alias", alias)
+    def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:
         with self._workspace() as work:
             blob, pushed = Blob(work / "blob"), PushFolder(work / "push")
             pushed.folder.mkdir()
-            adapter = take_adapter(
-                source,
-                pushed.files,
-                spec,
-                self._max_file_bytes,
-                strict=strict,
-                strict_base=strict_base,
-                warnings=warnings,
-                max_rank=max_rank,
-            )
-            manifest, push = blob.write(adapter, digest), adapter.push
-            if dry_run:
-                return Version(tenant, name, manifest.digest, manifest, push, time.time(), protected=False)
-            ref = Ref(tenant, name, digest=manifest.digest)
-            pushed.write(ref, adapter)
+            adapter = take_adapter(source, pushed.files, spec, options, self._max_file_bytes)
+            arrival = Arrival(tenant, name, blob.write(adapter, options.digest), adapter.push, options)
+            if options.dry_run:
+                return arrival.version()
+            pushed.write(arrival.ref, adapter)
             sync_tree(work)
-
-            def change(record: NameRecord, files: str) -> NameRecord:
-                told = replace(push, files=files)
-                return with_push(record, ref, manifest, told, alias, expected_generation)
-
-            return self._publish(blob, pushed, ref, change)
+            return self._publish(blob, pushed, arrival)
 
     def record(self, tenant: str, name: str) -> NameRecord:
         with medium_errors():
@@ -284,17 +248,14 @@ class DiskStore(Catalogue):
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(
-        self, blob: Blob, pushed: PushFolder, ref: Ref, change: Callable[[NameRecord, str], NameRecord]
-    ) -> Version:
-        """`change` is told which set of files is the push's own."""
-        digest = ref.digest or ""
+    def _publish(self, blob: Blob, pushed: PushFolder, arrival: Arrival) -> Version:
+        ref, digest = arrival.ref, arrival.manifest.digest
         # They hash, so not under the lock.
         healthy, same = self._blobs.is_healthy(digest), self._pushes.same(pushed, ref)
         with self._locked():
             record = self._records.read(ref.tenant, ref.name)
             files = same if same in record.push_files() else uuid.uuid4().hex
-            change(record, files)  # refused before content moves
+            arrival.added(record, files)  # refused before content moves
             target = self._blobs.of(digest).folder
             if target.exists() and not healthy and not self._blobs.is_healthy(digest):
                 self._discard(target)  # damaged: this push repairs it
@@ -305,7 +266,7 @@ class DiskStore(Catalogue):
             if not own.exists():
                 pushed.folder.rename(own)
                 sync_folder(self._pushes.root)
-            return self._version(ref, self._replace(ref, lambda record: change(record, files)), digest)
+            return self._version(ref, self._replace(ref, lambda record: arrival.added(record, files)), digest)
 
     def _is_used(self, digest: str) -> bool:
         """By any record, as far as they can be read."""

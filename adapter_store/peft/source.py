@@ -3,7 +3,6 @@
 import errno
 import shutil
 import stat
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from adapter_store.base.special_tokens import SPECIAL_TOKENS_FILE
 from adapter_store.errors import IncompatibleAdapter, InvalidAdapter, WarningsRefused
 from adapter_store.files.memory import read_file
 from adapter_store.files.safetensors_file import DamagedFile, TensorFile
-from adapter_store.manifest import PushWarning
+from adapter_store.manifest import PushOptions, PushWarning
 from adapter_store.model_spec import ModelSpec
 from adapter_store.peft.config import CONFIG_FILE
 from adapter_store.peft.folder import WEIGHTS_FILE, PeftAdapter, open_weights, read_adapter
@@ -49,24 +48,20 @@ def take_adapter(
     source: Path,
     private: Path,
     spec: ModelSpec,
+    options: PushOptions,
     max_file_bytes: int,
-    *,
-    strict: bool = False,
-    strict_base: bool = False,
-    warnings: Sequence[PushWarning] = (),
-    max_rank: int | None = None,
     max_memory_bytes: int = 0,
 ) -> PeftAdapter:
     """The way into every store: `source` is copied to `private`, and the copy is checked.
 
-    Weights of at most `max_memory_bytes` are copied to memory instead, in half the time. The rest is as in
-    AdapterStore.put. Raises InvalidAdapter, IncompatibleAdapter; OSError where there is no room for the copy.
+    Weights of at most `max_memory_bytes` are copied to memory instead, in half the time. Raises
+    InvalidAdapter, IncompatibleAdapter; OSError where there is no room for the copy.
     """
     file = _copy(source, private, max_file_bytes, max_memory_bytes)
-    adapter = read_adapter(private, spec, strict_base=strict_base, file=file)
-    _check_ranks(adapter, max_rank)
-    told = tuple(dict.fromkeys(map(_printable, (*adapter.push.warnings, *warnings))))
-    if strict and told:
+    adapter = read_adapter(private, spec, strict_base=options.strict_base, file=file)
+    _check_ranks(adapter, options.max_rank)
+    told = tuple(dict.fromkeys(map(_printable, (*adapter.push.warnings, *options.warnings))))
+    if options.strict and told:
         raise WarningsRefused(tuple((each.reason, each.message) for each in told))
     _drop_checked(private)
     return replace(adapter, push=replace(adapter.push, warnings=told))

@@ -4,16 +4,14 @@ import builtins
 import functools
 import logging
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from adapter_store.catalogue import Catalogue, Change, aliases_in, version_of, with_push
+from adapter_store.catalogue import Arrival, Catalogue, Change, aliases_in, version_of
 from adapter_store.errors import AdapterNotFound, DataLoss
 from adapter_store.files.durable import medium_errors
 from adapter_store.lease import Lease
-from adapter_store.manifest import Alias, Manifest, PushWarning, Version
+from adapter_store.manifest import Alias, Manifest, PushOptions, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
 from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
@@ -56,52 +54,18 @@ class RedisStore(Catalogue):
         claim_namespace(self._primary, keys, str(url), create=create)
         self._changes.sweep()
 
-    def put(
-        self,
-        source: Path,
-        tenant: str,
-        name: str,
-        spec: ModelSpec,
-        *,
-        alias: str | None = "latest",
-        strict: bool = False,
-        strict_base: bool = False,
-        warnings: Sequence[PushWarning] = (),
-        expected_generation: int | None = None,
-        max_rank: int | None = None,
-        dry_run: bool = False,
-        digest: str | None = None,
-    ) -> Version:
-        check_identifier("tenant", tenant)
-        check_identifier("name", name)
-        if alias is not None:
-            check_identifier("alias", alias)
+    def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:
         with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
             folder = Path(temporary) / "source"
-            adapter = take_adapter(
-                source,
-                folder,
-                spec,
-                self._max_file_bytes,
-                strict=strict,
-                strict_base=strict_base,
-                warnings=warnings,
-                max_rank=max_rank,
-                max_memory_bytes=_MEMORY_BYTES,
-            )
-            prepared = prepare(adapter, folder, _MEMORY_BYTES, digest, check=dry_run)
-            manifest, push = prepared.manifest, adapter.push
-            if dry_run:
-                return Version(tenant, name, manifest.digest, manifest, push, time.time(), protected=False)
-            ref = Ref(tenant, name, digest=manifest.digest)
-
-            def change(record: NameRecord, files: str) -> NameRecord:
-                told = replace(push, files=files)
-                return with_push(record, ref, manifest, told, alias, expected_generation)
-
-            record = self._changes.publish(ref, change, prepared)
+            adapter = take_adapter(source, folder, spec, options, self._max_file_bytes, _MEMORY_BYTES)
+            prepared = prepare(adapter, folder, _MEMORY_BYTES, options.digest, check=options.dry_run)
+            arrival = Arrival(tenant, name, prepared.manifest, adapter.push, options)
+            if options.dry_run:
+                return arrival.version()
+            record = self._changes.publish(arrival.ref, arrival.added, prepared)
         self._cached_manifest.cache_clear()
-        return version_of(ref, record, manifest.digest, manifest)  # which may be deleted by now
+        # It may be deleted by now.
+        return version_of(arrival.ref, record, arrival.manifest.digest, arrival.manifest)
 
     def record(self, tenant: str, name: str) -> NameRecord:
         return self._metadata.record(tenant, name).record

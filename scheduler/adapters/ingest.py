@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -21,12 +21,14 @@ from typing import TypeVar
 from adapter_store import (
     AdapterStore,
     ModelSpec,
+    PushOptions,
     PushWarning,
     TenantFull,
     Version,
     VersionState,
     open_store,
 )
+from adapter_store.manifest import AS_IT_COMES
 from adapter_store.peft.text_rules import read_text_rules
 from adapter_store.peft.tokenizer import PushedTemplate, read_chat_template
 from scheduler.adapters.template_trial import try_template
@@ -40,16 +42,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Push:
-    """Where a folder goes. As in AdapterStore.put; the trial of its template may add to `warnings`."""
+    """Where a folder goes, and how. The trial of its template may add to the warnings."""
 
     tenant: str
     name: str
-    alias: str | None = "latest"
-    strict: bool = False
-    strict_base: bool = False
-    dry_run: bool = False
-    expected_generation: int | None = None
-    warnings: tuple[PushWarning, ...] = ()
+    options: PushOptions = AS_IT_COMES
+
+    def with_warnings(self, warnings: Iterable[PushWarning]) -> "Push":
+        """The same push with these behind its own."""
+        told = (*self.options.warnings, *warnings)
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, warnings=told))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,8 +95,8 @@ class Ingest:
         """
         future = None
         try:
-            warnings = [*push.warnings, *await self._try_template(folder, spec, push.tenant)]
-            future = self._submit(_put, *self._store, self._limits, spec, folder, push, warnings)
+            push = push.with_warnings(await self._try_template(folder, spec, push.tenant))
+            future = self._submit(_put, *self._store, self._limits, spec, folder, push)
             future.add_done_callback(lambda _: _remove(folder))
             return await asyncio.wrap_future(future)
         except BrokenProcessPool as error:
@@ -168,36 +170,18 @@ def _read_template(folder: Path, spec: ModelSpec) -> tuple[PushedTemplate | None
 
 
 def _put(
-    store_url: str,
-    allow_volatile: bool,
-    limits: PushLimits,
-    spec: ModelSpec,
-    folder: Path,
-    push: Push,
-    warnings: Sequence[PushWarning],
+    store_url: str, allow_volatile: bool, limits: PushLimits, spec: ModelSpec, folder: Path, push: Push
 ) -> Pushed:
-    """`warnings`: those of the template's trial."""
     store = _store(store_url, allow_volatile)
     record = store.record(push.tenant, push.name)
     before = {d for d, entry in record.versions.items() if entry.state is not VersionState.DELETED}
-    put = functools.partial(
-        store.put,
-        folder,
-        push.tenant,
-        push.name,
-        spec,
-        alias=push.alias,
-        strict=push.strict,
-        strict_base=push.strict_base,
-        warnings=warnings,
-        expected_generation=push.expected_generation,
-        max_rank=limits.max_rank,
-    )
+    put = functools.partial(store.put, folder, push.tenant, push.name, spec)
+    options = dataclasses.replace(push.options, max_rank=limits.max_rank)
     is_full = limits.max_versions is not None and store.count(push.tenant) >= limits.max_versions
-    if is_full and put(dry_run=True).digest not in record.versions:
+    if is_full and put(dataclasses.replace(options, dry_run=True)).digest not in record.versions:
         raise TenantFull(
             f"tenant {push.tenant} has {limits.max_versions} versions and may have no more: remove some, and "
             "let `gc` take them"
         )
-    version = put(dry_run=push.dry_run)
+    version = put(options)
     return Pushed(version, created=version.digest not in before)

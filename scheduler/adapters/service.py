@@ -5,7 +5,6 @@ needs no right, Push and Pull need "push", and the others "manage". upkeep.py ha
 bytes.
 """
 
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -62,14 +61,15 @@ class AdaptersService(Upkeep):
                 held.callback(place.give_back)
                 limit = self._limits.max_push_bytes
                 await receive_files(request_iterator, place, limit, self._transfers, patience)
-            push = dataclasses.replace(push, warnings=not_looked_for(header, place.folder))
+            push = push.with_warnings(not_looked_for(header, place.folder))
             pushed = await self._store_files(place, push, held.pop_all())
-        if not push.dry_run:
+        dry_run = push.options.dry_run
+        if not dry_run:
             audit.changed(context, "pushed", adapter=full_name(pushed.version), digest=pushed.version.digest)
         aliases = await self._run(self._store.aliases, push.tenant, push.name)
         response = pb.PushResponse(version=version_message(pushed.version, aliases), created=pushed.created)
         for alias in aliases:
-            if alias.alias == push.alias and not push.dry_run:
+            if alias.alias == push.options.alias and not dry_run:
                 response.alias.CopyFrom(alias_message(alias))
         return response
 

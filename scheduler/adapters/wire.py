@@ -2,7 +2,17 @@
 
 from collections.abc import Iterable
 
-from adapter_store import Alias, InvalidRef, Manifest, PushFacts, Ref, Summary, Version, VersionState
+from adapter_store import (
+    Alias,
+    InvalidRef,
+    Manifest,
+    PushFacts,
+    PushOptions,
+    Ref,
+    Summary,
+    Version,
+    VersionState,
+)
 from adapter_store.record import MAX_TARGETS, MAX_WEIGHT
 from lorafleet.v1 import adapters_pb2
 from scheduler.adapters.ingest import Push
@@ -104,15 +114,14 @@ def push_target(header: adapters_pb2.PushHeader, identity: Identity) -> Push:
     generation = header.expected_generation if header.HasField("expected_generation") else None
     if alias is None and generation is not None:
         raise InvalidRequest("header.expected_generation", "is of an alias, and none is to be moved")
-    return Push(
-        ref.tenant,
-        ref.name,
+    options = PushOptions(
         alias,
+        generation,
         strict=header.strict,
         strict_base=header.strict_base,
         dry_run=header.dry_run,
-        expected_generation=generation,
     )
+    return Push(ref.tenant, ref.name, options)
 
 
 def _check_alias(ref: Ref, alias: str) -> None:

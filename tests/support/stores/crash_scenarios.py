@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from safetensors.numpy import save_file
 
-from adapter_store import AdapterStore, DiskStore, ModelSpec, Ref
+from adapter_store import AdapterStore, DiskStore, ModelSpec, PushOptions, Ref
 from lorafleet.migration import migrate
 from tests.support.stores.media import Medium
 
@@ -148,7 +148,7 @@ class MoveAlias:
     def prepare(self, medium: Medium) -> None:
         store = medium.open()
         for folder in self._folders:
-            store.put(folder, TENANT, NAME, SPEC, alias=None)
+            store.put(folder, TENANT, NAME, SPEC, PushOptions(alias=None))
 
     def act(self, store: AdapterStore, tell: Tell) -> None:
         digests = sorted(version.digest for version in store.list(TENANT))

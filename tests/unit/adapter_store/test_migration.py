@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterStore, ModelSpec, PushWarning, Ref, StoreUnavailable, VersionState
+from adapter_store import (
+    AdapterStore,
+    ModelSpec,
+    PushOptions,
+    PushWarning,
+    Ref,
+    StoreUnavailable,
+    VersionState,
+)
 from lorafleet.migration import Migrated, migrate
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium, at
 from tests.support.stores.redis_server import RedisServer
@@ -28,12 +36,12 @@ def source(media: list[Medium], adapters: list[Path], spec: ModelSpec) -> Adapte
     store = media[0].open()
     for folder in adapters:
         store.put(folder, "acme", "x", spec)
-    digests = [store.put(folder, "acme", "x", spec, dry_run=True).digest for folder in adapters]
+    digests = [store.put(folder, "acme", "x", spec, PushOptions(dry_run=True)).digest for folder in adapters]
     store.split_alias("acme", "x", "prod", {digests[0]: 90, digests[1]: 10})
     store.set_protected("acme", "y", store.put(adapters[0], "acme", "y", spec).digest, True)
     store.put(adapters[1], "zoo", "z", spec)
     store.withdraw(Ref.parse("zoo/z", ""), VersionState.DRAINING)
-    store.put(adapters[2], "zoo", "gone", spec, alias=None)
+    store.put(adapters[2], "zoo", "gone", spec, PushOptions(alias=None))
     store.withdraw(Ref("zoo", "gone", digest=digests[2]))
     return store
 
@@ -63,7 +71,7 @@ def test_what_others_found_about_a_push_arrives(
     """A scheduler, say, that tried its template."""
     found = PushWarning("FOUND", "by somebody")
     source, target = media[0].open(), media[1].open()
-    pushed = source.put(adapters[0], "acme", "x", spec, warnings=[found])
+    pushed = source.put(adapters[0], "acme", "x", spec, PushOptions(warnings=(found,)))
     assert migrate(source, target, spec).copied == 1
     copied = target.find(Ref.parse("acme/x", ""))
     assert copied.push.warnings == pushed.push.warnings and found in copied.push.warnings
@@ -139,7 +147,7 @@ def test_what_only_the_target_has_stays(
 ) -> None:
     target = media[1].open()
     mine = target.put(adapters[0], "acme", "own", spec)
-    target.put(adapters[2], "acme", "y", spec, alias="mine")
+    target.put(adapters[2], "acme", "y", spec, PushOptions(alias="mine"))
     migrate(source, target, spec)
     assert target.resolve(Ref.parse("acme/own", "")) == mine
     assert {alias.alias for alias in target.aliases("acme", "y")} == {"latest", "mine"}

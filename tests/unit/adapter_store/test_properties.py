@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from adapter_store import AdapterNotFound, GenerationMismatch, InUse, ModelSpec, Ref
+from adapter_store import AdapterNotFound, GenerationMismatch, InUse, ModelSpec, PushOptions, Ref
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium
 
 TENANTS, NAMES, ALIASES = ("acme", "zoo"), ("x", "x-y"), ("latest", "prod")
@@ -34,7 +34,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.aliases: dict[Key, dict[str, tuple[str, int]]] = {}
         self.spent: dict[Key, dict[str, int]] = {}  # last generation of deleted aliases
         self.digests = [
-            self.store.put(folder, "probe", "probe", self.spec, dry_run=True).digest
+            self.store.put(folder, "probe", "probe", self.spec, PushOptions(dry_run=True)).digest
             for folder in self.adapters
         ]
 
@@ -67,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.attempt(
             error,
             lambda: self.store.put(
-                self.adapters[index], *key, self.spec, alias=alias, expected_generation=expected
+                self.adapters[index], *key, self.spec, PushOptions(alias=alias, expected_generation=expected)
             ),
         ):
             self.versions.setdefault(key, {}).setdefault(digest, False)

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, ModelSpec, NameRecord, Ref
+from adapter_store import (
+    AdapterNotFound,
+    AdapterStore,
+    AdapterStoreError,
+    ModelSpec,
+    NameRecord,
+    PushOptions,
+    Ref,
+)
 from tests.support.stores.media import Medium, RedisMedium
 
 ROUNDS = 20
@@ -49,8 +57,11 @@ def check(medium: Medium) -> AdapterStore:
     return store
 
 
-def put(folder: Path, spec: ModelSpec, **options: Any) -> Callable[[AdapterStore], object]:
-    return lambda store: store.put(folder, "acme", "x", spec, **options)
+def put(
+    folder: Path, spec: ModelSpec, expected_generation: int | None = None
+) -> Callable[[AdapterStore], object]:
+    options = PushOptions(expected_generation=expected_generation)
+    return lambda store: store.put(folder, "acme", "x", spec, options)
 
 
 def test_two_pushes_make_ordered_versions(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
@@ -126,7 +137,7 @@ def test_a_push_was_made_though_somebody_deletes_it_at_once(
 def test_an_alias_and_the_delete_of_its_target_at_once(
     medium: Medium, adapters: list[Path], spec: ModelSpec
 ) -> None:
-    version = medium.open().put(adapters[0], "acme", "x", spec, alias=None)
+    version = medium.open().put(adapters[0], "acme", "x", spec, PushOptions(alias=None))
     for _ in range(ROUNDS):
         outcome = race(
             medium,
@@ -136,7 +147,7 @@ def test_an_alias_and_the_delete_of_its_target_at_once(
         assert Counter(outcome)["ok"] == 1 and set(outcome) < {"ok", "InUse", "AdapterNotFound"}
         store = check(medium)
         assert len(store.aliases("acme")) == len(store.list("acme"))
-        store.put(adapters[0], "acme", "x", spec, alias=None)
+        store.put(adapters[0], "acme", "x", spec, PushOptions(alias=None))
         for alias in store.aliases("acme"):
             store.delete_alias("acme", "x", alias.alias)
 

@@ -11,6 +11,7 @@ from adapter_store import (
     GenerationMismatch,
     InvalidRef,
     ModelSpec,
+    PushOptions,
     Ref,
     Version,
 )
@@ -67,7 +68,7 @@ def test_bad_names_never_reach_the_disk(
     calls: list[Callable[[], object]] = [
         lambda: store.put(adapters[0], bad, "x", spec),
         lambda: store.put(adapters[0], "acme", bad, spec),
-        lambda: store.put(adapters[0], "acme", "x", spec, alias=bad),
+        lambda: store.put(adapters[0], "acme", "x", spec, PushOptions(alias=bad)),
         lambda: store.list(bad),
         lambda: store.list("acme", name=bad),
         lambda: store.aliases(bad),

@@ -15,6 +15,7 @@ from adapter_store import (
     InvalidAdapter,
     Manifest,
     ModelSpec,
+    PushOptions,
     Ref,
     Version,
 )
@@ -67,14 +68,14 @@ def test_values_that_are_no_numbers_are_refused_and_nothing_is_kept(
     *_, last = sorted(read_tensors(adapter))
     rewrite(adapter, lambda tensors: tensors | {last: tensors[last] * float("inf")})
     with pytest.raises(InvalidAdapter, match=f"{last}' holds NaN or infinity"):
-        store.put(adapter, "acme", "x", spec, dry_run=dry_run)
+        store.put(adapter, "acme", "x", spec, PushOptions(dry_run=dry_run))
     assert store.list("acme") == []
 
 
 def test_a_dry_run_checks_and_keeps_nothing(
     store: AdapterStore, adapter: Path, spec: ModelSpec, medium: Medium
 ) -> None:
-    tried = store.put(adapter, "acme", "x", spec, dry_run=True)
+    tried = store.put(adapter, "acme", "x", spec, PushOptions(dry_run=True))
     assert medium.leftovers() == []
     assert store.put(adapter, "acme", "x", spec).manifest == tried.manifest
 
@@ -83,9 +84,9 @@ def test_a_push_with_a_stale_generation_stores_nothing(
     store: AdapterStore, versions: list[Version], adapter: Path, spec: ModelSpec
 ) -> None:
     with pytest.raises(GenerationMismatch):
-        store.put(adapter, "acme", "x", spec, expected_generation=2)
+        store.put(adapter, "acme", "x", spec, PushOptions(expected_generation=2))
     assert len(store.list("acme")) == 3
-    assert store.put(adapter, "acme", "x", spec, expected_generation=3) == store.resolve(
+    assert store.put(adapter, "acme", "x", spec, PushOptions(expected_generation=3)) == store.resolve(
         Ref.parse("acme/x", "")
     )
 
@@ -93,7 +94,7 @@ def test_a_push_with_a_stale_generation_stores_nothing(
 def test_a_push_without_alias_moves_nothing(
     store: AdapterStore, versions: list[Version], adapter: Path, spec: ModelSpec
 ) -> None:
-    pushed = store.put(adapter, "acme", "x", spec, alias=None)
+    pushed = store.put(adapter, "acme", "x", spec, PushOptions(alias=None))
     assert store.resolve(Ref.parse("acme/x", "")) == versions[2]
     assert store.resolve(at(pushed)) == pushed
 

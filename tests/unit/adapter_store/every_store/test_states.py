@@ -11,6 +11,7 @@ from adapter_store import (
     DataLoss,
     InUse,
     ModelSpec,
+    PushOptions,
     Ref,
     Version,
     VersionState,
@@ -120,7 +121,7 @@ def test_draining_leaves_aliases_and_a_push_makes_active_again(
     assert collected(store) == []
     assert store.put(adapters[2], "acme", "x", spec) == last == store.resolve(LATEST)
     store.withdraw(at(versions[0]))
-    assert store.put(adapters[0], "acme", "x", spec, alias=None) == versions[0]
+    assert store.put(adapters[0], "acme", "x", spec, PushOptions(alias=None)) == versions[0]
     assert collected(store) == []
 
 
@@ -143,7 +144,7 @@ def test_a_version_in_quarantine_is_data_loss_until_it_is_pushed_again(
         store.resolve(at(first))
     assert store.find(at(first)).quarantined and store.resolve(LATEST) == versions[2]
     assert [s.digest for s in store.summaries("acme") if s.quarantined] == [first.digest]
-    store.put(adapters[0], "acme", "x", spec, alias=None)
+    store.put(adapters[0], "acme", "x", spec, PushOptions(alias=None))
     assert store.resolve(at(first)) == first
 
 
@@ -156,7 +157,7 @@ def test_a_repairing_push_is_not_undone_by_who_looked_before_it(
     medium.change_packed(first.digest, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DataLoss):
         store.verify(at(first))
-    medium.open().put(adapters[0], "acme", "x", spec, alias=None)
+    medium.open().put(adapters[0], "acme", "x", spec, PushOptions(alias=None))
     assert not store.set_quarantined("acme", "x", first.digest, True, upload=seen)
     assert store.resolve(at(first)) == first
     assert store.upload(at(first)) != seen

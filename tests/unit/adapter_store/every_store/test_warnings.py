@@ -10,6 +10,7 @@ from adapter_store import (
     IncompatibleAdapter,
     InvalidAdapter,
     ModelSpec,
+    PushOptions,
     PushWarning,
     WarningsRefused,
 )
@@ -27,7 +28,7 @@ def test_what_the_caller_found_is_kept_behind_the_store_s_own(
     store: AdapterStore, adapter: Path, spec: ModelSpec, medium: Medium
 ) -> None:
     edit_config(adapter, base_model_name_or_path="acme/other")
-    pushed = store.put(adapter, "acme", "x", spec, warnings=[CALLERS])
+    pushed = store.put(adapter, "acme", "x", spec, PushOptions(warnings=(CALLERS,)))
     assert reasons(pushed.push.warnings) == ["OTHER_BASE_MODEL", "TEMPLATE_FAILS"]
     assert pushed.push.warnings[-1] == CALLERS
     again = medium.open()
@@ -37,7 +38,7 @@ def test_what_the_caller_found_is_kept_behind_the_store_s_own(
 
 def test_what_they_quote_is_short_and_printable(store: AdapterStore, adapter: Path, spec: ModelSpec) -> None:
     odd = PushWarning("ODD", "\x1b[31m" + "x" * 5000)
-    [warning] = store.put(adapter, "acme", "x", spec, warnings=[odd, odd]).push.warnings
+    [warning] = store.put(adapter, "acme", "x", spec, PushOptions(warnings=(odd, odd))).push.warnings
     assert warning.message.startswith("\\x1b[31mxx") and len(warning.message) < 1100
 
 
@@ -49,17 +50,17 @@ def test_a_strict_push_with_warnings_names_each_and_stores_nothing(
     with pytest.raises(
         WarningsRefused, match=r"there are 2: OTHER_BASE_MODEL: .*acme/other.*; TEMPLATE_FAILS: c"
     ):
-        store.put(adapter, "acme", "x", spec, strict=True, warnings=[CALLERS], dry_run=dry_run)
+        store.put(adapter, "acme", "x", spec, PushOptions(strict=True, warnings=(CALLERS,), dry_run=dry_run))
     assert store.list("acme") == [] and medium.leftovers() == []
     with pytest.raises(IncompatibleAdapter, match="acme/other"):
-        store.put(adapter, "acme", "x", spec, strict=True, strict_base=True, dry_run=dry_run)
+        store.put(adapter, "acme", "x", spec, PushOptions(strict=True, strict_base=True, dry_run=dry_run))
 
 
 def test_a_strict_push_without_warnings_is_a_push(
     store: AdapterStore, adapter: Path, spec: ModelSpec
 ) -> None:
     edit_config(adapter, base_model_name_or_path=None)
-    assert store.put(adapter, "acme", "x", spec, strict=True).push.warnings == ()
+    assert store.put(adapter, "acme", "x", spec, PushOptions(strict=True)).push.warnings == ()
     assert len(store.list("acme")) == 1
 
 

@@ -7,6 +7,7 @@ from adapter_store import (
     AdapterStore,
     Lease,
     ModelSpec,
+    PushOptions,
     Ref,
     Version,
     VersionState,
@@ -27,7 +28,7 @@ def test_names_that_share_a_content(
     store.withdraw(at(first), VersionState.DRAINING)
     store.withdraw(Ref.parse("zoo/y", ""))
     assert medium.open().active_names(first.digest) == [("acme", "a")]
-    store.put(adapters[0], "acme", "x", spec, alias=None)
+    store.put(adapters[0], "acme", "x", spec, PushOptions(alias=None))
     medium.change_record("acme", "a", lambda record: b"{")
     assert store.active_names(first.digest) == [("acme", "x")]  # it serves nobody
     collected(store)

@@ -11,7 +11,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
-from adapter_store import DiskStore, InvalidAdapter, ModelSpec, Version, Weights
+from adapter_store import DiskStore, InvalidAdapter, ModelSpec, PushOptions, Version, Weights
+from adapter_store.manifest import AS_IT_COMES
 from tests.support.adapters.peft import (
     CONFIGS,
     DENSE,
@@ -30,8 +31,8 @@ from tests.support.adapters.peft import (
 EVERYTHING = (*DENSE, "embed_tokens", "lm_head")
 
 
-def push(store: DiskStore, folder: Path, spec: ModelSpec, **options: Any) -> Version:
-    return store.put(folder, "default", "x", spec, **options)
+def push(store: DiskStore, folder: Path, spec: ModelSpec, options: PushOptions = AS_IT_COMES) -> Version:
+    return store.put(folder, "default", "x", spec, options)
 
 
 def peft_path(module: str) -> str:
@@ -311,7 +312,7 @@ def test_another_base_name_is_a_warning_unless_strict(
     adapter: Path, spec: ModelSpec, store: DiskStore
 ) -> None:
     edit_config(adapter, base_model_name_or_path="acme/d0")
-    assert push(store, adapter, spec, strict_base=True).push.warnings == ()
+    assert push(store, adapter, spec, PushOptions(strict_base=True)).push.warnings == ()
     edit_config(adapter, base_model_name_or_path="acme/other", lora_alpha=9)
     [warning] = push(store, adapter, spec).push.warnings
     assert warning.reason == "OTHER_BASE_MODEL" and "acme/other" in warning.message

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter_store import DiskStore, IncompatibleAdapter, ModelSpec
+from adapter_store import DiskStore, IncompatibleAdapter, ModelSpec, PushOptions
 from tests.support.adapters.peft import edit_config
 
 COMMIT = "7683fea62db869066ddaff6a41d032262c490d4f"
@@ -34,7 +34,7 @@ def named(d0: Path, tmp_path: Path) -> ModelSpec:
 )
 def test_spellings_of_one_name(adapter: Path, store: DiskStore, named: ModelSpec, name: str) -> None:
     edit_config(adapter, base_model_name_or_path=name)
-    assert store.put(adapter, "acme", "x", named, strict_base=True).push.warnings == ()
+    assert store.put(adapter, "acme", "x", named, PushOptions(strict_base=True)).push.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_other_names(adapter: Path, store: DiskStore, named: ModelSpec, name: st
     [warning] = store.put(adapter, "acme", "x", named).push.warnings
     assert warning.reason == "OTHER_BASE_MODEL" and name in warning.message
     with pytest.raises(IncompatibleAdapter, match=r"this base is 'Tiny2\.5-1B-Chat'"):
-        store.put(adapter, "acme", "x", named, strict_base=True)
+        store.put(adapter, "acme", "x", named, PushOptions(strict_base=True))
 
 
 def test_a_base_in_the_cache_of_a_hub(adapter: Path, d0: Path, store: DiskStore, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_base_in_the_cache_of_a_hub(adapter: Path, d0: Path, store: DiskStore,
     spec = ModelSpec.from_folder(shutil.copytree(d0, snapshot))
     assert spec.name == "Tiny2.5-1B-Chat"
     edit_config(adapter, base_model_name_or_path="maker/Tiny2.5-1B-Chat")
-    assert store.put(adapter, "acme", "x", spec, strict_base=True).push.warnings == ()
+    assert store.put(adapter, "acme", "x", spec, PushOptions(strict_base=True)).push.warnings == ()
     edit_config(adapter, base_model_name_or_path="maker/other")
     with pytest.raises(IncompatibleAdapter, match=r"this base is 'Tiny2\.5-1B-Chat'"):
-        store.put(adapter, "acme", "x", spec, strict_base=True)
+        store.put(adapter, "acme", "x", spec, PushOptions(strict_base=True))

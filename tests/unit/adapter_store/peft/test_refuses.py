@@ -17,8 +17,10 @@ from adapter_store import (
     IncompatibleAdapter,
     InvalidAdapter,
     ModelSpec,
+    PushOptions,
     Ref,
 )
+from adapter_store.manifest import AS_IT_COMES
 from tests.support.adapters.peft import edit_config, lora_pair, make_adapter, raw_adapter, rewrite
 
 P0 = "base_model.model.model.layers.0"
@@ -31,10 +33,14 @@ def refused(
     store: DiskStore, spec: ModelSpec, tmp_path: Path, leftovers: Callable[[Path], list[str]]
 ) -> Callable[..., None]:
     def check(
-        folder: Path, complaint: str, error: type[AdapterStoreError] = InvalidAdapter, **options: Any
+        folder: Path,
+        complaint: str,
+        error: type[AdapterStoreError] = InvalidAdapter,
+        options: PushOptions = AS_IT_COMES,
+        spec: ModelSpec = spec,
     ) -> None:
         with pytest.raises(error, match=complaint):
-            store.put(folder, "default", "x", options.pop("spec", spec), **options)
+            store.put(folder, "default", "x", spec, options)
         assert leftovers(tmp_path / "store") == []
 
     return check
@@ -394,4 +400,4 @@ def test_another_intermediate_size(tmp_path: Path, refused: Callable[..., None])
 
 def test_another_base_name_when_strict(adapter: Path, refused: Callable[..., None]) -> None:
     edit_config(adapter, base_model_name_or_path="acme/other")
-    refused(adapter, "acme/other", IncompatibleAdapter, strict_base=True)
+    refused(adapter, "acme/other", IncompatibleAdapter, PushOptions(strict_base=True))

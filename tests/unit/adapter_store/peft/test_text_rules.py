@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapter_store import DataLoss, DiskStore, InvalidAdapter, Manifest, ModelSpec, Ref, Version
+from adapter_store import DataLoss, DiskStore, InvalidAdapter, Manifest, ModelSpec, PushOptions, Ref, Version
 from adapter_store.manifest import TextRules
 from adapter_store.peft.folder import read_adapter
 from adapter_store.peft.text_rules import read_text_rules
@@ -187,7 +187,7 @@ def test_what_was_stored_before_anything_was_honoured_keeps_its_digest(
     source, target = DiskStore(tmp_path / "source"), medium.open()
     plain = source.put(with_files({}), "acme", "plain", base)
     folder = with_files({"tokenizer_config": {"eos_token": TEXT_END}})
-    before = source.put(folder, "acme", "x", base, digest=plain.digest)
+    before = source.put(folder, "acme", "x", base, PushOptions(digest=plain.digest))
     honoured = source.put(folder, "acme", "x", base)
     assert before.digest == plain.digest != honoured.digest and before.manifest.text == TextRules()
     assert migrate(source, target, base).failed == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter_store import Lease, ModelSpec, Ref, StoreUnavailable, UnsafeStore, open_store
+from adapter_store import Lease, ModelSpec, PushOptions, Ref, StoreUnavailable, UnsafeStore, open_store
 from lorafleet.ports import free_port
 from tests.support.services.proxy import Proxy
 from tests.support.stores.media import RedisMedium
@@ -105,7 +105,7 @@ def test_a_user_with_few_rights_is_enough(
     store.delete_alias("acme", "x", "prod")
     store.verify(LATEST)
     store.export(LATEST, tmp_path / "out")
-    other = store.put(adapters[1], "acme", "y", spec, alias=None)
+    other = store.put(adapters[1], "acme", "y", spec, PushOptions(alias=None))
     assert store.active_names(other.digest) == [("acme", "y")] and store.now() > 1e9
     store.hold(Lease("me", 1, frozenset({("acme/y", other.digest)})))
     assert [lease.holder for lease in store.leases()] == ["me"]

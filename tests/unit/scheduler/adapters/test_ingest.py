@@ -19,6 +19,7 @@ from adapter_store import (
     IncompatibleAdapter,
     InvalidAdapter,
     ModelSpec,
+    PushOptions,
     Ref,
     TenantFull,
 )
@@ -66,7 +67,7 @@ async def test_errors_come_back_typed(
     with pytest.raises(InvalidAdapter, match=r"adapter_model\.safetensors"):
         await ingest.put(broken, PUSH, spec)
     assert not broken.exists()
-    behind = dataclasses.replace(PUSH, expected_generation=3)
+    behind = Push("acme", "x", PushOptions(expected_generation=3))
     with pytest.raises(GenerationMismatch):
         await ingest.put(peft_folder(2), behind, spec)
     assert store.list("acme") == []
@@ -79,7 +80,7 @@ async def test_a_template_that_cannot_run_is_refused_and_leaves_nothing(
     folder = peft_folder(1)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}")
     with pytest.raises(InvalidAdapter, match=r"chat_template\.jinja: .*line 1: Unexpected end of template"):
-        await ingest.put(folder, dataclasses.replace(PUSH, dry_run=dry_run), spec)
+        await ingest.put(folder, Push("acme", "x", PushOptions(dry_run=dry_run)), spec)
     assert not folder.exists() and store.list("acme") == [] and store.orphans() == []
 
 
@@ -104,7 +105,7 @@ async def test_ranks_and_versions_over_the_limits_are_refused(
 ) -> None:
     """At the push, not at the first request. Pushing again what is there is no more than before."""
     ingest = Ingest(f"disk:{tmp_path / 'store'}", templates, limits=PushLimits(max_rank=4, max_versions=2))
-    dry = dataclasses.replace(PUSH, dry_run=True)
+    dry = Push("acme", "x", PushOptions(dry_run=True))
     try:
         for push in (dry, PUSH):
             with pytest.raises(

@@ -8,6 +8,7 @@ import pytest
 from adapter_store import (
     DiskStore,
     ModelSpec,
+    PushOptions,
     Version,
 )
 from scheduler.admission.versions import Versions
@@ -33,7 +34,7 @@ def version(other: DiskStore, spec: ModelSpec, peft_folder: Callable[..., Path])
 
 @pytest.fixture
 def newer(other: DiskStore, version: Version, spec: ModelSpec, peft_folder: Callable[..., Path]) -> Version:
-    return other.put(peft_folder(2), "acme", "x", spec, alias=None)
+    return other.put(peft_folder(2), "acme", "x", spec, PushOptions(alias=None))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from adapter_store import DiskStore, ModelSpec, NameRecord, Ref, Version, VersionState
+from adapter_store import DiskStore, ModelSpec, NameRecord, PushOptions, Ref, Version, VersionState
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import errors
 from scheduler.admission.admission import Admission, Identity
@@ -368,7 +368,7 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
             await admission.admit(request, ACME)
         again = tmp_path / "again"
         store.export(ref, again)
-        store.put(again, "acme", "support", spec, alias=None)
+        store.put(again, "acme", "support", spec, PushOptions(alias=None))
         versions.ask()
         heard[0] = False
         assert (await admission.admit(request, ACME)).digest == stored.older.digest

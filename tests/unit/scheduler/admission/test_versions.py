@@ -12,6 +12,7 @@ from adapter_store import (
     DiskStore,
     ModelSpec,
     NameRecord,
+    PushOptions,
     Ref,
     StoreUnavailable,
     Version,
@@ -217,7 +218,7 @@ def test_a_version_that_was_not_there_is_found_when_it_is_pushed(
     for _ in range(2):
         with pytest.raises(AdapterNotFound):
             versions.resolve(third)
-    pushed = other.put(peft_folder(3), "acme", "x", spec, alias=None)
+    pushed = other.put(peft_folder(3), "acme", "x", spec, PushOptions(alias=None))
     assert versions.resolve(at(pushed)) == pushed
     with pytest.raises(AdapterNotFound):
         versions.resolve(Ref.parse("acme/new", ""))
