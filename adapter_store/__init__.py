@@ -36,7 +36,15 @@ from adapter_store.module_names import is_expert, kind_of, place_of
 from adapter_store.packed.form import LoRAModule, Weights
 from adapter_store.record import NameRecord, News
 from adapter_store.ref import Ref
-from adapter_store.store import AdapterStore, WeightsSource, open_store
+from adapter_store.store import (
+    AdapterStore,
+    Curator,
+    NoticeBoard,
+    Publisher,
+    Resolver,
+    WeightsSource,
+    open_store,
+)
 from adapter_store.summary import Summary
 
 __all__ = [
@@ -45,6 +53,7 @@ __all__ = [
     "AdapterStoreError",
     "Alias",
     "CachedStore",
+    "Curator",
     "DataLoss",
     "DiskStore",
     "GenerationMismatch",
@@ -61,11 +70,14 @@ __all__ = [
     "NameRecord",
     "News",
     "NoStore",
+    "NoticeBoard",
     "OtherFormat",
+    "Publisher",
     "PushFacts",
     "PushOptions",
     "PushWarning",
     "Ref",
+    "Resolver",
     "StoreUnavailable",
     "Summary",
     "TenantFull",

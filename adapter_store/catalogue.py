@@ -82,7 +82,8 @@ class Catalogue(ABC):
     ) -> builtins.list[Summary]: ...
 
     @abstractmethod
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Unix seconds by the store's own clock, which is the same for all who use it."""
 
     @abstractmethod
     def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:

@@ -1,4 +1,7 @@
-"""The protocol of a store, which scheduler, executors and tools share, whatever the medium is."""
+"""The protocols of a store, each for those who share it, whatever the medium is.
+
+A store is synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails.
+"""
 
 import builtins
 from collections.abc import Callable, Mapping
@@ -17,27 +20,15 @@ from adapter_store.summary import Summary
 
 
 class WeightsSource(Protocol):
-    """The part of a store that an executor needs."""
+    """What executors need: the weights behind a digest."""
 
     def open(self, digest: str) -> Weights:
         """Raises AdapterNotFound, or DataLoss when the stored bytes do not match the digest."""
         ...
 
 
-class AdapterStore(WeightsSource, Protocol):
-    """Synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails."""
-
-    def put(
-        self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions = AS_IT_COMES
-    ) -> Version:
-        """Checks a PEFT folder against the base and stores it, then moves the alias of `options` to it.
-
-        Content is shared by all who push it; the files beside it, what they call the base, and warnings are
-        the name's own. Pushing the same folder again yields the same version and changes nothing; the same
-        content with other files replaces those. Raises InvalidAdapter, WarningsRefused, IncompatibleAdapter,
-        InvalidRef, GenerationMismatch; then nothing was stored.
-        """
-        ...
+class Resolver(Protocol):
+    """What is said of versions and aliases, which schedulers ask about for every request."""
 
     def record(self, tenant: str, name: str) -> NameRecord:
         """All that is known of a name, empty when it is unknown. Raises DataLoss."""
@@ -45,32 +36,6 @@ class AdapterStore(WeightsSource, Protocol):
 
     def manifest(self, digest: str) -> Manifest:
         """Raises AdapterNotFound, DataLoss."""
-        ...
-
-    def tenants(self) -> builtins.list[str]:
-        """All that have a version, sorted."""
-        ...
-
-    def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
-        """(tenant, name) of all whose requests may get the content. Cheap: there is an index."""
-        ...
-
-    def damaged(self, tenant: str) -> builtins.list[str]:
-        """Names whose records cannot be read: their versions are DATA_LOSS and in no listing."""
-        ...
-
-    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> builtins.list[Summary]:
-        """Gives up a name whose record cannot be read: all content that is stored for it becomes DELETED
-        under it, so that `collect` removes it in its time, and its aliases are forgotten. What becomes so; a
-        dry run only tells. Takes time in proportion to all versions that are stored.
-
-        Raises AdapterNotFound when that record can be read, or there is none.
-        """
-        ...
-
-    def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
-        """What another store says of a name: the states, protections and times of the versions that are in
-        both, and the aliases whose versions are all here. What an alias points to does not become DELETED."""
         ...
 
     def resolve(self, ref: Ref, sticky_key: str | None = None) -> Version:
@@ -86,15 +51,100 @@ class AdapterStore(WeightsSource, Protocol):
         """The version behind `ref` in whatever state. Raises AdapterNotFound."""
         ...
 
+    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+        """Sorted by name, then alias."""
+        ...
+
+    def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
+        """(tenant, name) of all whose requests may get the content. Cheap: there is an index."""
+        ...
+
+    def news(self, since: int) -> News:
+        """What changed after the number `since` of an earlier answer (-1: never asked). Cheap: it is asked
+        several times a second. A change that was acknowledged before the call is in the answer."""
+        ...
+
+
+class NoticeBoard(Resolver, Protocol):
+    """Where schedulers tell each other what they still use, and what tenants ask of them."""
+
+    def hold(self, lease: Lease) -> None:
+        """Tells what this holder still uses, in place of what it told before; it counts for the lease's
+        seconds from now on. lease.py says what for."""
+        ...
+
+    def let_go(self, holder: str) -> None:
+        """It uses nothing any more."""
+        ...
+
+    def leases(self) -> builtins.list[Lease]:
+        """Of all holders, but for those that did not renew theirs in time."""
+        ...
+
+    def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str] | None:
+        """Tells other holders something in place of what this one told before, for so long by the store's
+        clock ("": it tells nothing any more), and returns what all tell now. It may be lost in a crash. None:
+        this medium is too slow for what is told twice a second, and nothing was told."""
+        ...
+
+    def secret(self) -> bytes:
+        """32 random bytes, the same ones for all who ask, for as long as the store is there. They are made
+        for the first one."""
+        ...
+
+
+class Publisher(WeightsSource, Resolver, Protocol):
+    """What those need who bring versions: pushes and migrations."""
+
+    def put(
+        self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions = AS_IT_COMES
+    ) -> Version:
+        """Checks a PEFT folder against the base and stores it, then moves the alias of `options` to it.
+
+        Content is shared by all who push it; the files beside it, what they call the base, and warnings are
+        the name's own. Pushing the same folder again yields the same version and changes nothing; the same
+        content with other files replaces those. Raises InvalidAdapter, WarningsRefused, IncompatibleAdapter,
+        InvalidRef, GenerationMismatch; then nothing was stored.
+        """
+        ...
+
+    def pushed(self, ref: Ref) -> PushedFiles:
+        """The files of the last push of that version under this name, without the weights.
+
+        Raises AdapterNotFound, DataLoss.
+        """
+        ...
+
+    def count(self, tenant: str) -> int:
+        """Versions that are stored, those that are DELETED, too. Cheap."""
+        ...
+
+    def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
+        """What another store says of a name: the states, protections and times of the versions that are in
+        both, and the aliases whose versions are all here. What an alias points to does not become DELETED."""
+        ...
+
+    def delete(self, ref: Ref) -> None:
+        """Removes a version and its content at once, whoever may be reading it. An alias ref removes the
+        version behind it, and that alias with it.
+
+        Raises InUse while another alias points to the version or it is protected, AdapterNotFound.
+        """
+        ...
+
+
+class Curator(Resolver, Protocol):
+    """What operators need, who see, change and mend what is stored."""
+
+    def tenants(self) -> builtins.list[str]:
+        """All that have a version, sorted."""
+        ...
+
     def list(
         self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
     ) -> builtins.list[Version]:
         """The first `limit` versions whose "name@digest" is greater than `after`, in that order, but for
         those that are DELETED."""
-        ...
-
-    def count(self, tenant: str) -> int:
-        """Versions that are stored, those that are DELETED, too. Cheap."""
         ...
 
     def summaries(
@@ -107,6 +157,38 @@ class AdapterStore(WeightsSource, Protocol):
         deleted: bool = False,
     ) -> builtins.list[Summary]:
         """As list, without manifests; `deleted`: those that are DELETED, too."""
+        ...
+
+    def set_alias(
+        self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
+    ) -> Alias:
+        """Points `alias` at an ACTIVE version of the same name. Already there: nothing changes.
+
+        Raises AdapterNotFound, GenerationMismatch.
+        """
+        ...
+
+    def split_alias(
+        self,
+        tenant: str,
+        name: str,
+        alias: str,
+        targets: Mapping[str, int],
+        *,
+        expected_generation: int | None = None,
+    ) -> Alias:
+        """As set_alias, at several versions: `targets` says how much of the traffic each gets, by digest.
+
+        Raises InvalidRef, too, for weights that are not 1 to 1,000,000 or more than 16 targets.
+        """
+        ...
+
+    def delete_alias(self, tenant: str, name: str, alias: str) -> None:
+        """Raises AdapterNotFound."""
+        ...
+
+    def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
+        """Raises AdapterNotFound."""
         ...
 
     def withdraw(
@@ -139,81 +221,16 @@ class AdapterStore(WeightsSource, Protocol):
         clock and that `keep` does not hold, with the content that no other name has. Returns them."""
         ...
 
-    def now(self) -> float:
-        """Unix seconds by the store's own clock, which is the same for all who use it."""
-        ...
+    def export(self, ref: Ref, target: Path) -> None:
+        """Writes the files of the last push of that version under this name into `target`, a folder that is
+        made if need be.
 
-    def hold(self, lease: Lease) -> None:
-        """Tells what this holder still uses, in place of what it told before; it counts for the lease's
-        seconds from now on. lease.py says what for."""
-        ...
-
-    def let_go(self, holder: str) -> None:
-        """It uses nothing any more."""
-        ...
-
-    def leases(self) -> builtins.list[Lease]:
-        """Of all holders, but for those that did not renew theirs in time."""
-        ...
-
-    def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str] | None:
-        """Tells other holders something in place of what this one told before, for so long by the store's
-        clock ("": it tells nothing any more), and returns what all tell now. It may be lost in a crash. None:
-        this medium is too slow for what is told twice a second, and nothing was told."""
-        ...
-
-    def secret(self) -> bytes:
-        """32 random bytes, the same ones for all who ask, for as long as the store is there. They are made
-        for the first one."""
-        ...
-
-    def orphans(self) -> builtins.list[str]:
-        """What is stored and what no version names: digests of content, or what else tells where it is. A
-        push that is under way is none. Takes time in proportion to all that is stored."""
-        ...
-
-    def delete(self, ref: Ref) -> None:
-        """Removes a version and its content at once, whoever may be reading it. An alias ref removes the
-        version behind it, and that alias with it.
-
-        Raises InUse while another alias points to the version or it is protected, AdapterNotFound.
+        Raises AdapterNotFound, DataLoss, or FileExistsError when `target` is not empty.
         """
         ...
 
-    def set_alias(
-        self, tenant: str, name: str, alias: str, digest: str, *, expected_generation: int | None = None
-    ) -> Alias:
-        """Points `alias` at an ACTIVE version of the same name. Already there: nothing changes.
-
-        Raises AdapterNotFound, GenerationMismatch.
-        """
-        ...
-
-    def split_alias(
-        self,
-        tenant: str,
-        name: str,
-        alias: str,
-        targets: Mapping[str, int],
-        *,
-        expected_generation: int | None = None,
-    ) -> Alias:
-        """As set_alias, at several versions: `targets` says how much of the traffic each gets, by digest.
-
-        Raises InvalidRef, too, for weights that are not 1 to 1,000,000 or more than 16 targets.
-        """
-        ...
-
-    def delete_alias(self, tenant: str, name: str, alias: str) -> None:
-        """Raises AdapterNotFound."""
-        ...
-
-    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
-        """Sorted by name, then alias."""
-        ...
-
-    def set_protected(self, tenant: str, name: str, digest: str, protected: bool) -> Version:
-        """Raises AdapterNotFound."""
+    def verify(self, ref: Ref) -> Version:
+        """Hashes everything stored for the version again. Raises AdapterNotFound, DataLoss."""
         ...
 
     def upload(self, ref: Ref) -> str:
@@ -231,29 +248,27 @@ class AdapterStore(WeightsSource, Protocol):
         """
         ...
 
-    def export(self, ref: Ref, target: Path) -> None:
-        """Writes the files of the last push of that version under this name into `target`, a folder that is
-        made if need be.
+    def orphans(self) -> builtins.list[str]:
+        """What is stored and what no version names: digests of content, or what else tells where it is. A
+        push that is under way is none. Takes time in proportion to all that is stored."""
+        ...
 
-        Raises AdapterNotFound, DataLoss, or FileExistsError when `target` is not empty.
+    def damaged(self, tenant: str) -> builtins.list[str]:
+        """Names whose records cannot be read: their versions are DATA_LOSS and in no listing."""
+        ...
+
+    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> builtins.list[Summary]:
+        """Gives up a name whose record cannot be read: all content that is stored for it becomes DELETED
+        under it, so that `collect` removes it in its time, and its aliases are forgotten. What becomes so; a
+        dry run only tells. Takes time in proportion to all versions that are stored.
+
+        Raises AdapterNotFound when that record can be read, or there is none.
         """
         ...
 
-    def pushed(self, ref: Ref) -> PushedFiles:
-        """The files of the last push of that version under this name, without the weights.
 
-        Raises AdapterNotFound, DataLoss.
-        """
-        ...
-
-    def verify(self, ref: Ref) -> Version:
-        """Hashes everything stored for the version again. Raises AdapterNotFound, DataLoss."""
-        ...
-
-    def news(self, since: int) -> News:
-        """What changed after the number `since` of an earlier answer (-1: never asked). Cheap: it is asked
-        several times a second. A change that was acknowledged before the call is in the answer."""
-        ...
+class AdapterStore(NoticeBoard, Publisher, Curator, Protocol):
+    """All of a store. Whoever needs a part of it takes that part."""
 
     def problem(self) -> str:
         """Why it takes no changes, or "": its medium may lose what is stored. Cheap: as it was last seen."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adapter_store import (
-    AdapterStore,
     AdapterStoreError,
     DataLoss,
     ModelSpec,
     NameRecord,
+    Publisher,
     PushOptions,
     Ref,
     StoreUnavailable,
@@ -39,7 +39,7 @@ class Migrated:
 
 def migrate(
     source: MigrationSource,
-    target: AdapterStore,
+    target: Publisher,
     spec: ModelSpec,
     *,
     source_format: int = FORMAT,
@@ -91,7 +91,7 @@ def _versions(store: MigrationSource, tenant: str) -> Iterator[Summary]:
         after = page[-1].key
 
 
-def _has_files(source: MigrationSource, target: AdapterStore, ref: Ref) -> bool:
+def _has_files(source: MigrationSource, target: Publisher, ref: Ref) -> bool:
     """Whether the target has the files of the name's last push into the source, or nobody can copy them."""
     try:
         pushed = source.pushed(ref)
@@ -103,9 +103,7 @@ def _has_files(source: MigrationSource, target: AdapterStore, ref: Ref) -> bool:
         return False
 
 
-def _copy(
-    source: MigrationSource, target: AdapterStore, ref: Ref, spec: ModelSpec, source_format: int
-) -> str:
+def _copy(source: MigrationSource, target: Publisher, ref: Ref, spec: ModelSpec, source_format: int) -> str:
     """By way of the pushed files. The digest there: in stores of one format the same content has the same."""
     with tempfile.TemporaryDirectory(prefix="lorafleet-migrate-") as folder:
         files = Path(folder) / "adapter"
@@ -122,7 +120,7 @@ def _copy(
         return copy.digest
 
 
-def _digest_as_of(source_format: int, target: AdapterStore, digest: str) -> str:
+def _digest_as_of(source_format: int, target: Publisher, digest: str) -> str:
     """What the content that `target` has as `digest` is called in a store of that format."""
     if source_format > 2:
         return digest

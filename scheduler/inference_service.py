@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from adapter_store import AdapterStore, ModelSpec
+from adapter_store import ModelSpec, Resolver
 from lorafleet.doors import message_is_done
 from lorafleet.doors.held import Held
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
@@ -37,7 +37,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         writer: StreamWriter,
         ledger: Ledger,
         answer_ids: AnswerIds,
-        store: AdapterStore,
+        store: Resolver,
         spec: ModelSpec,
         metrics: Metrics,
         pool: Executor,

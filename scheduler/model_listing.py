@@ -1,6 +1,6 @@
 """Lists what a caller may name in a request. Blocking: runs in a thread pool."""
 
-from adapter_store import AdapterNotFound, AdapterStore, DataLoss, Ref
+from adapter_store import AdapterNotFound, DataLoss, Ref, Resolver
 from lorafleet.v1 import inference_pb2
 from scheduler.admission.identity import Identity
 from scheduler.errors import InvalidRequest
@@ -11,7 +11,7 @@ BASE_NAME = "/"  # Sorts before all names of adapters.
 
 
 def list_models(
-    store: AdapterStore, identity: Identity, request: inference_pb2.ListModelsRequest
+    store: Resolver, identity: Identity, request: inference_pb2.ListModelsRequest
 ) -> tuple[list[inference_pb2.Model], str]:
     """A page of models by name, the base model first of all, and the token of the next page.
 
@@ -34,7 +34,7 @@ def list_models(
     return models, page[-1] if len(names) > page_size else ""
 
 
-def _model(store: AdapterStore, name: str, ref: Ref | None) -> inference_pb2.Model | None:
+def _model(store: Resolver, name: str, ref: Ref | None) -> inference_pb2.Model | None:
     """None when no request can have it: it went meanwhile, is draining, or is in quarantine."""
     if ref is None:
         return inference_pb2.Model()

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 import grpc
 
 import adapter_store
-from adapter_store import AdapterStore, ModelSpec, Ref, Summary, Version, VersionState
+from adapter_store import Curator, ModelSpec, Ref, Summary, Version, VersionState
 from lorafleet.doors.held import Held
 from lorafleet.v1 import adapters_pb2 as pb
 from lorafleet.v1 import adapters_pb2_grpc
@@ -42,7 +42,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class Backends:
     """What the service works with."""
 
-    store: AdapterStore
+    store: Curator
     spec: ModelSpec
     ingest: Ingest
     versions: Versions

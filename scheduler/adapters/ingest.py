@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapter_store import (
-    AdapterStore,
     ModelSpec,
+    Publisher,
     PushOptions,
     PushWarning,
     TenantFull,
@@ -71,7 +71,7 @@ class PushLimits:
 
 
 class Ingest:
-    """Runs AdapterStore.put for one store, one push at a time; and first each push's chat template."""
+    """Runs Publisher.put for one store, one push at a time; and first each push's chat template."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Ingest:
         """Takes `folder` over: it is removed when the process is done with it.
 
         A push that runs when its caller is cancelled runs on: it must not lose its files half-way. Raises
-        what AdapterStore.put raises, TenantFull, and InvalidAdapter for a chat template that cannot run.
+        what Publisher.put raises, TenantFull, and InvalidAdapter for a chat template that cannot run.
         """
         future = None
         try:
@@ -155,7 +155,7 @@ def _remove(folder: Path) -> None:
 
 
 @functools.cache
-def _store(url: str, allow_volatile: bool) -> AdapterStore:
+def _store(url: str, allow_volatile: bool) -> Publisher:
     """Opened once a process: opening reads every record, to sweep out what crashes left."""
     return open_store(url, allow_volatile=allow_volatile)
 

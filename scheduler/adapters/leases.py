@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from adapter_store import AdapterStore, Lease
+from adapter_store import Lease, NoticeBoard
 from adapter_store.lease import used_by
 
 RENEW_S = 1.0
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Leases:
     """On the event loop; the store is asked in `pool`. Any method may raise StoreUnavailable."""
 
-    def __init__(self, store: AdapterStore, pool: Executor, clock: Callable[[], float]) -> None:
+    def __init__(self, store: NoticeBoard, pool: Executor, clock: Callable[[], float]) -> None:
         self._store, self._pool, self._clock = store, pool, clock
         self._holder = uuid.uuid4().hex
         self._told: Lease | None = None

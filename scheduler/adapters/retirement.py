@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from adapter_store import AdapterStore, AdapterStoreError, StoreUnavailable, VersionState
+from adapter_store import AdapterStoreError, NoticeBoard, StoreUnavailable, VersionState
 from adapter_store.record import VersionEntry
 from scheduler.adapters.leases import Leases, Name
 from scheduler.admission.versions import Versions
@@ -40,7 +40,7 @@ class Retirement:
 
     def __init__(
         self,
-        store: AdapterStore,
+        store: NoticeBoard,
         versions: Versions,
         dispatcher: Dispatcher,
         pool: Executor,

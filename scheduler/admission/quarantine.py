@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from adapter_store import AdapterNotFound, AdapterStore, AdapterStoreError, DataLoss, Ref
+from adapter_store import AdapterNotFound, AdapterStoreError, Curator, DataLoss, Ref
 from scheduler.admission.versions import Versions
 
 LOOKS = 5
@@ -17,7 +17,7 @@ class Quarantine:
     """`data_loss` is told of every version that is found damaged: it is what alarms watch."""
 
     def __init__(
-        self, store: AdapterStore, versions: Versions, pool: Executor, data_loss: Callable[[], None]
+        self, store: Curator, versions: Versions, pool: Executor, data_loss: Callable[[], None]
     ) -> None:
         self._store, self._versions, self._pool = store, versions, pool
         self._data_loss = data_loss

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from adapter_store import AdapterNotFound, AdapterStore, DataLoss, NameRecord, Ref, StoreUnavailable, Version
+from adapter_store import AdapterNotFound, DataLoss, NameRecord, Ref, Resolver, StoreUnavailable, Version
 from adapter_store.catalogue import version_of
 from adapter_store.record import VersionEntry
 
@@ -41,7 +41,7 @@ class Versions:
 
     def __init__(
         self,
-        store: AdapterStore,
+        store: Resolver,
         max_staleness_s: float = 1.0,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -79,7 +79,7 @@ class Versions:
         return version
 
     def resolve(self, ref: Ref, sticky_key: str | None = None, *, resumed: bool = False) -> Version:
-        """As AdapterStore.resolve. StoreUnavailable at once while the store is known not to answer.
+        """As Resolver.resolve. StoreUnavailable at once while the store is known not to answer.
 
         `resumed`: for a stream that was accepted before, perhaps by another scheduler, and goes on here. It
         does so on a version that takes no new requests any more, unless the withdrawal ends accepted ones."""

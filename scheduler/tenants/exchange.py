@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from adapter_store import AdapterStore, StoreUnavailable
+from adapter_store import NoticeBoard, StoreUnavailable
 from adapter_store.lease import LEASE_S
 from scheduler.tenants.sharing import Sharing
 
@@ -20,7 +20,7 @@ class Exchange:
     """On the event loop; the store is asked in `pool`. Where it is no Redis, its live leases are counted."""
 
     def __init__(
-        self, store: AdapterStore, sharing: Sharing, pool: Executor, clock: Callable[[], float]
+        self, store: NoticeBoard, sharing: Sharing, pool: Executor, clock: Callable[[], float]
     ) -> None:
         self._store, self._sharing, self._pool, self._clock = store, sharing, pool, clock
         self._holder = uuid.uuid4().hex
