@@ -17,12 +17,6 @@ from adapter_store.moe_spec import MoESpec, moe_spec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
-# Where each dense projection sits inside "model.layers.{i}.".
-PROJECTION_PARENT = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
-    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

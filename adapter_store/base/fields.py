@@ -36,8 +36,8 @@ class Fields:
         """Without the file, an object without fields."""
         return cls.from_file(path) if path.exists() else cls({}, str(path))
 
-    def integer(self, name: str, default: Any = _REQUIRED) -> int:
-        value = self._get(name, default)
+    def integer(self, name: str) -> int:
+        value = self._get(name, _REQUIRED)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(name, "a positive integer")
         return value

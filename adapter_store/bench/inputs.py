@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adapter_store.model_spec import PROJECTION_PARENT, ModelSpec, module_path
+from adapter_store.model_spec import ModelSpec, module_path
 from adapter_store.peft.config import CONFIG_FILE
 from adapter_store.peft.folder import WEIGHTS_FILE
 
@@ -58,8 +58,9 @@ def write_adapter(folder: Path, seed: int) -> int:
 def _shapes() -> dict[str, tuple[int, int]]:
     shapes = {}
     for layer in range(SPEC.num_layers):
-        for kind in PROJECTION_PARENT:
-            in_features, out_features = SPEC.modules[kind]
+        for kind, (in_features, out_features) in SPEC.modules.items():
+            if kind in ("embed_tokens", "lm_head"):
+                continue
             name = f"base_model.model.{module_path(f'layers.{layer}.{kind}')}"
             shapes[f"{name}.lora_A.weight"] = (RANK, in_features)
             shapes[f"{name}.lora_B.weight"] = (out_features, RANK)

@@ -49,7 +49,7 @@ from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, PushOptions, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
-from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
+from adapter_store.peft.source import take_adapter
 from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord, News
 from adapter_store.ref import Ref, check_digest, check_identifier
@@ -63,10 +63,10 @@ _log = logging.getLogger(__name__)
 class DiskStore(Catalogue):
     """An AdapterStore (../store.py has the contract of each method)."""
 
-    def __init__(self, root: Path, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(self, root: Path, *, create: bool = True) -> None:
         """`create`, for who changes it: a folder that is missing or empty becomes a store; all records are
         read, for listings, and what crashes left goes. Raises NoStore, OtherFormat, StoreUnavailable."""
-        self._root, self._max_file_bytes = root, max_file_bytes
+        self._root = root
         self._tmp = root / "tmp"
         self._records = RecordFiles(root / "names", aside=self._tmp)
         self._blobs, self._pushes = Blobs(root / "blobs"), PushFolders(root / "pushes", self._records)
@@ -88,7 +88,7 @@ class DiskStore(Catalogue):
         with self._workspace() as work:
             blob, pushed = Blob(work / "blob"), PushFolder(work / "push")
             pushed.folder.mkdir()
-            adapter = take_adapter(source, pushed.files, spec, options, self._max_file_bytes)
+            adapter = take_adapter(source, pushed.files, spec, options)
             arrival = Arrival(tenant, name, blob.write(adapter, options.digest), adapter.push, options)
             if options.dry_run:
                 return arrival.version()

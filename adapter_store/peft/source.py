@@ -31,10 +31,8 @@ _TEXTS = (
 _CHECKED = (TOKENIZER_FILE, ADDED_TOKENS_FILE)
 KNOWN_FILES = (WEIGHTS_FILE, *_TEXTS, *_CHECKED)
 
-# Of one file of a push, unless a store is told otherwise.
-MAX_FILE_BYTES = 16 << 30
 _MAX_TEXT_BYTES = 16 << 20  # of each that is kept beside the weights: pulls and checks have all in memory
-
+_MAX_FILE_BYTES = 16 << 30  # of each other one
 _MOST_CHARS = 1000  # of a warning
 
 # What only writing raises: `private` is on the store's side, and its disk is not the pushed folder's fault.
@@ -49,7 +47,6 @@ def take_adapter(
     private: Path,
     spec: ModelSpec,
     options: PushOptions,
-    max_file_bytes: int,
     max_memory_bytes: int = 0,
 ) -> PeftAdapter:
     """The way into every store: `source` is copied to `private`, and the copy is checked.
@@ -57,7 +54,7 @@ def take_adapter(
     Weights of at most `max_memory_bytes` are copied to memory instead, in half the time. Raises
     InvalidAdapter, IncompatibleAdapter; OSError where there is no room for the copy.
     """
-    file = _copy(source, private, max_file_bytes, max_memory_bytes)
+    file = _copy(source, private, max_memory_bytes)
     adapter = read_adapter(private, spec, strict_base=options.strict_base, file=file)
     _check_ranks(adapter, options.max_rank)
     told = tuple(dict.fromkeys(map(_printable, (*adapter.push.warnings, *options.warnings))))
@@ -78,7 +75,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int) -> TensorFile | None:
+def _copy(source: Path, target: Path, max_memory_bytes: int) -> TensorFile | None:
     """The weights if they are in memory.
 
     Raises InvalidAdapter for what is missing, too large, a special file, or a link that leads out."""
@@ -90,7 +87,7 @@ def _copy(source: Path, target: Path, max_file_bytes: int, max_memory_bytes: int
         for name in UNSERVED_FILES:
             if (source / name).exists():
                 raise InvalidAdapter(f"{name} holds trained weights, which are not served")
-        files = [file for file in KNOWN_FILES if _is_usable(source, file, max_file_bytes)]
+        files = [file for file in KNOWN_FILES if _is_usable(source, file)]
         target.mkdir()
         weights = None
         if WEIGHTS_FILE in files and (source / WEIGHTS_FILE).stat().st_size <= max_memory_bytes:
@@ -122,7 +119,7 @@ def _drop_checked(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)
 
 
-def _is_usable(source: Path, name: str, max_bytes: int) -> bool:
+def _is_usable(source: Path, name: str) -> bool:
     path = source / name
     if not path.exists() and not path.is_symlink():
         return False
@@ -131,8 +128,7 @@ def _is_usable(source: Path, name: str, max_bytes: int) -> bool:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise InvalidAdapter(f"{name} is not a regular file")
-    if name in _TEXTS:
-        max_bytes = min(max_bytes, _MAX_TEXT_BYTES)
+    max_bytes = _MAX_TEXT_BYTES if name in _TEXTS else _MAX_FILE_BYTES
     if status.st_size > max_bytes:
         raise InvalidAdapter(f"{name} has {status.st_size} bytes, at most {max_bytes} are taken")
     return True

@@ -14,7 +14,7 @@ from adapter_store.lease import Lease
 from adapter_store.manifest import Alias, Manifest, PushOptions, Version
 from adapter_store.model_spec import ModelSpec
 from adapter_store.packed.form import Weights
-from adapter_store.peft.source import MAX_FILE_BYTES, take_adapter
+from adapter_store.peft.source import take_adapter
 from adapter_store.pushed import PushedFiles
 from adapter_store.record import NameRecord, News
 from adapter_store.redis_store.changes import Changes
@@ -40,10 +40,9 @@ _log = logging.getLogger(__name__)
 class RedisStore(Catalogue):
     """An AdapterStore (../store.py has the contract of each method)."""
 
-    def __init__(self, url: RedisUrl, *, create: bool = True, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(self, url: RedisUrl, *, create: bool = True) -> None:
         """`create`: an empty namespace becomes a store. Raises NoStore, OtherFormat, StoreUnavailable;
         UnsafeStore when the server may lose what it acknowledged."""
-        self._max_file_bytes = max_file_bytes
         self._primary, self._keys = Primary(url), Keys(url.namespace)
         keys = self._keys
         self._metadata = Metadata(self._primary, keys)
@@ -57,7 +56,7 @@ class RedisStore(Catalogue):
     def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:
         with medium_errors(), tempfile.TemporaryDirectory(prefix="lorafleet-push-") as temporary:
             folder = Path(temporary) / "source"
-            adapter = take_adapter(source, folder, spec, options, self._max_file_bytes, _MEMORY_BYTES)
+            adapter = take_adapter(source, folder, spec, options, _MEMORY_BYTES)
             prepared = prepare(adapter, folder, _MEMORY_BYTES, options.digest, check=options.dry_run)
             arrival = Arrival(tenant, name, prepared.manifest, adapter.push, options)
             if options.dry_run:

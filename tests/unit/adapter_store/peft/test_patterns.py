@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft.utils.other import get_pattern_key
 
-from adapter_store.model_spec import PROJECTION_PARENT, module_path
+from adapter_store.model_spec import module_path
 from adapter_store.peft.patterns import BadPattern, Patterns
+from tests.support.adapters.peft import DENSE
 
-PATHS = [module_path(f"layers.{i}.{kind}") for i in (0, 1, 11) for kind in PROJECTION_PARENT]
+PATHS = [module_path(f"layers.{i}.{kind}") for i in (0, 1, 11) for kind in DENSE]
 PATHS += ["model.embed_tokens", "lm_head"]
 PATTERNS = [
     "k_proj",
@@ -71,7 +72,7 @@ def test_the_budget_is_shared_by_all_patterns() -> None:
 @pytest.mark.parametrize("pattern", [".*.*.*!", "[a-z._0-9]*[a-z._0-9]*[a-z._0-9]*!", "_?l?" * 6 + ".*!"])
 def test_the_worst_admitted_pattern_ends(pattern: str) -> None:
     patterns = Patterns.compile({pattern: 1})
-    paths = [module_path(f"layers.{i}.{kind}") for i in range(100) for kind in PROJECTION_PARENT]
+    paths = [module_path(f"layers.{i}.{kind}") for i in range(100) for kind in DENSE]
     assert not any(
         patterns.lookup(path, 0) for path in paths
     )  # an exponential one would not end in a lifetime

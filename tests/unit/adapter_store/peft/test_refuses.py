@@ -21,6 +21,7 @@ from adapter_store import (
     Ref,
 )
 from adapter_store.manifest import AS_IT_COMES
+from adapter_store.peft import source
 from tests.support.adapters.peft import edit_config, lora_pair, make_adapter, raw_adapter, rewrite
 
 P0 = "base_model.model.model.layers.0"
@@ -375,10 +376,11 @@ def test_sources_that_are_no_folders(tmp_path: Path, adapter: Path, refused: Cal
     refused(Path("a\0b"), "folder")
 
 
-def test_files_over_the_limit(tmp_path: Path, adapter: Path, spec: ModelSpec) -> None:
-    store = DiskStore(tmp_path / "small", max_file_bytes=2000)
-    with pytest.raises(InvalidAdapter, match=r"adapter_model.safetensors has \d+ bytes, at most 2000"):
-        store.put(adapter, "default", "x", spec)
+def test_files_over_the_limit(
+    adapter: Path, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_MAX_FILE_BYTES", 2000)
+    refused(adapter, r"adapter_model.safetensors has \d+ bytes, at most 2000")
 
 
 @pytest.mark.parametrize("name", ["README.md", "tokenizer_config.json", "generation_config.json"])
