@@ -71,23 +71,18 @@ class Catalogue(ABC):
     def manifest(self, digest: str) -> Manifest: ...
 
     @abstractmethod
-    def summaries(
-        self,
-        tenant: str,
-        *,
-        name: str | None = None,
-        after: str = "",
-        limit: int = 100,
-        deleted: bool = False,
-    ) -> builtins.list[Summary]: ...
-
-    @abstractmethod
     def now(self) -> float:
         """Unix seconds by the store's own clock, which is the same for all who use it."""
 
     @abstractmethod
     def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:
         """As put, of names that are checked."""
+
+    @abstractmethod
+    def _lines(
+        self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
+    ) -> builtins.list[str]:
+        """As summaries, in lines (summary.py), of names that are checked."""
 
     @abstractmethod
     def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
@@ -173,6 +168,20 @@ class Catalogue(ABC):
             for ref, digest in ((Ref(tenant, s.name, digest=s.digest), s.digest) for s in found)
             if digest in manifests and digest in records[ref.name].versions  # or it went while we read
         ]
+
+    def summaries(
+        self,
+        tenant: str,
+        *,
+        name: str | None = None,
+        after: str = "",
+        limit: int = 100,
+        deleted: bool = False,
+    ) -> builtins.list[Summary]:
+        check_identifier("tenant", tenant)
+        if name is not None:
+            check_identifier("name", name)
+        return parse_lines(tenant, self._lines(tenant, name, after, limit, deleted))
 
     def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
         return [

@@ -116,21 +116,11 @@ class DiskStore(Catalogue):
         with medium_errors():
             return self._listings.count(check_identifier("tenant", tenant))
 
-    def summaries(
-        self,
-        tenant: str,
-        *,
-        name: str | None = None,
-        after: str = "",
-        limit: int = 100,
-        deleted: bool = False,
-    ) -> builtins.list[Summary]:
-        check_identifier("tenant", tenant)
-        if name is not None:
-            check_identifier("name", name)
+    def _lines(
+        self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
+    ) -> builtins.list[str]:
         with medium_errors():
-            keep = partial(is_shown, deleted=deleted)
-            return parse_lines(tenant, self._listings.page(tenant, name, after, limit, keep))
+            return self._listings.page(tenant, name, after, limit, partial(is_shown, deleted=deleted))
 
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
         with medium_errors():

@@ -81,19 +81,10 @@ class RedisStore(Catalogue):
     def count(self, tenant: str) -> int:
         return self._metadata.count(check_identifier("tenant", tenant))
 
-    def summaries(
-        self,
-        tenant: str,
-        *,
-        name: str | None = None,
-        after: str = "",
-        limit: int = 100,
-        deleted: bool = False,
-    ) -> builtins.list[Summary]:
-        check_identifier("tenant", tenant)
-        if name is not None:
-            check_identifier("name", name)
-        return parse_lines(tenant, self._metadata.lines(tenant, name, after, limit, deleted))
+    def _lines(
+        self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
+    ) -> builtins.list[str]:
+        return self._metadata.lines(tenant, name, after, limit, deleted)
 
     def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
         check_identifier("tenant", tenant)
