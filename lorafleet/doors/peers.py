@@ -26,9 +26,9 @@ def host(peer: str) -> str:
 class PeerRates:
     """A token bucket for each address; `calls_per_s` 0 lets everyone through.
 
-    Who is refused is told when its token comes, behind those of all who were told before, and whoever comes
-    from the address then gets it. MAX_PEERS are kept, the ones seen last: who has been forgotten begins with
-    a full bucket.
+    Who is refused is told when its token comes, behind those of all who were told before, and then gets it in
+    any case. No token is left for who was told to come, who might not: the address may owe MAX_TOLD of them
+    for moments. MAX_PEERS are kept, the ones seen last: who has been forgotten begins with a full bucket.
     """
 
     def __init__(self, calls_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class _Bucket:
         promise = self._told.get(key)
         if promise is not None and now < promise.due:
             return promise.due - now
-        if promise is not None or self._left - len(self._told) >= 1 - _NEARLY:
+        if promise is not None or self._left >= 1 - _NEARLY:
             self._told.end(key)
             self._left -= 1
             return None

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from lorafleet.doors.peers import BURST_S, MAX_PEERS, PeerRates, host
+from lorafleet.doors.peers import BURST_S, MAX_PEERS, MAX_TOLD, PeerRates, host
 from lorafleet.doors.refusals import TooManyCalls
 
 
@@ -62,7 +62,24 @@ def test_one_retry_after_the_told_delay_is_let_through(times: float, seconds: fl
         else:
             retried, came_in, through = retried + again, came_in + again, through + 1
     assert retried > 30 and came_in >= 0.95 * retried
-    assert through <= rate * (now + BURST_S)
+    assert through <= rate * (now + BURST_S) + MAX_TOLD
+
+
+@pytest.mark.parametrize("rate", [1.0, 10.0])
+@pytest.mark.parametrize("comes_back", [0.0, 0.2])
+def test_those_who_do_not_come_again_leave_the_rate_to_others(rate: float, comes_back: float) -> None:
+    """Each call has a name of its own, as our clients' have."""
+    now, rng, through, calls = 0.0, Random(1), 0, [(n / (5 * rate), f"call {n}", False) for n in range(1500)]
+    rates = PeerRates(rate, clock=lambda: now)
+    while calls:
+        now, key, again = heappop(calls)
+        try:
+            rates.take("a", key)
+            through += 1
+        except TooManyCalls as refused:
+            if not again and rng.random() < comes_back:
+                heappush(calls, (now + refused.retry_after_s, key, True))
+    assert 0.8 * rate * now <= through <= rate * (now + BURST_S) + MAX_TOLD
 
 
 @pytest.mark.parametrize(
