@@ -13,6 +13,7 @@ from lorafleet.doors.held import Held
 from lorafleet.v1 import inference_pb2, inference_pb2_grpc
 from scheduler import audit
 from scheduler.admission.admission import Admission
+from scheduler.admission.validation import check_labels
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.errors import Draining, SchedulerError, from_exception
 from scheduler.ledger.answer_id import HEADER, AnswerId, AnswerIds
@@ -147,6 +148,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> LedgerEntry:
         if self._dispatcher.draining:
             raise Draining()
+        check_labels(request)  # Who is refused for a quota is known by its id from here on.
         identity = audit.caller()
         answer_id = self._answer_id(request, dict(context.invocation_metadata() or ()), identity.tenant)
         again = self._answer_ids.is_paid(answer_id)

@@ -111,7 +111,6 @@ class Admission:
     async def _admit(
         self, request: inference_pb2.GenerateRequest, identity: Identity, one_message: bool
     ) -> AdmittedRequest:
-        validation.check_labels(request)
         validation.check_prompt_form(request)
         validation.check_sampling(request.sampling, self._spec.vocab_size)
         validation.check_stopping(request.stopping, self._spec.vocab_size)

@@ -185,3 +185,11 @@ async def test_a_client_that_may_comes_again_when_it_was_told_to(model: Path, tm
     ):
         answers = [client.generate("The quick", max_new_tokens=2) for _ in range(9)]
         assert all(answer.token_ids for answer in await asyncio.gather(*answers))
+
+
+async def test_of_a_request_id_that_is_too_long_nothing_is_kept(model: Path, tmp_path: Path) -> None:
+    file = tenants_file(tmp_path, "requests_per_minute = 1\nmax_streams = 1")
+    async with open_house(model, tenants_file=file) as house:
+        await house.inference.Generate(generate())
+        failure = await refused(house.inference.Generate(generate(request_id="x" * 1_000_000)))
+        assert (failure.code, failure.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
