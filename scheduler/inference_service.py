@@ -156,6 +156,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         max_model_len = self._admission.max_model_len
         self._dispatcher.room.check(identity.tenant, request, max_model_len, again=again)
         admitted = await self._admission.admit(request, identity, one_message=one_message)
+        again = self._answer_ids.is_paid(answer_id)  # Others may have come with it meanwhile.
         live = self._dispatcher.submit(admitted, context.time_remaining(), again=again)
         self._answer_ids.taken_up(answer_id)
         return LedgerEntry(self._ledger, answer_id, live)

@@ -10,6 +10,7 @@ import pytest
 from lorafleet import AsyncClient
 from lorafleet.errors import ACCEPTED, ANSWER_ID
 from lorafleet.v1 import inference_pb2
+from scheduler.ledger.answer_id import MOST_TIMES
 from tests.support.services.failures import Failure, failure_of
 from tests.support.services.scheduler_house import House, generate, open_house, read
 from tests.support.services.scheduling import until
@@ -193,3 +194,28 @@ async def test_of_a_request_id_that_is_too_long_nothing_is_kept(model: Path, tmp
         await house.inference.Generate(generate())
         failure = await refused(house.inference.Generate(generate(request_id="x" * 1_000_000)))
         assert (failure.code, failure.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+
+
+async def test_many_who_come_at_once_with_one_answer_id_have_paid_for_few(
+    model: Path, digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request id none of them supersedes another."""
+    file = tenants_file(tmp_path, "requests_per_minute = 1")
+    async with open_house(model, tenants_file=file) as house:
+        told = (await house.inference.Generate(generate(request_id=""))).answer_id
+        admission, all_came = house.scheduler._admission, asyncio.Event()
+        admit, came = admission.admit, list[None]()
+
+        async def admit_together(*args: Any, **named: Any) -> object:
+            came.append(None)
+            if len(came) == 20:
+                all_came.set()
+            await all_came.wait()
+            return await admit(*args, **named)
+
+        monkeypatch.setattr(admission, "admit", admit_together)
+        results = await asyncio.gather(*(again(house, told, "") for _ in range(20)), return_exceptions=True)
+        answers = [each for each in results if not isinstance(each, BaseException)]
+        assert len(answers) == MOST_TIMES
+        failures = [failure_of(each) for each in results if isinstance(each, grpc.aio.AioRpcError)]
+        assert {each.reason for each in failures} == {"REQUEST_RATE"} and len(failures) == 20 - MOST_TIMES
