@@ -71,12 +71,13 @@ class Room:
 
     def take(self, live: LiveRequest, *, again: bool) -> None:
         """The request is accepted now: it pays, or RateExceeded is raised and nothing was taken. One that was
-        accepted before has paid for its prompt; what it generates from here on is charged."""
+        accepted before has paid for its prompt; what it brings of its answer is charged as a prompt, since
+        its client may say so of any tokens, and what it generates from here on."""
         tenant, admitted = live.waiting.tenant, live.admitted
         brought = len(admitted.resumed_token_ids)
         output = admitted.stopping.max_new_tokens - brought
         if again:
-            self._quotas.charge(tenant, Costs(0, 0, output), self._clock())
+            self._quotas.charge(tenant, Costs(0, brought, output), self._clock())
         else:
             costs = Costs(1, len(admitted.prompt_token_ids) + brought, output)
             self._raise(tenant, self._quotas.take(tenant, costs, self._clock(), admitted.request_id))

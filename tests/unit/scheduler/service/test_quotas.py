@@ -219,3 +219,14 @@ async def test_many_who_come_at_once_with_one_answer_id_have_paid_for_few(
         assert len(answers) == MOST_TIMES
         failures = [failure_of(each) for each in results if isinstance(each, grpc.aio.AioRpcError)]
         assert {each.reason for each in failures} == {"REQUEST_RATE"} and len(failures) == 20 - MOST_TIMES
+
+
+async def test_what_is_read_again_of_a_lost_answer_is_charged(model: Path, tmp_path: Path) -> None:
+    """It is never refused for it."""
+    file = tenants_file(tmp_path, "prompt_tokens_per_minute = 20\nburst_seconds = 60")
+    async with open_house(model, tenants_file=file) as house:
+        told = (await house.inference.Generate(generate(request_id="mine", max_new_tokens=41))).answer_id
+        resume = inference_pb2.Resume(seed=1, output_token_ids=[5] * 40, answer_id=told)
+        assert (await again(house, "", max_new_tokens=41, resume=resume)).answer_id.endswith(".1")
+        failure = await refused(house.inference.Generate(generate()))
+        assert failure.reason == "PROMPT_TOKEN_RATE" and failure.retry_s is not None and failure.retry_s > 60
