@@ -81,6 +81,13 @@ class Promises(Generic[T]):
         """It is redeemed, or void."""
         return self._kept.pop(key, None)
 
+    def put_back(self, key: str, promise: Promise[T]) -> None:
+        """As it was before it was ended, at this moment: nobody came for it."""
+        self._kept[key] = promise
+        latest = (-promise.due, key)
+        if not self._dues or latest < self._dues[0]:  # It was dropped meanwhile as a left-over.
+            heappush(self._dues, latest)
+
     def lapse(self, now: float) -> None:
         """Forgets those whose time is over."""
         while self._ends and self._ends[0][0] < now:

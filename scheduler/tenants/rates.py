@@ -26,7 +26,7 @@ is kept: else who never comes again would leave the rate to nobody.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lorafleet.doors.promises import Promises
+from lorafleet.doors.promises import Promise, Promises
 from scheduler.tenants.limits import TenantLimits
 
 REASONS = ("REQUEST_RATE", "PROMPT_TOKEN_RATE", "OUTPUT_TOKEN_RATE")
@@ -142,10 +142,10 @@ class Rates:
             if take:
                 self.charge(costs)
             elif promise is not None:
-                self._promise(key, now, promise.due, promise.what)
+                self._put_back(key, promise)
             return None
         if promise is not None and not is_due:
-            self._promise(key, now, promise.due, promise.what)
+            self._put_back(key, promise)
             return Refusal(refusal.reason, promise.due - now)
         later = self._refusal(guess, now, in_turn=False) or refusal
         self._promise(key, now, now + later.wait_s - _LATER_S, guess)
@@ -178,7 +178,14 @@ class Rates:
 
     def _promise(self, key: str, now: float, due: float, costs: Costs) -> None:
         if self._promises.make(key, now, due, costs):
-            self._promised = [kept + cost for kept, cost in zip(self._promised, costs, strict=True)]
+            self._reserve(costs)
+
+    def _put_back(self, key: str, promise: Promise[Costs]) -> None:
+        self._promises.put_back(key, promise)
+        self._reserve(promise.what)
+
+    def _reserve(self, costs: Costs) -> None:
+        self._promised = [kept + cost for kept, cost in zip(self._promised, costs, strict=True)]
 
     def _lapsed(self, costs: Costs) -> None:
         self._release(costs)

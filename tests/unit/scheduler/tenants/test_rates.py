@@ -154,3 +154,19 @@ def test_who_does_not_come_again_leaves_the_rate_to_others(load: float, comes_ba
     came, succeeded, quotas = retries(LIMITS, rng, load, comes_back=comes_back, used=1.0, seconds=60)
     assert succeeded >= 0.95 * came
     assert quotas >= 0.8
+
+
+def test_who_comes_too_early_over_and_over_takes_no_more_memory() -> None:
+    rates, limits = Rates(), TenantLimits(requests_per_minute=60, burst_seconds=1)
+    rates.adjust(0.0, limits)
+    assert rates.take(Costs(), 0.0) is None
+    told = [rates.take(Costs(), 0.0, f"r{number}") for number in range(100)]
+    for number in range(5000):
+        now = number / 10_000
+        rates.adjust(now, limits)
+        refusal, first = rates.take(Costs(), now, f"r{number % 100}"), told[number % 100]
+        assert refusal and first and now + refusal.wait_s == pytest.approx(first.wait_s, abs=0.01)
+    promises = rates._promises
+    assert max(len(promises._ends), len(promises._dues)) <= 100
+    rates.adjust(1.01, limits)
+    assert rates.take(Costs(), 1.01, "r0") is None
