@@ -67,7 +67,7 @@ class Held:
         if not self.lets_in(caller, amount, key):
             return False
         now = self._clock()
-        self._own.of(caller).taken(key, now, caller)
+        self._own.of(caller, now).taken(key, now, caller)
         self._all.taken(key, now, caller)
         self._held[caller] += amount
         self._total += amount
@@ -84,7 +84,7 @@ class Held:
         if own_s is not None:
             message = message or f"there are too many {self._what} of {caller}: at most {share} at once"
         wait_s = max(own_s or LEAST_S, all_s or LEAST_S)
-        self._own.of(caller).keep(key, now, wait_s, caller)
+        self._own.of(caller, now).keep(key, now, wait_s, caller)
         self._all.keep(key, now, wait_s, caller)
         return self._refusal(message or f"there are too many {self._what} now", retry_after_s=wait_s)
 
@@ -101,6 +101,6 @@ class Held:
         """For its share, and for all; None where there is room."""
         now, own, most = self._clock(), self._held[caller], self._most
         share, size, beyond = self._share(caller) or math.inf, float(amount), self._beyond
-        own_s = self._own.of(caller).wait_s(own, share, now, key, caller, amount=size, beyond=beyond)
+        own_s = self._own.of(caller, now).wait_s(own, share, now, key, caller, amount=size, beyond=beyond)
         most *= 1.0 if own else self._first
         return own_s, self._all.wait_s(self._total, most, now, key, caller, amount=size, beyond=beyond)

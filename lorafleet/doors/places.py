@@ -97,8 +97,9 @@ class Places:
         """Whoever was told to come again has its place."""
         self._end(self._promises.key_of(caller, key, now))
 
-    @property
-    def is_idle(self) -> bool:
+    def is_idle(self, now: float) -> bool:
+        """Nobody is to come again any more."""
+        self._promises.lapse(now)
         return not self._promises
 
     def _pass(self, held: float, now: float) -> None:
@@ -136,11 +137,11 @@ class Line:
     def __init__(self) -> None:
         self._places: dict[str, Places] = {}
 
-    def of(self, tenant: str) -> Places:
+    def of(self, tenant: str, now: float) -> Places:
         places = self._places.get(tenant)
         if places is None:
             if len(self._places) >= MOST_KEPT:
-                self._places = {name: kept for name, kept in self._places.items() if not kept.is_idle}
+                self._places = {name: kept for name, kept in self._places.items() if not kept.is_idle(now)}
             places = self._places[tenant] = Places()
         return places
 

@@ -107,7 +107,7 @@ def _no_place(
     """As Places.ask. Of those that were accepted before there is a place for twice as many, that of new ones
     included who were told to come again."""
     most *= 2 if again else 1
-    return None if again and held < most else line.of(tenant).ask(held, most, now, key)
+    return None if again and held < most else line.of(tenant, now).ask(held, most, now, key)
 
 
 def _full(tenant: str, bound: str) -> str:

@@ -51,7 +51,7 @@ class Quotas:
         rates = self._rates.get(tenant)
         if rates is None:
             if len(self._rates) >= MOST_KEPT:
-                self._rates = {name: kept for name, kept in self._rates.items() if not kept.is_idle}
+                self._rates = {name: kept for name, kept in self._rates.items() if not kept.is_idle(now)}
             rates = self._rates[tenant] = Rates()
         rates.adjust(now, limits, self._share(tenant, now, seconds_of(limits, costs)))
         return rates

@@ -67,13 +67,19 @@ class Bucket:
         that it will have later, too."""
         is_new = not self.rate
         self.sure = rate * sure
-        self.level += self.rate * max(0.0, now - (now if self._at is None else self._at))
+        self.level += self._filled(now)
         self.rate, self.capacity, self._at = rate, capacity, now
         self.level = capacity if is_new else min(self.level, capacity + spare)
+
+    def is_full(self, now: float) -> bool:
+        return self.level + self._filled(now) >= self.capacity
 
     def needs(self, cost: float) -> float:
         """The level at which so much may be taken."""
         return min(cost, self.capacity)
+
+    def _filled(self, now: float) -> float:
+        return self.rate * max(0.0, now - (now if self._at is None else self._at))
 
 
 class Rates:
@@ -125,10 +131,10 @@ class Rates:
         if not self._promises:
             self._promised = [0.0, 0.0, 0.0]
 
-    @property
-    def is_idle(self) -> bool:
+    def is_idle(self, now: float) -> bool:
         """A new one would be the same."""
-        return not self._promises and all(bucket.level >= bucket.capacity for bucket in self._buckets)
+        self._promises.lapse(now)
+        return not self._promises and all(bucket.is_full(now) for bucket in self._buckets)
 
     def _ask(self, costs: Costs, guess: Costs, now: float, key: str, *, take: bool) -> Refusal | None:
         promise = self._promises.end(key)

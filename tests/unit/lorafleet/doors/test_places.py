@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from lorafleet.doors.places import BEYOND, MOST_OF_ONE, Places
+from lorafleet.doors.places import BEYOND, MOST_KEPT, MOST_OF_ONE, Line, Places
 
 
 def test_a_place_is_kept_for_who_was_told_and_not_for_ever() -> None:
@@ -78,3 +78,11 @@ def test_who_comes_too_early_over_and_over_takes_no_more_memory(key: str) -> Non
     promises = places._promises
     assert len(promises) <= MOST_OF_ONE
     assert max(len(promises._ends), len(promises._dues)) <= 2 * MOST_OF_ONE
+
+
+def test_callers_of_whom_nobody_is_to_come_again_any_more_are_forgotten() -> None:
+    line = Line()
+    for number in range(3 * MOST_KEPT):
+        now = float(number)
+        assert line.of(f"c{number}", now).ask(2, 2, now, "mine") is not None
+    assert len(line._places) <= MOST_KEPT

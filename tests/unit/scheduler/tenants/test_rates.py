@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from scheduler.tenants.limits import TenantLimits
+from scheduler.tenants.quotas import MOST_KEPT, Quotas
 from scheduler.tenants.rates import Costs, Rates
 
 LIMITS = TenantLimits(
@@ -170,3 +171,11 @@ def test_who_comes_too_early_over_and_over_takes_no_more_memory() -> None:
     assert max(len(promises._ends), len(promises._dues)) <= 100
     rates.adjust(1.01, limits)
     assert rates.take(Costs(), 1.01, "r0") is None
+
+
+def test_tenants_whose_buckets_are_full_again_are_forgotten() -> None:
+    quotas = Quotas(lambda tenant: TenantLimits(requests_per_minute=60, burst_seconds=1))
+    for number in range(3 * MOST_KEPT):
+        tenant, now = f"t{number}", float(number)
+        assert quotas.take(tenant, Costs(), now) is None and quotas.take(tenant, Costs(), now, "again")
+    assert len(quotas._rates) <= MOST_KEPT
