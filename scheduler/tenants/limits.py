@@ -10,7 +10,6 @@ prompt_tokens_per_minute = 2_000_000
 output_tokens_per_minute = 500_000
 """
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.watched_file import InvalidFile
+
+# Of what is no 0. Whatever is made of one by sums, products and quotients is a finite number.
+_LEAST, _MOST = 1e-6, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class TenantLimits:
             value, whole = getattr(self, option.name), option.type is int
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise ValueError(f"{option.name}: needs {'a whole number' if whole else 'a number'}")
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{option.name}: must not be negative")
+            if value and not _LEAST <= value <= _MOST:
+                raise ValueError(f"{option.name}: must be 0, or from {_LEAST:g} to {_MOST:g}")
         for name in ("weight", "burst_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0")
