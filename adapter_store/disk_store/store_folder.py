@@ -34,7 +34,7 @@ def claim_folder(root: Path, *, create: bool) -> None:
 def secret_of(root: Path, aside: Path) -> bytes:
     """As AdapterStore.secret. Under the store's lock, and `aside` is as for replace_file. Raises OSError."""
     path = root / "secret"
-    if not path.exists():
+    if not path.exists() or path.stat().st_size != SECRET_BYTES:  # With an empty one anybody could sign.
         replace_file(path, secrets.token_bytes(SECRET_BYTES), aside, mode=0o600)
     return path.read_bytes()
 

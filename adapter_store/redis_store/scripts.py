@@ -168,6 +168,10 @@ return redis.call('HGETALL', KEYS[2])
 # What all who ask have in common.
 #   KEYS  1 secret      ARGV  1 what it is to be if there is none      Returns it.
 SECRET = """#!lua flags=allow-oom
-redis.call('SET', KEYS[1], ARGV[1], 'NX')
-return redis.call('GET', KEYS[1])
+local secret = redis.call('GET', KEYS[1])
+if secret and #secret == #ARGV[1] then
+    return secret
+end
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
 """

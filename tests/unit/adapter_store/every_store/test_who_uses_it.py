@@ -79,3 +79,16 @@ def test_all_who_share_a_store_have_one_secret_that_stays(store: AdapterStore, m
     assert len(first) == 32 and store.secret() == medium.open().secret() == first
     if isinstance(medium, DiskMedium):
         assert (medium.root / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_that_is_not_whole_is_made_anew(
+    store: AdapterStore, medium: Medium, redis_server: RedisServer
+) -> None:
+    """With an empty one anybody could sign."""
+    store.secret()
+    if isinstance(medium, DiskMedium):
+        (medium.root / "secret").write_bytes(b"")
+    elif isinstance(medium, RedisMedium):
+        with redis_server.client() as client:
+            client.set(medium.keys.secret, b"")
+    assert len(store.secret()) == 32 and store.secret() == medium.open().secret()
