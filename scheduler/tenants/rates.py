@@ -141,9 +141,9 @@ class Rates:
         if promise is not None:
             self._release(promise.what)
         is_due = promise is not None and now >= promise.due
-        if is_due:
-            self._learn(1.0)
         refusal = self._refusal(costs, now, in_turn=is_due)
+        if is_due and (take or refusal):
+            self._learn(1.0)
         if refusal is None:
             if take:
                 self.charge(costs)

@@ -179,3 +179,22 @@ def test_tenants_whose_buckets_are_full_again_are_forgotten() -> None:
         tenant, now = f"t{number}", float(number)
         assert quotas.take(tenant, Costs(), now) is None and quotas.take(tenant, Costs(), now, "again")
     assert len(quotas._rates) <= MOST_KEPT
+
+
+def test_who_is_looked_at_and_let_in_has_come_once() -> None:
+    """As requests are: before their prompt is tokenized, and after."""
+    limits, learned = TenantLimits(requests_per_minute=60, burst_seconds=1), list[float]()
+    for looks in (0, 3):
+        rates = Rates()
+        rates.adjust(0.0, limits)
+        assert rates.take(Costs(), 0.0) is None and rates.take(Costs(), 0.0, "lost")
+        rates.adjust(100.0, limits)  # It has not come.
+        assert rates.take(Costs(), 100.0) is None
+        refusal = rates.take(Costs(), 100.0, "mine")
+        assert refusal is not None
+        due = 100.0 + refusal.wait_s
+        rates.adjust(due, limits)
+        assert all(rates.check(Costs(), due, "mine") is None for _ in range(looks))
+        assert rates.take(Costs(), due, "mine") is None
+        learned.append(rates._returning)
+    assert learned[0] == learned[1] < 1.0
