@@ -114,10 +114,11 @@ class Rates:
     def adjust(self, now: float, limits: TenantLimits, share: float = 1.0) -> None:
         """To be called before each question. What was promised by other limits counts no more."""
         self._is_shared = share < 1
-        if limits is not self._limits:
+        if limits is not self._limits:  # As of all tenants, when the file has changed.
+            if limits != self._limits:
+                self._promises.clear()
+                self._promised = [0.0, 0.0, 0.0]
             self._limits = limits
-            self._promises.clear()
-            self._promised = [0.0, 0.0, 0.0]
         rates = (
             limits.requests_per_minute,
             limits.prompt_tokens_per_minute,

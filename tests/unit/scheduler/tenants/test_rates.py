@@ -198,3 +198,15 @@ def test_who_is_looked_at_and_let_in_has_come_once() -> None:
         assert rates.take(Costs(), due, "mine") is None
         learned.append(rates._returning)
     assert learned[0] == learned[1] < 1.0
+
+
+def test_limits_that_are_read_again_as_they_were_keep_what_was_told() -> None:
+    limits, rates = TenantLimits(requests_per_minute=60, burst_seconds=2), Rates()
+    rates.adjust(0.0, limits)
+    assert rates.take(Costs(2), 0.0) is None
+    refusal = rates.take(Costs(2), 0.0, "mine")
+    assert refusal is not None
+    rates.adjust(1.0, replace(limits))
+    assert rates.take(Costs(), 1.0, "other") is not None
+    rates.adjust(refusal.wait_s, replace(limits))
+    assert rates.take(Costs(2), refusal.wait_s, "mine") is None
