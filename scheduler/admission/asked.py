@@ -18,8 +18,10 @@ def costs_of(request: inference_pb2.GenerateRequest, max_model_len: int) -> tupl
             prompt, least_prompt = chars // _CHARS_PER_TOKEN + 1, 1
         case _:
             prompt, least_prompt = len(request.text) // _CHARS_PER_TOKEN + 1, 1
+    # What the model does not take will be refused: no more is kept for when it comes again.
+    prompt, least_prompt = min(prompt, max_model_len), min(least_prompt, max_model_len)
     room = max(1, max_model_len - prompt)
-    stopping, brought = request.stopping, len(request.resume.output_token_ids)
+    stopping, brought = request.stopping, min(len(request.resume.output_token_ids), room)
     wanted = min(stopping.max_new_tokens if stopping.HasField("max_new_tokens") else room, room)
     output = max(0, wanted - brought)
     return Costs(1, least_prompt + brought, min(output, 1)), Costs(1, prompt + brought, output)
