@@ -90,7 +90,7 @@ class Places:
             return  # It comes too early, and is told the same.
         self._end(key)
         line = self._lines.get(caller) or _Line(0, due)
-        if line.size < self._most_of_one and self._promises.make(key, now, due, caller, caller):
+        if line.size < self._most(caller) and self._promises.make(key, now, due, caller, caller):
             self._lines[caller] = _Line(line.size + 1, max(due, line.last))
 
     def taken(self, key: str, now: float, caller: str = "") -> None:
@@ -120,6 +120,11 @@ class Places:
         spread = 1 + 3 * math.pow(max(1.0, most / each), -0.75)
         behind = (line.last - now if line else 0.0) + gap_s * ends * spread
         return max(LEAST_S, gap_s * (ends + 2 * math.sqrt(ends)), behind)
+
+    def _most(self, caller: str) -> int:
+        """Of its promises: what can be kept in all lasts for those who have none yet, too."""
+        others = len(self._lines) - (caller in self._lines)
+        return min(self._most_of_one, MOST // (others + 2)) if others else self._most_of_one
 
     def _end(self, key: str) -> None:
         if promise := self._promises.end(key):

@@ -1,6 +1,6 @@
 """Places on virtual time: few more than there are, and who comes again when told finds one."""
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from random import Random
 
 import pytest
@@ -86,3 +86,34 @@ def test_callers_of_whom_nobody_is_to_come_again_any_more_are_forgotten() -> Non
         now = float(number)
         assert line.of(f"c{number}", now).ask(2, 2, now, "mine") is not None
     assert len(line._places) <= MOST_KEPT
+
+
+@pytest.mark.parametrize("hammering", [3, 8])
+def test_callers_who_are_told_more_than_can_be_kept_leave_some_of_it_to_others(hammering: int) -> None:
+    """They come once, each call by a name of its own, and fill all lines that there are within seconds."""
+    rng, places, held, came, succeeded, number = Random(hammering), Places(MOST_OF_ONE), 0, 0, 0, 0
+    events: list[tuple[float, str, str]] = []
+    for seconds in range(20):
+        for caller, calls in (*((f"hog{hog}", 400) for hog in range(hammering)), ("honest", 5)):
+            number += calls
+            events += [(seconds + rng.random(), f"{caller} {number - call}", "new") for call in range(calls)]
+    heapify(events)
+    while events:
+        now, name, what = heappop(events)
+        if what == "end":
+            places.ended(held, now)
+            held -= 1
+            continue
+        caller, key = name.split()
+        wait_s = places.wait_s(held, 64, now, key, caller)
+        if what == "again":
+            came, succeeded = came + 1, succeeded + (wait_s is None)
+        if wait_s is None:
+            places.taken(key, now, caller)
+            held += 1
+            heappush(events, (now + rng.expovariate(1.0), name, "end"))
+        else:
+            places.keep(key, now, wait_s, caller)
+            if caller == "honest" and what == "new":
+                heappush(events, (now + wait_s + rng.uniform(0, 0.05), name, "again"))
+    assert came >= 50 and succeeded >= 0.95 * came
