@@ -36,6 +36,7 @@ class PlanningMachine(RuleBasedStateMachine):
         self.deltas = [0] * len(LIMITS)
         self.others: list[tuple[tuple[str, float], ...]] = [()] * len(LIMITS)  # Who waits cold elsewhere.
         self.told: list[dict[str, float]] = [{} for _ in LIMITS]  # As executors remember it: who does here.
+        self.limits = list(LIMITS)  # Of each, as it told them last.
         self.running: dict[int, tuple[str, Waiting]] = {}
         self.expected: dict[int, Waiting] = {}
         self.last = 0
@@ -44,7 +45,7 @@ class PlanningMachine(RuleBasedStateMachine):
     def begin(self, pinned: bool) -> None:
         """Most runs are too short for versions to wait if they have to wait for a connection first."""
         for at in range(len(LIMITS)):
-            self.connect(at, pinned)
+            self.connect(at, pinned, at)
 
     @rule(
         tenant=st.sampled_from("abc"),
@@ -110,11 +111,12 @@ class PlanningMachine(RuleBasedStateMachine):
             self.fleet.queue.put_back(item, item.arrived)
         state.phase = Phase.HUNG
 
-    @rule(at=which, pinned=st.booleans())
-    def connect(self, at: int, pinned: bool) -> None:
+    @rule(at=which, pinned=st.booleans(), kind=which)
+    def connect(self, at: int, pinned: bool, kind: int) -> None:
+        """It may have been started again with other limits."""
         state = self.states[at]
         if state.limits is None and not state.leaving:
-            state.limits = LIMITS[at]
+            state.limits = self.limits[at] = LIMITS[kind]
             state.residency = Residency.from_snapshot(0, [Copy("u", Tier.HOST, 0, 1, pinned)])
             self.deltas[at] = 0
             state.phase = Phase.READY
@@ -130,14 +132,14 @@ class PlanningMachine(RuleBasedStateMachine):
         if not state.num_running:
             self.go(at)
 
-    @rule(at=which, moved=st.booleans())
-    def join(self, at: int, moved: bool) -> None:
+    @rule(at=which, moved=st.booleans(), kind=which)
+    def join(self, at: int, moved: bool, kind: int) -> None:
         """Under the name of the one that left, with luck at another address and in another's position."""
         if self.states[at].name not in self.fleet.states:
             state = ExecutorState(f"{'moved' if moved else 'e'}:{at}", name=f"e:{at}")
             self.states[at] = self.fleet.states[state.name] = state
             self.fleet.index.join(state)
-            self.connect(at, pinned=False)
+            self.connect(at, False, kind)
 
     @rule(at=which)
     def go(self, at: int) -> None:
@@ -222,7 +224,7 @@ class PlanningMachine(RuleBasedStateMachine):
         waiting = {item.number: item for item in queue.requests()}
         assert not waiting.keys() & self.running.keys()
         assert waiting.keys() | self.running.keys() == self.expected.keys()
-        for state, limits in zip(self.states, LIMITS, strict=True):
+        for state, limits in zip(self.states, self.limits, strict=True):
             here = [item for name, item in self.running.values() if name == state.name]
             assert sorted(state.dispatch_ids()) == sorted(str(item.number) for item in here)
             assert len(here) <= limits.max_seats
