@@ -106,6 +106,24 @@ _QWEN3_MOE: Mapping[str, Any] = {
     "norm_topk_prob": False,
     "moe_intermediate_size": 768,
 }
+_SMOLLM3: Mapping[str, Any] = {
+    **_COMMON,
+    "tie_word_embeddings": True,
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "layer_types": None,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+}
 _GPT_OSS: Mapping[str, Any] = {
     **_COMMON,
     "rms_norm_eps": 1e-5,
@@ -139,6 +157,7 @@ FAMILIES: Mapping[str, Family] = {
     "MistralForCausalLM": Family(_MISTRAL, _SLIDING),
     "Qwen2ForCausalLM": Family(_QWEN2, _SLIDING),
     "Qwen3ForCausalLM": Family({**_QWEN2, "head_dim": 128, "attention_bias": False}, _SLIDING),
+    "SmolLM3ForCausalLM": Family(_SMOLLM3, rope_theta=2e6),
     "MixtralForCausalLM": Family(
         {
             **_MISTRAL,

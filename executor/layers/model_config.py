@@ -60,3 +60,4 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     attention_sinks: bool = False  # a learned logit a head that takes part in the softmax and has no value
     moe: MoEConfig | None = None
+    unrotated: frozenset[int] = frozenset()  # layers that turn neither q nor k

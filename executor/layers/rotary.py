@@ -54,6 +54,11 @@ class RotaryEmbedding(nn.Module):
         cos, sin = (torch.cat((half, half), dim=-1)[:, None, :] for half in self.by_plane(positions))
         return cos.to(dtype), sin.to(dtype)
 
+    def unturned(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """For layers without rotation: no angle, in the form of `rotation`, so that one kernel serves all."""
+        cos, sin = rotation
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
     def by_plane(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each float32 [rows, head_dim / 2]."""
         angles = positions.float()[:, None] * self.inv_freq

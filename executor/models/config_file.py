@@ -65,6 +65,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         eos_token_ids=read_end_tokens(folder),
         attention_sinks=traits.attention_sinks,
         moe=_experts(traits, expert_parallel),
+        unrotated=traits.unrotated,
     )
 
 

@@ -92,16 +92,25 @@ class Decoder(nn.Module):
         # Before each layer, and after the last.
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
         self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
+        self.unrotated = config.unrotated
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
         embedded: Tensor = self.embed_tokens(token_ids)
         residual = torch.zeros_like(embedded)
         hidden = ctx.followers.add_norm(residual, self.norms[0]).plain(embedded)
-        rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, embedded.dtype)
-        steps = list(zip(self.layers, self.norms[1:], strict=True))
-        for layer, next_norm in steps if layers is None else (steps[number] for number in layers):
+        rotations = self._rotations(ctx, embedded.dtype)
+        steps = list(zip(self.layers, rotations, self.norms[1:], strict=True))
+        for layer, rotation, next_norm in steps if layers is None else (steps[number] for number in layers):
             hidden = layer(hidden, residual, rotation, ctx, next_norm)
         return hidden
+
+    def _rotations(self, ctx: ForwardContext, dtype: torch.dtype) -> list[Rotation]:
+        """One a layer, computed once a step."""
+        rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, dtype)
+        if not self.unrotated:
+            return [rotation] * len(self.layers)
+        unturned = self.rotary_emb.unturned(rotation)
+        return [unturned if number in self.unrotated else rotation for number in range(len(self.layers))]
 
 
 class CausalLM(nn.Module):

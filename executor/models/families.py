@@ -1,4 +1,4 @@
-"""What sets the families apart: where biases are, norms on q and k, which layers have a window."""
+"""What sets the families apart: biases, norms on q and k, which layers have a window, or no rotation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ class Traits:
     qk_norm: bool = False
     attention_sinks: bool = False
     moe: MoEConfig | None = None
+    unrotated: frozenset[int] = frozenset()
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -40,11 +41,19 @@ def qwen3(base: BaseConfig) -> Traits:
     return Traits(_late_windows(base.fields), bias, bias, qk_norm=True)
 
 
+def smollm3(base: BaseConfig) -> Traits:
+    fields, unrotated = base.fields, _unrotated(base.fields)
+    bias = fields.flag("attention_bias")
+    windows = windows_by_type(fields, used_window(fields), lambda layer: layer in unrotated)
+    return Traits(windows, bias, bias, fields.flag("mlp_bias"), unrotated=unrotated)
+
+
 FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "SmolLM3ForCausalLM": smollm3,
 }
 
 
@@ -75,3 +84,14 @@ def _one_window(fields: Fields, window: int | None) -> Windows:
 def _late_windows(fields: Fields) -> Windows:
     first = fields.number("max_window_layers")
     return windows_by_type(fields, used_window(fields), lambda layer: layer >= first)
+
+
+def _unrotated(fields: Fields) -> frozenset[int]:
+    """Layers with a 0 in `no_rope_layers`; without that list, each last one of `no_rope_layer_interval`."""
+    layers, marks = range(fields.integer("num_hidden_layers")), fields.values.get("no_rope_layers")
+    if marks is None:
+        interval = fields.integer("no_rope_layer_interval")
+        return frozenset(layer for layer in layers if (layer + 1) % interval == 0)
+    if not isinstance(marks, list) or len(marks) < len(layers) or any(mark not in (0, 1) for mark in marks):
+        raise fields.wrong("no_rope_layers", f"0 (no rotation) or 1 for each of {len(layers)} layers")
+    return frozenset(layer for layer in layers if not marks[layer])

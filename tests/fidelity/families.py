@@ -18,6 +18,19 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 8}),
     "llama": ("llama", {"rope_parameters": LLAMA3, "shard_size": "100KB"}),
 }
+# Those that add traits to the decoder, each of which its base has: they run on an engine alone.
+NEWER: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": (
+        "smollm3",
+        {
+            "tied": True,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "shard_size": "100KB",
+        },
+    ),
+}
 ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all4": {"rank": 4, "targets": DENSE},
     "rank1": {"rank": 1, "alpha": 4, "targets": ["k_proj", "gate_proj"]},
@@ -34,15 +47,21 @@ ADAPTERS: Mapping[str, dict[str, Any]] = {
     "dora": {"rank": 4, "targets": DENSE, "use_dora": True},
     "dora-tables": {"rank": 2, "targets": ["embed_tokens", "lm_head", "v_proj"], "use_dora": True},
 }
+# For the newer families besides: the highest rank of their slots, and what PEFT means by all-linear.
+MORE_ADAPTERS: Mapping[str, dict[str, Any]] = {
+    "rank64": {"rank": 64, "targets": ["gate_proj", "down_proj"], "std": 0.05},
+    "all-linear": {"rank": 5, "targets": "all-linear"},
+}
 # Chosen so that no answer comes near a tie.
-PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9}
+PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9, "smollm3": 2}
 # 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
 PROMPT_TOKENS = 40
 
 
 def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
     """The base's folder, and a prompt for the base and for each adapter."""
-    kind, settings = FAMILIES[family]
+    kind, settings = {**FAMILIES, **NEWER}[family]
+    adapters = {**ADAPTERS, **MORE_ADAPTERS} if family in NEWER else ADAPTERS
     model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)  # type: ignore[arg-type]
     write_folder(model, byte_level())
     base = load_base(model)
@@ -50,8 +69,8 @@ def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
     return model, [
         Stream(
             name,
-            make_adapter(folder / name, base, seed=5, **ADAPTERS[name]) if name in ADAPTERS else None,
+            make_adapter(folder / name, base, seed=5, **adapters[name]) if name in adapters else None,
             tuple(draw.randrange(3, 400) for _ in range(PROMPT_TOKENS)),
         )
-        for name in ("base", *ADAPTERS)
+        for name in ("base", *adapters)
     ]

@@ -21,14 +21,16 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
-Kind = Literal["llama", "mistral", "qwen2", "qwen3"]
+Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "smollm3": SmolLM3Config,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

@@ -17,6 +17,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 SIZES: dict[str, Any] = {
@@ -27,6 +29,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "pad_token_id": 0,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -43,6 +46,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
 # What each family is good for: every switch of the decoder is on in at least one of them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,6 +68,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3-biased-tied": ("qwen3", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "smollm3-yarn-window": (
+        "smollm3",
+        {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8, "rope_parameters": YARN},
+    ),
 }
 
 

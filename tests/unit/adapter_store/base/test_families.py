@@ -18,6 +18,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from adapter_store import InvalidModel, ModelSpec
@@ -32,6 +33,7 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "MistralForCausalLM": MistralConfig,
     "Qwen2ForCausalLM": Qwen2Config,
     "Qwen3ForCausalLM": Qwen3Config,
+    "SmolLM3ForCausalLM": SmolLM3Config,
     "MixtralForCausalLM": MixtralConfig,
     "Qwen2MoeForCausalLM": Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
@@ -63,6 +65,7 @@ SIZES: Mapping[str, Any] = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 2,
     "mlp_only_layers": [1],
+    "no_rope_layer_interval": 3,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
 }
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
@@ -109,6 +112,7 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
         "rope": {name: value for name, value in config.rope_parameters.items() if name != "type"},
         "eps": config.rms_norm_eps,
         "windows": tuple(sliding if kind == "sliding_attention" else None for kind in types),
+        "unrotated": {layer for layer, turns in enumerate(of("no_rope_layers") or []) if not turns},
         "experts": of("num_experts", "num_local_experts") if experts else None,
         "expert layers": tuple(sparse) if experts else None,
         "top_k": of("num_experts_per_tok"),
@@ -150,6 +154,7 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
         "rope": {name: value for name, value in base.rope.values.items() if name != "type"},
         "eps": model.rms_norm_eps,
         "windows": model.windows,
+        "unrotated": model.unrotated,
         "experts": moe.num_experts if moe else None,
         "expert layers": moe.layers if moe else None,
         "top_k": moe.top_k if moe else None,
@@ -175,8 +180,9 @@ def test_what_the_class_writes_is_read_as_it_was_meant_with_each_field_left_out(
     assert_same(architecture, tmp_path, written)
     for name in written.keys() - {"architectures"}:
         left = {other: value for other, value in written.items() if other != name}
-        if name in ("num_hidden_layers", "use_sliding_window"):
+        if name in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
             left.pop("layer_types", None)  # a list of as many, of which some have the window
+            left.pop("no_rope_layers", None)
         assert_same(architecture, tmp_path, left)
     assert_same(architecture, tmp_path, {"architectures": [architecture]})
 

@@ -99,6 +99,25 @@ def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | N
     assert read(tmp_path, **changes).windows == windows
 
 
+@pytest.mark.parametrize(
+    ("changes", "unrotated"),
+    [
+        ({"num_hidden_layers": 8}, {3, 7}),
+        ({"no_rope_layer_interval": 2}, {1}),
+        ({"no_rope_layers": [0, 1, 0, 0]}, {0, 2}),  # more than layers, as in a model that was cut
+        ({"no_rope_layers": [1, 1, 1], "no_rope_layer_interval": 2}, set()),
+    ],
+)
+def test_layers_without_rotation(tmp_path: Path, changes: dict[str, Any], unrotated: set[int]) -> None:
+    assert read(tmp_path, architectures=["SmolLM3ForCausalLM"], **changes).unrotated == unrotated
+
+
+@pytest.mark.parametrize("marks", [[1, 0], 4, [1, 1, "0"]])
+def test_wrong_marks_of_rotation_are_named(tmp_path: Path, marks: Any) -> None:
+    with pytest.raises(InvalidModel, match="no_rope_layers must be 0"):
+        read(tmp_path, architectures=["SmolLM3ForCausalLM"], no_rope_layers=marks)
+
+
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("kind", ["rope_type", "type"])
 def test_rope_in_both_spellings(tmp_path: Path, spelling: str, kind: str) -> None:

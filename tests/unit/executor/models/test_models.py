@@ -61,6 +61,7 @@ def test_mixed_chunks_and_decode_equal_transformers(case: Case, block_size: int)
         ("llama-yarn", "llama-yarn-mscale"),
         ("mistral-no-window", "mistral-window"),
         ("qwen2", "qwen2-window"),
+        ("llama-tied", "smollm3"),
     ],
 )
 def test_switches_show_in_the_reference(one: str, other: str, tmp_path: Path) -> None:
