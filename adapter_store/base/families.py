@@ -44,6 +44,13 @@ _LLAMA: Mapping[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
+_GRANITE: Mapping[str, Any] = {
+    **{name: value for name, value in _LLAMA.items() if name != "head_dim"},
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 _MISTRAL: Mapping[str, Any] = {
     **_COMMON,
     "vocab_size": 32_000,
@@ -158,6 +165,7 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen2ForCausalLM": Family(_QWEN2, _SLIDING),
     "Qwen3ForCausalLM": Family({**_QWEN2, "head_dim": 128, "attention_bias": False}, _SLIDING),
     "SmolLM3ForCausalLM": Family(_SMOLLM3, rope_theta=2e6),
+    "GraniteForCausalLM": Family(_GRANITE),
     "MixtralForCausalLM": Family(
         {
             **_MISTRAL,

@@ -36,6 +36,16 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Constants that a family multiplies with; all are above 0."""
+
+    embedding: float = 1.0  # of the embedding's rows
+    residual: float = 1.0  # of what each attention and each MLP adds
+    scores: float | None = None  # of q k^T, in place of 1 / sqrt(head_dim)
+    logits: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What the decoder needs to know about a model; `executor.models.read_config` makes it from a folder."""
 
@@ -61,3 +71,9 @@ class ModelConfig:
     attention_sinks: bool = False  # a learned logit a head that takes part in the softmax and has no value
     moe: MoEConfig | None = None
     unrotated: frozenset[int] = frozenset()  # layers that turn neither q nor k
+    multipliers: Multipliers = Multipliers()
+
+    @property
+    def residual_eps(self) -> float:
+        """For the norms of what layers add up, which is kept divided by its multiplier: they undo that."""
+        return self.rms_norm_eps / self.multipliers.residual**2

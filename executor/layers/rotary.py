@@ -40,15 +40,20 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
 class RotaryEmbedding(nn.Module):
-    """positions [rows] -> (cos, sin), each [rows, 1, head_dim] in `dtype`: once a step, for all layers."""
+    """positions [rows] -> (cos, sin), each [rows, 1, head_dim] in `dtype`: once a step, for all layers.
+
+    Both are multiplied by `length`, and q and k so become longer by it: the scores of q k^T by its square.
+    """
 
     inv_freq: Tensor
 
-    def __init__(self, head_dim: int, theta: float, scaling: RopeScaling | None) -> None:
+    def __init__(self, head_dim: int, theta: float, scaling: RopeScaling | None, length: float = 1.0) -> None:
         super().__init__()
         # Float32 whatever the model's dtype: bfloat16 cannot tell position 257 from 258.
         self.register_buffer("inv_freq", inverse_frequencies(head_dim, theta, scaling), persistent=False)
+        self.length = length
         self.attention_factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        self.attention_factor *= length
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cos, sin = (torch.cat((half, half), dim=-1)[:, None, :] for half in self.by_plane(positions))
@@ -57,7 +62,7 @@ class RotaryEmbedding(nn.Module):
     def unturned(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """For layers without rotation: no angle, in the form of `rotation`, so that one kernel serves all."""
         cos, sin = rotation
-        return torch.ones_like(cos), torch.zeros_like(sin)
+        return torch.full_like(cos, self.length), torch.zeros_like(sin)
 
     def by_plane(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each float32 [rows, head_dim / 2]."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from adapter_store.base import families as base_families
 from adapter_store.base.config import BaseConfig
 from adapter_store.base.end_tokens import read_end_tokens
 from executor.errors import UnsupportedModel
@@ -14,9 +15,9 @@ from executor.models.quantization import read_quantization
 from executor.models.rope import read_rope
 from executor.models.unsupported import unsupported
 
-# Fields that would change the maths, with the values (beside null) that leave it alone.
+# Fields that would change the maths, with the values (beside null) that leave it alone. A family reads those
+# that it has a default for.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
     "rope_interleaved": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -66,6 +67,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         attention_sinks=traits.attention_sinks,
         moe=_experts(traits, expert_parallel),
         unrotated=traits.unrotated,
+        multipliers=traits.multipliers,
     )
 
 
@@ -84,8 +86,11 @@ def _experts(traits: Traits, expert_parallel: bool) -> MoEConfig | None:
 
 
 def _check_neutral(base: BaseConfig) -> None:
+    if base.fields.values["hidden_act"] != "silu":
+        raise unsupported(base.fields, "hidden_act", "only silu is")
+    read = base_families.FAMILIES[base.architecture].defaults
     for name, neutral in _NEUTRAL.items():
-        if base.experts and name in _EXPERT_COUNTS:
+        if name in read or (base.experts and name in _EXPERT_COUNTS):
             continue
         value = base.fields.values.get(name)
         if value is not None and value not in neutral:

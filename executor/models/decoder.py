@@ -3,6 +3,7 @@
 Module names follow the checkpoints, but for what `packed_modules_mapping` joins.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
@@ -66,9 +67,9 @@ class MLP(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.residual_eps)
         self.self_attn = Attention(config, layer_index, group)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.residual_eps)
         experts = config.moe if config.moe and config.moe.layers[layer_index] else None
         self.mlp = MoEBlock(config.hidden_size, experts, group) if experts else MLP(config, group)
 
@@ -87,15 +88,21 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.layers = nn.ModuleList(DecoderLayer(config, i, group) for i in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.norm = RMSNorm(config.hidden_size, config.residual_eps)
+        scores = config.multipliers.scores
+        # Of q and k each, so that every form of attention divides by sqrt(head_dim) as ever.
+        length = 1.0 if scores is None else math.sqrt(scores * math.sqrt(config.head_dim))
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling, length)
         # Before each layer, and after the last.
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
         self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
         self.unrotated = config.unrotated
+        self.embedding_factor = config.multipliers.embedding / config.multipliers.residual
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
         embedded: Tensor = self.embed_tokens(token_ids)
+        if self.embedding_factor != 1.0:
+            embedded = embedded * self.embedding_factor
         residual = torch.zeros_like(embedded)
         hidden = ctx.followers.add_norm(residual, self.norms[0]).plain(embedded)
         rotations = self._rotations(ctx, embedded.dtype)
@@ -131,7 +138,7 @@ class CausalLM(nn.Module):
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group)
         if config.tied_head:
             self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(config.vocab_size, group)
+        self.logits_processor = LogitsProcessor(config.vocab_size, group, scale=config.multipliers.logits)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
         """token_ids [rows] -> hidden [rows, hidden_size]; writes the rows' keys and values into the cache.

@@ -1,11 +1,11 @@
-"""What sets the families apart: biases, norms on q and k, which layers have a window, or no rotation."""
+"""What sets the families apart: biases, norms on q and k, windows, rotation, multipliers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from adapter_store.base.config import BaseConfig
 from adapter_store.base.fields import Fields
-from executor.layers.model_config import MoEConfig
+from executor.layers.model_config import MoEConfig, Multipliers
 from executor.models.unsupported import unsupported
 
 Windows = tuple[int | None, ...]
@@ -21,6 +21,7 @@ class Traits:
     attention_sinks: bool = False
     moe: MoEConfig | None = None
     unrotated: frozenset[int] = frozenset()
+    multipliers: Multipliers = field(default=Multipliers())
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -48,12 +49,24 @@ def smollm3(base: BaseConfig) -> Traits:
     return Traits(windows, bias, bias, fields.flag("mlp_bias"), unrotated=unrotated)
 
 
+def granite(base: BaseConfig) -> Traits:
+    fields = base.fields
+    multipliers = Multipliers(
+        embedding=_above_0(fields, "embedding_multiplier"),
+        residual=_above_0(fields, "residual_multiplier"),
+        scores=_above_0(fields, "attention_multiplier"),
+        logits=1 / _above_0(fields, "logits_scaling"),
+    )
+    return replace(llama(base), multipliers=multipliers)
+
+
 FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "SmolLM3ForCausalLM": smollm3,
+    "GraniteForCausalLM": granite,
 }
 
 
@@ -95,3 +108,10 @@ def _unrotated(fields: Fields) -> frozenset[int]:
     if not isinstance(marks, list) or len(marks) < len(layers) or any(mark not in (0, 1) for mark in marks):
         raise fields.wrong("no_rope_layers", f"0 (no rotation) or 1 for each of {len(layers)} layers")
     return frozenset(layer for layer in layers if not marks[layer])
+
+
+def _above_0(fields: Fields, name: str) -> float:
+    value = fields.number(name)
+    if not value > 0:
+        raise unsupported(fields, name, "it must be above 0")
+    return value

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.fidelity.conftest import Stream
 from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
+from tests.support.adapters.tiny_models import MULTIPLIERS
 from tests.support.adapters.tokenizers import byte_level, write_folder
 
 VOCABULARY = 448
@@ -30,6 +31,7 @@ NEWER: Mapping[str, tuple[str, dict[str, Any]]] = {
             "shard_size": "100KB",
         },
     ),
+    "granite": ("granite", {"rope_parameters": LLAMA3, **MULTIPLIERS, "logits_scaling": 0.5}),
 }
 ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all4": {"rank": 4, "targets": DENSE},
@@ -53,7 +55,7 @@ MORE_ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all-linear": {"rank": 5, "targets": "all-linear"},
 }
 # Chosen so that no answer comes near a tie.
-PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9, "smollm3": 2}
+PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9, "smollm3": 2, "granite": 1}
 # 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
 PROMPT_TOKENS = 40
 

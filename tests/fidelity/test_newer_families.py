@@ -19,7 +19,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return cache(lambda family: make_family(family, tmp_path_factory.mktemp(family)))
 
 
-@pytest.mark.parametrize(("family", "size", "sharded"), [("smollm3", 1, False), ("smollm3", 2, True)])
+@pytest.mark.parametrize(
+    ("family", "size", "sharded"),
+    [("smollm3", 1, False), ("smollm3", 2, True), ("granite", 1, False), ("granite", 2, False)],
+)
 def test_newer_family_equals_peft(
     family: str, size: int, sharded: bool, made: Made, expect: Callable[..., Expected], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -24,13 +25,14 @@ from transformers import (
     SmolLM3Config,
 )
 
-Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
+Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite"]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "smollm3": SmolLM3Config,
+    "granite": GraniteConfig,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

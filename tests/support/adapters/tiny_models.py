@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -40,6 +42,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 24,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
 
 _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -47,6 +55,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
 }
 # What each family is good for: every switch of the decoder is on in at least one of them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,6 +78,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3-biased-tied": ("qwen3", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "granite": ("granite", MULTIPLIERS),
+    "granite-yarn-biased": ("granite", {**MULTIPLIERS, "rope_parameters": YARN, "attention_bias": True}),
     "smollm3-yarn-window": (
         "smollm3",
         {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8, "rope_parameters": YARN},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import (
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -34,6 +35,7 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "Qwen2ForCausalLM": Qwen2Config,
     "Qwen3ForCausalLM": Qwen3Config,
     "SmolLM3ForCausalLM": SmolLM3Config,
+    "GraniteForCausalLM": GraniteConfig,
     "MixtralForCausalLM": MixtralConfig,
     "Qwen2MoeForCausalLM": Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
@@ -66,8 +68,13 @@ SIZES: Mapping[str, Any] = {
     "decoder_sparse_step": 2,
     "mlp_only_layers": [1],
     "no_rope_layer_interval": 3,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.125,
+    "logits_scaling": 8.0,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
 }
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES: list[dict[str, Any]] = [
@@ -112,6 +119,7 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
         "rope": {name: value for name, value in config.rope_parameters.items() if name != "type"},
         "eps": config.rms_norm_eps,
         "windows": tuple(sliding if kind == "sliding_attention" else None for kind in types),
+        "multipliers": tuple(getattr(config, name, None) for name in MULTIPLIERS),
         "unrotated": {layer for layer, turns in enumerate(of("no_rope_layers") or []) if not turns},
         "experts": of("num_experts", "num_local_experts") if experts else None,
         "expert layers": tuple(sparse) if experts else None,
@@ -138,7 +146,10 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
     assert (spec.vocab_size, spec.hidden_size) == (model.vocab_size, model.hidden_size)
     assert (spec.max_model_len, spec.tied_head) == (model.max_position_embeddings, model.tied_head)
     assert model.rope_theta == base.rope.values["rope_theta"]
-    moe = model.moe
+    moe, scales = model.moe, model.multipliers
+    multipliers: tuple[float | None, ...] = (None,) * len(MULTIPLIERS)
+    if scales.scores is not None:
+        multipliers = (scales.embedding, scales.residual, scales.scores, 1 / scales.logits)
     if moe is not None:
         assert spec.moe is not None and spec.moe.num_experts == moe.num_experts
         assert spec.moe.layers == {layer for layer, sparse in enumerate(moe.layers) if sparse}
@@ -154,6 +165,7 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
         "rope": {name: value for name, value in base.rope.values.items() if name != "type"},
         "eps": model.rms_norm_eps,
         "windows": model.windows,
+        "multipliers": multipliers,
         "unrotated": model.unrotated,
         "experts": moe.num_experts if moe else None,
         "expert layers": moe.layers if moe else None,

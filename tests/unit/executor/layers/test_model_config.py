@@ -6,7 +6,7 @@ import pytest
 
 from adapter_store import InvalidModel
 from executor.errors import BadCheckpoint, ExecutorError, UnsupportedModel
-from executor.layers.model_config import ModelConfig
+from executor.layers.model_config import ModelConfig, Multipliers
 from executor.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
 from executor.models import read_config
 
@@ -110,6 +110,21 @@ def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | N
 )
 def test_layers_without_rotation(tmp_path: Path, changes: dict[str, Any], unrotated: set[int]) -> None:
     assert read(tmp_path, architectures=["SmolLM3ForCausalLM"], **changes).unrotated == unrotated
+
+
+def test_multipliers_are_read_by_the_family_that_has_them(tmp_path: Path) -> None:
+    granite = {"architectures": ["GraniteForCausalLM"], "rms_norm_eps": 1e-5}
+    written = {"embedding_multiplier": 12, "attention_multiplier": 0.0078125, "residual_multiplier": 0.5}
+    config = read(tmp_path, **granite, **written, logits_scaling=16)
+    assert config.multipliers == Multipliers(12, 0.5, 0.0078125, 1 / 16)
+    assert (config.residual_eps, config.rms_norm_eps) == (4e-5, 1e-5)
+    assert read(tmp_path, **granite).multipliers == Multipliers(scores=1.0)  # as transformers' default says
+    assert read(tmp_path, embedding_multiplier=1).multipliers == Multipliers()
+    with pytest.raises(UnsupportedModel, match="embedding_multiplier"):
+        read(tmp_path, embedding_multiplier=12)
+    for name in (*written, "logits_scaling"):
+        with pytest.raises(UnsupportedModel, match=f"{name} = 0 .* above 0"):
+            read(tmp_path, **granite, **{name: 0})
 
 
 @pytest.mark.parametrize("marks", [[1, 0], 4, [1, 1, "0"]])

@@ -62,6 +62,7 @@ def test_mixed_chunks_and_decode_equal_transformers(case: Case, block_size: int)
         ("mistral-no-window", "mistral-window"),
         ("qwen2", "qwen2-window"),
         ("llama-tied", "smollm3"),
+        ("llama", "granite"),
     ],
 )
 def test_switches_show_in_the_reference(one: str, other: str, tmp_path: Path) -> None:
