@@ -51,6 +51,11 @@ _GRANITE: Mapping[str, Any] = {
     "attention_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
+_OLMO2: Mapping[str, Any] = {
+    **{name: value for name, value in _LLAMA.items() if name not in ("head_dim", "mlp_bias")},
+    "vocab_size": 50_304,
+    "rms_norm_eps": 1e-5,
+}
 _MISTRAL: Mapping[str, Any] = {
     **_COMMON,
     "vocab_size": 32_000,
@@ -166,6 +171,7 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": Family({**_QWEN2, "head_dim": 128, "attention_bias": False}, _SLIDING),
     "SmolLM3ForCausalLM": Family(_SMOLLM3, rope_theta=2e6),
     "GraniteForCausalLM": Family(_GRANITE),
+    "Olmo2ForCausalLM": Family(_OLMO2),
     "MixtralForCausalLM": Family(
         {
             **_MISTRAL,

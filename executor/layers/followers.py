@@ -60,8 +60,9 @@ class Followers(Protocol):
         """[rows, 2n] -> [rows, n]: silu(gate) * up."""
         ...
 
-    def add_norm(self, residual: Tensor, norm: RMSNorm) -> Follower:
-        """residual += y, in place; the result is norm(residual)."""
+    def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
+        """residual += y, in place, or own(y) with a norm of the output's own; the result is norm(residual),
+        or without one the residual itself."""
         ...
 
     def rotation(self, embedding: RotaryEmbedding, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -81,8 +82,12 @@ class TorchFollowers:
     def silu_mul(self) -> Follower:
         return Follower(SiluAndMul())
 
-    def add_norm(self, residual: Tensor, norm: RMSNorm) -> Follower:
-        return Follower(lambda y: norm(residual.add_(y)))
+    def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
+        def plain(y: Tensor) -> Tensor:
+            residual.add_(y if own is None else own(y))
+            return residual if norm is None else norm(residual)
+
+        return Follower(plain)
 
     def rotation(self, embedding: RotaryEmbedding, positions: Tensor, dtype: torch.dtype) -> Rotation:
         cos, sin = embedding(positions, dtype)

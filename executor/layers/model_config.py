@@ -46,6 +46,17 @@ class Multipliers:
 
 
 @dataclass(frozen=True, slots=True)
+class NormNames:
+    """The norms of a layer, as its checkpoint calls them; None: it has none there. Those before normalise
+    what attention and MLP read, those after what they add."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What the decoder needs to know about a model; `executor.models.read_config` makes it from a folder."""
 
@@ -72,6 +83,8 @@ class ModelConfig:
     moe: MoEConfig | None = None
     unrotated: frozenset[int] = frozenset()  # layers that turn neither q nor k
     multipliers: Multipliers = Multipliers()
+    norms: NormNames = NormNames()
+    qk_norm_whole: bool = False  # with qk_norm: over all heads of q, and of k, together
 
     @property
     def residual_eps(self) -> float:

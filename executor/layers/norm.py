@@ -1,7 +1,9 @@
-"""RMSNorm: x is scaled in float32, cast back, and multiplied by the weight."""
+"""RMSNorm: x is scaled in float32, cast back, and multiplied by the weight; also over heads of ranks."""
 
 import torch
 from torch import Tensor, nn
+
+from executor.distributed import SINGLE, ParallelGroup
 
 
 class RMSNorm(nn.Module):
@@ -16,3 +18,25 @@ class RMSNorm(nn.Module):
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * (wide * scale).to(x.dtype)
+
+
+class HeadsRMSNorm(RMSNorm):
+    """[rows, own heads, head_dim], normed over all heads of all ranks together; `weight` is the own heads'.
+
+    `own`: which of `num_heads` heads this rank has. Where there are fewer than ranks, several have the same.
+    """
+
+    def __init__(
+        self, num_heads: int, head_dim: int, eps: float, own: range, group: ParallelGroup = SINGLE
+    ) -> None:
+        super().__init__(len(own) * head_dim, eps)
+        self.whole_size = num_heads * head_dim
+        self.own_range = range(own.start * head_dim, own.stop * head_dim)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.flatten(1).float()
+        squares = self.group.all_reduce(wide.pow(2).sum(-1, keepdim=True))
+        summed = len(self.own_range) * self.group.size  # a head counts as often as there are ranks with it
+        scale = torch.rsqrt(squares / summed + self.eps)
+        return (self.weight * (wide * scale).to(x.dtype)).view_as(x)

@@ -16,14 +16,15 @@ from kernels.metadata.meta import LoRAKernelMeta
 
 
 class TritonFollowers:
-    """What the kernels do not serve (rows wider than 8192, other head sizes) takes plain torch."""
+    """What the kernels do not serve (rows wider than 8192, other head sizes, norms of outputs) takes plain
+    torch."""
 
     def silu_mul(self) -> Follower:
         return Follower(_silu_mul, FusedForm("silu_mul", 2, _fused_silu_mul))
 
-    def add_norm(self, residual: Tensor, norm: RMSNorm) -> Follower:
-        if residual.shape[1] > MAX_HIDDEN:
-            return TORCH_FOLLOWERS.add_norm(residual, norm)
+    def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
+        if norm is None or own is not None or residual.shape[1] > MAX_HIDDEN:
+            return TORCH_FOLLOWERS.add_norm(residual, norm, own)
 
         def plain(y: Tensor) -> Tensor:
             out = torch.empty_like(residual)

@@ -68,6 +68,8 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         moe=_experts(traits, expert_parallel),
         unrotated=traits.unrotated,
         multipliers=traits.multipliers,
+        norms=traits.norms,
+        qk_norm_whole=traits.qk_norm_whole,
     )
 
 

@@ -1,10 +1,11 @@
-"""The one decoder behind all families: pre-norm, grouped-query attention with rotation, gated MLP.
+"""The one decoder behind all families: attention with rotation, gated MLP, and norms around both.
 
 Module names follow the checkpoints, but for what `packed_modules_mapping` joins.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -24,7 +25,9 @@ from executor.layers import (
 from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower, Heads, Rotation
+from executor.layers.linear import kv_head_share
 from executor.layers.model_config import ModelConfig
+from executor.layers.norm import HeadsRMSNorm
 from executor.models.moe import MoEBlock
 
 
@@ -38,8 +41,9 @@ class Attention(nn.Module):
         )
         q_size = config.num_heads * config.head_dim
         self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias, group)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        q_heads, kv_heads = group.share(config.num_heads), kv_head_share(config.num_kv_heads, group)
+        self.q_norm = _head_norm(config, config.num_heads, q_heads, group)
+        self.k_norm = _head_norm(config, config.num_kv_heads, kv_heads, group)
         self.sinks = AttentionSinks(config.num_heads, group) if config.attention_sinks else None
         q, k, v = self.qkv_proj.output_partition_sizes
         self.heads = Heads((q, k, v), config.head_dim, self.q_norm, self.k_norm)
@@ -50,6 +54,14 @@ class Attention(nn.Module):
         sinks = self.sinks.weight if self.sinks else None
         y = ctx.attention.attend(self.qkv_proj.followed_by(hidden, rotate), cache, sinks)
         return self.o_proj.followed_by(y.flatten(1), then)
+
+
+def _head_norm(config: ModelConfig, heads: int, own: range, group: ParallelGroup) -> RMSNorm | None:
+    if not config.qk_norm:
+        return None
+    if config.qk_norm_whole:
+        return HeadsRMSNorm(heads, config.head_dim, config.rms_norm_eps, own, group)
+    return RMSNorm(config.head_dim, config.rms_norm_eps)
 
 
 class MLP(nn.Module):
@@ -64,22 +76,50 @@ class MLP(nn.Module):
         return self.down_proj.followed_by(inner, then)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """A layer's norms by their places, which `NormNames` explains."""
+
+    before_attention: RMSNorm | None
+    after_attention: RMSNorm | None
+    before_mlp: RMSNorm | None
+    after_mlp: RMSNorm | None
+
+
 class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.residual_eps)
+        names = config.norms
+        before_attention = self._norm(names.before_attention, config, config.residual_eps)
         self.self_attn = Attention(config, layer_index, group)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.residual_eps)
+        after_attention = self._norm(names.after_attention, config, config.rms_norm_eps)
+        before_mlp = self._norm(names.before_mlp, config, config.residual_eps)
         experts = config.moe if config.moe and config.moe.layers[layer_index] else None
         self.mlp = MoEBlock(config.hidden_size, experts, group) if experts else MLP(config, group)
+        after_mlp = self._norm(names.after_mlp, config, config.rms_norm_eps)
+        self.norms = LayerNorms(before_attention, after_attention, before_mlp, after_mlp)
+
+    def _norm(self, name: str | None, config: ModelConfig, eps: float) -> RMSNorm | None:
+        """A module of this layer, under the name that its checkpoint has for it."""
+        if name is None:
+            return None
+        norm = RMSNorm(config.hidden_size, eps)
+        self.add_module(name, norm)
+        return norm
 
     def forward(
-        self, hidden: Tensor, residual: Tensor, rotation: Rotation, ctx: ForwardContext, next_norm: RMSNorm
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        rotation: Rotation,
+        ctx: ForwardContext,
+        next_norm: RMSNorm | None,
     ) -> Tensor:
         """`hidden` is normed for this layer, the result by `next_norm`; `residual` is changed in place."""
-        add_norm = ctx.followers.add_norm
-        hidden = self.self_attn(hidden, rotation, ctx, add_norm(residual, self.post_attention_layernorm))
-        out: Tensor = self.mlp(hidden, ctx, add_norm(residual, next_norm))
+        add_norm, norms = ctx.followers.add_norm, self.norms
+        then = add_norm(residual, norms.before_mlp, norms.after_attention)
+        hidden = self.self_attn(hidden, rotation, ctx, then)
+        out: Tensor = self.mlp(hidden, ctx, add_norm(residual, next_norm, norms.after_mlp))
         return out
 
 
@@ -95,7 +135,7 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling, length)
         # Before each layer, and after the last.
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
-        self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
+        self.norms = [*(layer.norms.before_attention for layer in layers), self.norm]
         self.unrotated = config.unrotated
         self.embedding_factor = config.multipliers.embedding / config.multipliers.residual
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from adapter_store.base.config import BaseConfig
 from adapter_store.base.fields import Fields
-from executor.layers.model_config import MoEConfig, Multipliers
+from executor.layers.model_config import MoEConfig, Multipliers, NormNames
 from executor.models.unsupported import unsupported
 
 Windows = tuple[int | None, ...]
@@ -22,6 +22,8 @@ class Traits:
     moe: MoEConfig | None = None
     unrotated: frozenset[int] = frozenset()
     multipliers: Multipliers = field(default=Multipliers())
+    norms: NormNames = field(default=NormNames())
+    qk_norm_whole: bool = False
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -60,6 +62,13 @@ def granite(base: BaseConfig) -> Traits:
     return replace(llama(base), multipliers=multipliers)
 
 
+def olmo2(base: BaseConfig) -> Traits:
+    bias = base.fields.flag("attention_bias")
+    norms = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+    windows = _one_window(base.fields, None)
+    return Traits(windows, bias, bias, qk_norm=True, norms=norms, qk_norm_whole=True)
+
+
 FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -67,6 +76,7 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "Qwen3ForCausalLM": qwen3,
     "SmolLM3ForCausalLM": smollm3,
     "GraniteForCausalLM": granite,
+    "Olmo2ForCausalLM": olmo2,
 }
 
 

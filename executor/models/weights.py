@@ -12,6 +12,7 @@ from executor.errors import BadCheckpoint
 from executor.layers import LinearBase, VocabParallelEmbedding
 from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.fused_moe import FusedMoE
+from executor.layers.norm import HeadsRMSNorm
 from executor.models.checkpoint import Checkpoint
 from executor.models.expert_weights import expert_targets, foreign_experts
 from executor.models.quantized import Scheme
@@ -120,6 +121,8 @@ def _targets(
             targets |= expert_targets(module_name, module, present)
         elif isinstance(module, AttentionSinks):
             targets[module_name] = _Target(parameter, (module.num_heads,), (module.heads,), None)
+        elif isinstance(module, HeadsRMSNorm):
+            targets[name] = _Target(parameter, (module.whole_size,), (module.own_range,), None)
         else:
             targets[name] = _Target(parameter, tuple(parameter.shape), (range(len(parameter)),), None)
     return targets

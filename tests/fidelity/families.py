@@ -32,6 +32,8 @@ NEWER: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite": ("granite", {"rope_parameters": LLAMA3, **MULTIPLIERS, "logits_scaling": 0.5}),
+    # Of two ranks both have the one KV head.
+    "olmo2": ("olmo2", {"rope_parameters": {"rope_type": "yarn", **ROPE}, "num_key_value_heads": 1}),
 }
 ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all4": {"rank": 4, "targets": DENSE},
@@ -55,7 +57,7 @@ MORE_ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all-linear": {"rank": 5, "targets": "all-linear"},
 }
 # Chosen so that no answer comes near a tie.
-PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9, "smollm3": 2, "granite": 1}
+PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9, "smollm3": 2, "granite": 1, "olmo2": 9}
 # 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
 PROMPT_TOKENS = 40
 

@@ -21,7 +21,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.parametrize(
     ("family", "size", "sharded"),
-    [("smollm3", 1, False), ("smollm3", 2, True), ("granite", 1, False), ("granite", 2, False)],
+    [
+        ("smollm3", 1, False),
+        ("smollm3", 2, True),
+        ("granite", 1, False),
+        ("granite", 2, False),
+        ("olmo2", 1, False),
+        ("olmo2", 2, True),
+    ],
 )
 def test_newer_family_equals_peft(
     family: str, size: int, sharded: bool, made: Made, expect: Callable[..., Expected], tmp_path: Path

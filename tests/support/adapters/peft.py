@@ -18,6 +18,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -25,7 +26,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite"]
+Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2"]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
@@ -33,6 +34,7 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
     "smollm3": SmolLM3Config,
     "granite": GraniteConfig,
+    "olmo2": Olmo2Config,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

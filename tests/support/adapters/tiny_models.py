@@ -13,6 +13,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -56,6 +58,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
 }
 # What each family is good for: every switch of the decoder is on in at least one of them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,6 +83,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "granite": ("granite", MULTIPLIERS),
     "granite-yarn-biased": ("granite", {**MULTIPLIERS, "rope_parameters": YARN, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-biased-tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "smollm3-yarn-window": (
         "smollm3",
         {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8, "rope_parameters": YARN},

@@ -50,6 +50,15 @@ def test_add_norm_changes_the_residual() -> None:
     torch.testing.assert_close(other, residual)
 
 
+def test_norms_of_outputs_are_added_in_plain_torch() -> None:
+    y, residual, layer, own = torch.randn(ROWS, 48), torch.randn(ROWS, 48), norm(48), norm(48)
+    for then, expected in ((layer, layer(residual + own(y))), (None, residual + own(y))):
+        follower = TRITON.add_norm(added := residual.clone(), then, own)
+        torch.testing.assert_close(follower.plain(y.clone()), expected)
+        torch.testing.assert_close(added, residual + own(y))
+        assert follower.fused is None
+
+
 def test_rows_that_are_too_wide_take_plain_torch() -> None:
     assert TRITON.add_norm(torch.zeros(1, 8193), norm(8193)).fused is None
 

@@ -61,6 +61,7 @@ def test_biases_and_norms_by_family(tmp_path: Path) -> None:
         return config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm
 
     assert switches() == (False, False, False, False)
+    assert switches(architectures=["Olmo2ForCausalLM"], attention_bias=True) == (True, True, False, True)
     assert switches(attention_bias=True, mlp_bias=True) == (True, True, True, False)
     assert switches(architectures=["MistralForCausalLM"]) == (False, False, False, False)
     assert switches(architectures=["Qwen2ForCausalLM"]) == (True, False, False, False)

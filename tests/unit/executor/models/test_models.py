@@ -63,6 +63,7 @@ def test_mixed_chunks_and_decode_equal_transformers(case: Case, block_size: int)
         ("qwen2", "qwen2-window"),
         ("llama-tied", "smollm3"),
         ("llama", "granite"),
+        ("llama", "olmo2"),
     ],
 )
 def test_switches_show_in_the_reference(one: str, other: str, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_truncated_file(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("variant", ["llama-biases", "llama-tied", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama-biases", "llama-tied", "qwen3", "olmo2"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_load_their_shares(variant: str, size: int, tmp_path: Path) -> None:
     """4 query heads of 16 over 2 KV heads: with 4 ranks, neighbours hold the same KV head."""
@@ -154,6 +154,10 @@ def test_ranks_load_their_shares(variant: str, size: int, tmp_path: Path) -> Non
         gate, up = (source[f"{layer}mlp.{part}_proj.weight"].chunk(size)[rank] for part in ("gate", "up"))
         assert torch.equal(parameters[layer + "mlp.gate_up_proj.weight"], torch.cat((gate, up)))
         assert torch.equal(parameters["model.norm.weight"], source["model.norm.weight"])
+        if variant == "olmo2":
+            q_norm, k_norm = (f"{layer}self_attn.{part}_norm.weight" for part in "qk")
+            assert torch.equal(parameters[q_norm], source[q_norm].chunk(size)[rank])
+            assert torch.equal(parameters[k_norm], source[k_norm].chunk(2)[rank * 2 // size])
 
 
 def test_a_wrong_copy_of_a_tied_head_is_found_by_the_rank_that_has_it(tmp_path: Path) -> None:
