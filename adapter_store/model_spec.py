@@ -124,13 +124,14 @@ def _modules(base: BaseConfig, moe: MoESpec | None) -> dict[str, tuple[int, int]
     hidden, vocab, inner = base.hidden_size, base.vocab_size, base.intermediate_size
     query, key_value = base.num_heads * base.head_dim, base.num_kv_heads * base.head_dim
     modules = {
-        "q_proj": (hidden, query),
-        "k_proj": (hidden, key_value),
-        "v_proj": (hidden, key_value),
         "o_proj": (query, hidden),
         "embed_tokens": (vocab, hidden),
         "lm_head": (hidden, vocab),
     }
+    if base.fused_projections:
+        modules |= {"qkv_proj": (hidden, query + 2 * key_value), "gate_up_proj": (hidden, 2 * inner)}
+        return modules | {"down_proj": (inner, hidden)}
+    modules |= {"q_proj": (hidden, query), "k_proj": (hidden, key_value), "v_proj": (hidden, key_value)}
     if moe is None or len(moe.layers) < base.num_layers:
         modules |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
     return modules | (dict(moe.places) if moe else {})

@@ -7,8 +7,8 @@ experts' matrices are w1 (gate), w2 (down), w3 (up), and w13 where an adapter ha
 EXPERTS = "experts"
 # What a name has behind "layers.3.", in the order of the forward pass, and where transformers keeps it.
 PATHS_IN_LAYER = {
-    **{place: f"self_attn.{place}" for place in ("q_proj", "k_proj", "v_proj", "o_proj")},
-    **{place: f"mlp.{place}" for place in ("gate_proj", "up_proj", "down_proj")},
+    **{place: f"self_attn.{place}" for place in ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")},
+    **{place: f"mlp.{place}" for place in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")},
     "router": "mlp.gate",
     "experts.w1": "mlp.experts.gate_proj",
     "experts.w3": "mlp.experts.up_proj",
@@ -19,6 +19,8 @@ PATHS_IN_LAYER = {
     },
     "shared_expert_gate": "mlp.shared_expert_gate",
 }
+# Projections that some checkpoints have in one matrix, and what it is in place of.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _ORDER = ("embed_tokens", *PATHS_IN_LAYER, "lm_head")
 
 

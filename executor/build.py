@@ -45,7 +45,7 @@ from executor.slot_count import with_slot_count
 from executor.step.forward_pass import ForwardPass
 from executor.step.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.step.sampler import Sampler
-from executor.step.shard import Shard, dtype_of, lora_dtype_of
+from executor.step.shard import Shard, dtype_of, lora_dtype_of, with_fused_modules
 from executor.step.trace import NO_TRACE
 from executor.step_trace import StepTrace
 from kernels.launching.slot_block import table_bytes
@@ -71,7 +71,7 @@ def build_engine(
     """
     metrics = metrics or Metrics(CollectorRegistry())
     meter = RateMeter()
-    config = with_slot_count(config)
+    config = with_slot_count(with_fused_modules(config))
     path = Path(config.model)
     model_config = read_config(path, expert_parallel=config.expert_parallel)
     spec = _spec(config)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adapter_store.module_names import FUSED
 from executor.errors import ConfigError
 from lorafleet.commands.parsing import QuietParser
 from lorafleet.doors.options import MAX_CONNECTIONS
@@ -20,7 +21,15 @@ ENVIRONMENT_PREFIX = "LORAFLEET_EXECUTOR_"
 # Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MODULE_KINDS = (*DENSE_PROJECTIONS, "embed_tokens", "lm_head", "experts", "router", "shared_expert_gate")
+MODULE_KINDS = (
+    *DENSE_PROJECTIONS,
+    *FUSED,
+    "embed_tokens",
+    "lm_head",
+    "experts",
+    "router",
+    "shared_expert_gate",
+)
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LORA_DTYPES = ("auto", "fp8", "fp8-e5m2")

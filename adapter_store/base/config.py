@@ -40,6 +40,7 @@ class BaseConfig:
     tied_head: bool
     rope: Fields  # as transformers' rope_parameters: rope_theta, rope_type and the type's own, in one object
     experts: Experts | None
+    fused_projections: bool
 
     @classmethod
     def from_folder(cls, folder: Path) -> "BaseConfig":
@@ -64,6 +65,7 @@ class BaseConfig:
             tied_head=fields.flag("tie_word_embeddings"),
             rope=_rope(fields, family),
             experts=_experts(fields, family.experts),
+            fused_projections=family.fused_projections,
         )
 
 

@@ -27,6 +27,7 @@ class Family:
     rope_theta: float = 10_000.0
     rope: Mapping[str, Any] = field(default_factory=dict)  # where neither rope_scaling nor rope_parameters is
     experts: ExpertFields | None = None
+    fused_projections: bool = False  # q, k and v are one matrix, gate and up another
 
 
 _SLIDING = frozenset({"num_key_value_heads", "sliding_window"})
@@ -55,6 +56,18 @@ _OLMO2: Mapping[str, Any] = {
     **{name: value for name, value in _LLAMA.items() if name not in ("head_dim", "mlp_bias")},
     "vocab_size": 50_304,
     "rms_norm_eps": 1e-5,
+}
+_PHI3: Mapping[str, Any] = {
+    **_COMMON,
+    "vocab_size": 32_064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
 }
 _MISTRAL: Mapping[str, Any] = {
     **_COMMON,
@@ -172,6 +185,9 @@ FAMILIES: Mapping[str, Family] = {
     "SmolLM3ForCausalLM": Family(_SMOLLM3, rope_theta=2e6),
     "GraniteForCausalLM": Family(_GRANITE),
     "Olmo2ForCausalLM": Family(_OLMO2),
+    "Phi3ForCausalLM": Family(
+        _PHI3, frozenset({"num_key_value_heads", "sliding_window"}), fused_projections=True
+    ),
     "MixtralForCausalLM": Family(
         {
             **_MISTRAL,

@@ -13,6 +13,7 @@ from executor.config import ExecutorConfig
 from executor.gpu.attention.flashinfer import FORMS
 from executor.gpu.build import compile_attention, compile_part, compile_sampler
 from executor.lifeline import end_with_executor
+from executor.step.shard import with_fused_modules
 
 # A few blocks: what is read and written there means nothing.
 _KV_BLOCKS = 64
@@ -38,7 +39,11 @@ def _compile_part(config: ExecutorConfig, part: int, parts: int) -> None:
         (Path(folder) / CONFIG_FILE).write_text(json.dumps(cut_to_one_layer(written)))
         heads = min(1, config.max_full_heads)  # each of these processes has its own, as large as the base's
         one_layer = replace(
-            config, model=folder, load_format="dummy", num_kv_blocks=_KV_BLOCKS, max_full_heads=heads
+            with_fused_modules(config),
+            model=folder,
+            load_format="dummy",
+            num_kv_blocks=_KV_BLOCKS,
+            max_full_heads=heads,
         )
         compile_part(one_layer, part, parts)
 

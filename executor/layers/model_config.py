@@ -84,6 +84,7 @@ class ModelConfig:
     unrotated: frozenset[int] = frozenset()  # layers that turn neither q nor k
     multipliers: Multipliers = Multipliers()
     norms: NormNames = NormNames()
+    fused_projections: bool = False  # the checkpoint has q, k and v in one matrix, gate and up in another
     qk_norm_whole: bool = False  # with qk_norm: over all heads of q, and of k, together
 
     @property

@@ -69,6 +69,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         unrotated=traits.unrotated,
         multipliers=traits.multipliers,
         norms=traits.norms,
+        fused_projections=base.fused_projections,
         qk_norm_whole=traits.qk_norm_whole,
     )
 

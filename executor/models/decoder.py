@@ -6,11 +6,12 @@ Module names follow the checkpoints, but for what `packed_modules_mapping` joins
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from adapter_store.module_names import FUSED
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import (
     LogitsProcessor,
@@ -165,15 +166,11 @@ class CausalLM(nn.Module):
     uninitialised, and need no gradient. Each rank of `group` has its part, and all run every step together;
     ValueError when they cannot share this model."""
 
-    packed_modules_mapping: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-        "gate_up_proj": ("gate_proj", "up_proj"),
-    }
-
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.group = group
+        self.packed_modules_mapping: Mapping[str, tuple[str, ...]] = {} if config.fused_projections else FUSED
         self.model = Decoder(config, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group)
         if config.tied_head:

@@ -69,6 +69,12 @@ def olmo2(base: BaseConfig) -> Traits:
     return Traits(windows, bias, bias, qk_norm=True, norms=norms, qk_norm_whole=True)
 
 
+def phi3(base: BaseConfig) -> Traits:
+    if base.rope.values["rope_type"] != "default":  # yarn, too, is another name for longrope here
+        raise unsupported(base.rope, "rope_type", "of this family only default is, and no longrope yet")
+    return Traits(_one_window(base.fields, base.fields.optional_integer("sliding_window")))
+
+
 FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -77,6 +83,7 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "SmolLM3ForCausalLM": smollm3,
     "GraniteForCausalLM": granite,
     "Olmo2ForCausalLM": olmo2,
+    "Phi3ForCausalLM": phi3,
 }
 
 

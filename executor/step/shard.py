@@ -1,12 +1,14 @@
 """What each rank of an executor has: its share of the model, of the KV cache and of every slot."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from executor.config import ExecutorConfig
+from adapter_store.base.config import BaseConfig
+from adapter_store.module_names import FUSED
+from executor.config import MODULE_KINDS, ExecutorConfig
 from executor.errors import StartError
 from executor.layers.attention import KVCache
 from executor.lora.arena import SlotArena
@@ -60,6 +62,18 @@ def dtype_of(config: ExecutorConfig) -> torch.dtype:
 def lora_dtype_of(config: ExecutorConfig) -> torch.dtype:
     fp8 = {"fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
     return fp8.get(config.lora_dtype, dtype_of(config))
+
+
+def with_fused_modules(config: ExecutorConfig) -> ExecutorConfig:
+    """The settings with a projection that the model's checkpoint fuses in place of its parts, where those are
+    all named. Raises InvalidModel."""
+    if not BaseConfig.from_folder(Path(config.model)).fused_projections:
+        return config
+    kinds = set(config.lora_modules)
+    for fused, parts in FUSED.items():
+        if kinds.issuperset(parts):
+            kinds = kinds.difference(parts) | {fused}
+    return replace(config, lora_modules=tuple(kind for kind in MODULE_KINDS if kind in kinds))
 
 
 def lora_config_of(config: ExecutorConfig) -> LoRAConfig:

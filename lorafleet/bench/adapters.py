@@ -16,8 +16,9 @@ from lorafleet.bench.errors import BenchError
 if TYPE_CHECKING:
     from adapter_store import ModelSpec
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_DENSE = (*_MLP[:2], "gate_up_proj", _MLP[2])
 # Where a layer's experts are, and the names of their three, where both are not as elsewhere.
 _EXPERTS = {"MixtralForCausalLM": ("block_sparse_moe", ("w1", "w3", "w2"))}
 # What Random makes at once: its bits are counted in 32 of them. Whole words, so that pieces are as the whole.
@@ -36,11 +37,11 @@ class Shapes:
     def of(cls, model: Path, *, attention_only: bool = False) -> "Shapes":
         """From config.json of a Hugging Face folder, as the services read it. Raises BenchError."""
         spec = _spec_of(model)
-        projections = {f"self_attn.{name}": spec.modules[name] for name in _ATTENTION}
+        projections = {f"self_attn.{name}": spec.modules[name] for name in _ATTENTION if name in spec.modules}
         if attention_only:
             return cls(spec.num_layers, projections)
         if spec.moe is None:
-            projections |= {f"mlp.{name}": spec.modules[name] for name in _MLP}
+            projections |= {f"mlp.{name}": spec.modules[name] for name in _DENSE if name in spec.modules}
             return cls(spec.num_layers, projections)
         if spec.moe.fused or len(spec.moe.layers) < spec.num_layers:
             raise BenchError(f"{model}: adapters are not made for all of its layers; use --attention-only")

@@ -123,6 +123,25 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 0,
     },
+    "phi-4": {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "hidden_size": 5120,
+        "intermediate_size": 17920,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 10,
+        "head_dim": 128,
+        "vocab_size": 100352,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 250000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 100257,
+        "eos_token_id": 100257,
+    },
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -193,7 +212,7 @@ def write_shapes(name: str, folder: Path, layers: int | None = None) -> None:
 
 
 def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Names and shapes of a Llama checkpoint, or of one with Qwen3's or Mixtral's experts."""
+    """Names and shapes of a Llama checkpoint, of one with Qwen3's or Mixtral's experts, or of Phi's."""
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     query, key = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
     layer = {
@@ -214,6 +233,12 @@ def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
         parents = [f"mlp.experts.{number}" for number in range(experts)]
         layer |= {"mlp.gate": [experts, hidden]}
         layer |= {f"self_attn.{half}_norm": [config["head_dim"]] for half in "qk"}
+    if config["model_type"] == "phi3":
+        for part in "qkv":
+            del layer[f"self_attn.{part}_proj"]
+        layer |= {"self_attn.qkv_proj": [query + 2 * key, hidden], "mlp.gate_up_proj": [2 * inner, hidden]}
+        layer["mlp.down_proj"] = [hidden, inner]
+        parents = []
     for parent in parents:
         layer |= {f"{parent}.{leaf}": [inner, hidden] for leaf in leaves[:2]}
         layer[f"{parent}.{leaves[2]}"] = [hidden, inner]

@@ -24,8 +24,8 @@ _SCORED_ROWS = 512
 _RESERVE_BYTES = 4 << 30
 _TOKENS_A_SEAT = 1024
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 _EXPERT = ("experts.w1", "experts.w3", "experts.w2")
 
 
@@ -157,11 +157,11 @@ def _read(name: str, folder: Path) -> "tuple[BaseConfig, ModelSpec]":
 def _modules(spec: "ModelSpec", base: "BaseConfig") -> Iterator[tuple[str, Module]]:
     """By kind: every projection of the layers."""
     shapes: Mapping[str, tuple[int, int]] = spec.modules
-    for kind in _ATTENTION:
+    for kind in filter(shapes.__contains__, _ATTENTION):
         yield kind, Module(*shapes[kind], spec.num_layers)
     moe = spec.moe
     dense = spec.num_layers - (len(moe.layers) if moe else 0)
-    for kind in _MLP if dense else ():
+    for kind in filter(shapes.__contains__, _MLP if dense else ()):
         yield kind, Module(*shapes[kind], dense)
     if moe:
         for kind in _EXPERT if not moe.fused else ("experts.w13", "experts.w2"):

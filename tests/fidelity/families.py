@@ -1,10 +1,13 @@
 """One tiny base of every family, and adapters that together touch everything a slot holds."""
 
+import json
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adapter_store.module_names import FUSED
 from tests.fidelity.conftest import Stream
 from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
 from tests.support.adapters.tiny_models import MULTIPLIERS
@@ -34,6 +37,7 @@ NEWER: Mapping[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {"rope_parameters": LLAMA3, **MULTIPLIERS, "logits_scaling": 0.5}),
     # Of two ranks both have the one KV head.
     "olmo2": ("olmo2", {"rope_parameters": {"rope_type": "yarn", **ROPE}, "num_key_value_heads": 1}),
+    "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
 }
 ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all4": {"rank": 4, "targets": DENSE},
@@ -57,15 +61,37 @@ MORE_ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all-linear": {"rank": 5, "targets": "all-linear"},
 }
 # Chosen so that no answer comes near a tie.
-PROMPT_SEEDS = {"qwen2": 1, "qwen3": 2, "mistral": 2, "llama": 9, "smollm3": 2, "granite": 1, "olmo2": 9}
+PROMPT_SEEDS = {
+    "qwen2": 1,
+    "qwen3": 2,
+    "mistral": 2,
+    "llama": 9,
+    "smollm3": 2,
+    "granite": 1,
+    "olmo2": 9,
+    "phi3": 2,
+}
 # 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
 PROMPT_TOKENS = 40
+
+
+def _fused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An adapter's settings with q, k and v, and gate and up, as the one module that a base has of them."""
+    text = json.dumps(settings)
+    for fused, parts in FUSED.items():
+        text = re.sub(rf"\b({'|'.join(parts)})\b", fused, text)
+    found = dict(json.loads(text))
+    if isinstance(found["targets"], list):
+        found["targets"] = sorted(set(found["targets"]))
+    return found
 
 
 def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
     """The base's folder, and a prompt for the base and for each adapter."""
     kind, settings = {**FAMILIES, **NEWER}[family]
     adapters = {**ADAPTERS, **MORE_ADAPTERS} if family in NEWER else ADAPTERS
+    if family == "phi3":
+        adapters = {name: _fused(settings) for name, settings in adapters.items()}
     model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)  # type: ignore[arg-type]
     write_folder(model, byte_level())
     base = load_base(model)

@@ -28,6 +28,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         ("granite", 2, False),
         ("olmo2", 1, False),
         ("olmo2", 2, True),
+        ("phi3", 1, False),
+        ("phi3", 2, False),
+        ("phi3", 2, True),
     ],
 )
 def test_newer_family_equals_peft(

@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -26,7 +27,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2"]
+Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2", "phi3"]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
@@ -35,11 +36,18 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "smollm3": SmolLM3Config,
     "granite": GraniteConfig,
     "olmo2": Olmo2Config,
+    "phi3": Phi3Config,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 DENSE = (*ATTENTION, *MLP)
+FUSED_DENSE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 TABLES = ("embed_tokens", "lm_head")
+
+
+def dense(kind: Kind) -> tuple[str, ...]:
+    """The projections of a family's layers."""
+    return FUSED_DENSE if kind == "phi3" else DENSE
 
 
 def base_config(kind: Kind = "llama", *, tied: bool = False, **overrides: Any) -> PreTrainedConfig:

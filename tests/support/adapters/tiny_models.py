@@ -15,6 +15,8 @@ from transformers import (
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -59,6 +61,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
 }
 # What each family is good for: every switch of the decoder is on in at least one of them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -85,6 +88,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-yarn-biased": ("granite", {**MULTIPLIERS, "rope_parameters": YARN, "attention_bias": True}),
     "olmo2": ("olmo2", {}),
     "olmo2-biased-tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {}),
+    "phi3-window-tied": ("phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     "smollm3-yarn-window": (
         "smollm3",
         {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8, "rope_parameters": YARN},

@@ -46,7 +46,8 @@ def test_every_family_tied_sharded_and_with_a_free_head_dim(tmp_path: Path, kind
     spec = ModelSpec.from_folder(base)
     assert spec.tied_head
     # Qwen2 has no head_dim of its own in older transformers; what counts is that config and weights agree.
-    assert spec.modules["q_proj"] == (64, 128)
+    query = spec.modules["q_proj"] if "q_proj" in spec.modules else spec.modules["qkv_proj"]
+    assert query == (64, 128 if "q_proj" in spec.modules else 128 + 2 * 64)
 
 
 def test_the_head_dim_is_derived_when_the_config_has_none(base: Path) -> None:

@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -38,6 +39,7 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "SmolLM3ForCausalLM": SmolLM3Config,
     "GraniteForCausalLM": GraniteConfig,
     "Olmo2ForCausalLM": Olmo2Config,
+    "Phi3ForCausalLM": Phi3Config,
     "MixtralForCausalLM": MixtralConfig,
     "Qwen2MoeForCausalLM": Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
@@ -76,6 +78,10 @@ SIZES: Mapping[str, Any] = {
     "logits_scaling": 8.0,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
 }
+# Where a class refuses values of SIZES.
+OTHER_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+}
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -93,7 +99,8 @@ ROPES: list[dict[str, Any]] = [
 def written_by(architecture: str) -> dict[str, Any]:
     """config.json as the class writes it, with a value of its own in every field that a service reads."""
     names = {field.name for field in fields(CLASSES[architecture])}
-    config = CLASSES[architecture](**{n: v for n, v in SIZES.items() if n in names or n == "head_dim"})
+    sizes = {**SIZES, **OTHER_SIZES.get(architecture, {})}
+    config = CLASSES[architecture](**{n: v for n, v in sizes.items() if n in names or n == "head_dim"})
     config.architectures = [architecture]
     return dict(json.loads(config.to_json_string()))
 
@@ -118,7 +125,7 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
         "heads": (config.num_attention_heads, config.num_key_value_heads, head_dim),
         "length": config.max_position_embeddings,
         "tied": config.tie_word_embeddings,
-        "rope": {name: value for name, value in config.rope_parameters.items() if name != "type"},
+        "rope": as_compared(config.rope_parameters),
         "eps": config.rms_norm_eps,
         "windows": tuple(sliding if kind == "sliding_attention" else None for kind in types),
         "multipliers": tuple(getattr(config, name, None) for name in MULTIPLIERS),
@@ -135,6 +142,12 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
     }
 
 
+def as_compared(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the old name of rope_type, and a part that is the whole."""
+    left_out = [("type", rope.get("type")), ("partial_rotary_factor", 1.0)]
+    return {name: value for name, value in rope.items() if (name, value) not in left_out}
+
+
 def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(written))
     base, spec, model = (
@@ -143,8 +156,12 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
         read_config(folder),
     )
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-    assert spec.modules["q_proj"] == (model.hidden_size, heads[0] * heads[2])
-    assert spec.modules["k_proj"] == (model.hidden_size, heads[1] * heads[2])
+    q_size, k_size = heads[0] * heads[2], heads[1] * heads[2]
+    if model.fused_projections:
+        assert spec.modules["qkv_proj"] == (model.hidden_size, q_size + 2 * k_size)
+    else:
+        assert spec.modules["q_proj"] == (model.hidden_size, q_size)
+        assert spec.modules["k_proj"] == (model.hidden_size, k_size)
     assert (spec.vocab_size, spec.hidden_size) == (model.vocab_size, model.hidden_size)
     assert (spec.max_model_len, spec.tied_head) == (model.max_position_embeddings, model.tied_head)
     assert model.rope_theta == base.rope.values["rope_theta"]
@@ -157,14 +174,14 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
         assert spec.moe.layers == {layer for layer, sparse in enumerate(moe.layers) if sparse}
         assert spec.modules["experts.w2"][0] == moe.intermediate_size
     else:
-        assert spec.modules["up_proj"][1] == model.intermediate_size
+        assert spec.modules["down_proj"][0] == model.intermediate_size
     return {
         "sizes": (spec.vocab_size, spec.hidden_size, spec.num_layers),
         "inner": model.intermediate_size,
         "heads": heads,
         "length": spec.max_model_len,
         "tied": spec.tied_head,
-        "rope": {name: value for name, value in base.rope.values.items() if name != "type"},
+        "rope": as_compared(base.rope.values),
         "eps": model.rms_norm_eps,
         "windows": model.windows,
         "multipliers": multipliers,
@@ -223,6 +240,10 @@ def test_rope_in_the_spelling_of_either_version(architecture: str, tmp_path: Pat
     written = written_by(architecture)
     del written["rope_parameters"]
     for rope in ROPES:
+        if architecture in OTHER_SIZES and "factor" in str(rope):
+            with pytest.raises(UnsupportedModel, match="rope_type"):
+                as_services_read_it(tmp_path, written | rope)
+            continue
         assert_same(architecture, tmp_path, written | rope)
 
 

@@ -159,6 +159,7 @@ def test_end_tokens(tmp_path: Path) -> None:
     ("changes", "field"),
     [
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 2.0}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),

@@ -160,6 +160,22 @@ def test_ranks_load_their_shares(variant: str, size: int, tmp_path: Path) -> Non
             assert torch.equal(parameters[k_norm], source[k_norm].chunk(2)[rank * 2 // size])
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_load_their_shares_of_fused_projections(size: int, tmp_path: Path) -> None:
+    """Of q, of k and of v each; with 4 ranks, neighbours hold the same KV head."""
+    folder = save_variant("phi3", tmp_path)
+    source = load_file(folder / SINGLE)
+    for rank in range(size):
+        group = ParallelGroup(rank, size)
+        parameters = dict(load_model(folder, torch.float32, "cpu", group).named_parameters())
+        q, k, v = source["model.layers.1.self_attn.qkv_proj.weight"].split([64, 32, 32])
+        own = torch.cat((q.chunk(size)[rank], *(part.chunk(2)[rank * 2 // size] for part in (k, v))))
+        assert torch.equal(parameters["model.layers.1.self_attn.qkv_proj.weight"], own)
+        gate, up = source["model.layers.1.mlp.gate_up_proj.weight"].chunk(2)
+        own = torch.cat((gate.chunk(size)[rank], up.chunk(size)[rank]))
+        assert torch.equal(parameters["model.layers.1.mlp.gate_up_proj.weight"], own)
+
+
 def test_a_wrong_copy_of_a_tied_head_is_found_by_the_rank_that_has_it(tmp_path: Path) -> None:
     folder = save_variant("llama-tied", tmp_path)
 
