@@ -195,7 +195,8 @@ def _check_module(
         check_matrix(tensor)
     rank = settings.rank_at(spec.path_of(name))
     # Widths first: of a pair that is no pair for this layer, the rank that it seems to have means nothing.
-    if (a.shape, b.shape) == ((out_features, rank), (rank, in_features)):
+    found, right = (a.shape, b.shape), ((rank, in_features), (out_features, rank))
+    if found != right and found == ((out_features, rank), (rank, in_features)):
         raise InvalidAdapter(f"tensors {a.name!r} and {b.name!r} have changed places")
     if a.shape[1] != in_features:
         raise wrong_shape(a, (rank, in_features), spec.name)

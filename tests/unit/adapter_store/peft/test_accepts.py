@@ -62,6 +62,14 @@ def check_against_peft(base: Path, folder: Path, weights: Weights) -> None:
         assert torch.allclose(delta, layer.get_delta_weight("default").detach(), atol=1e-6)
 
 
+def test_a_rank_as_high_as_both_widths(tmp_path: Path, store: DiskStore) -> None:
+    """A and B have one shape then, which says nothing of their order."""
+    base = make_base(tmp_path / "base")
+    folder = make_adapter(tmp_path / "a", base, seed=3, rank=64, targets=["o_proj"])
+    with store.open(push(store, folder, ModelSpec.from_folder(base)).digest) as weights:
+        check_against_peft(base, folder, weights)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_family_and_module(tmp_path: Path, store: DiskStore, kind: Kind, tied: bool) -> None:
