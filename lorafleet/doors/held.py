@@ -90,8 +90,9 @@ class Held:
 
     def give_back(self, caller: str, amount: int = 1) -> None:
         now = self._clock()
-        self._own.ended(caller, self._held[caller], now, amount)
-        self._all.ended(self._total, now, amount)
+        if amount:  # By what ends it is told how long places are held.
+            self._own.ended(caller, self._held[caller], now, amount)
+            self._all.ended(self._total, now, amount)
         self._held[caller] -= amount
         self._total -= amount
         if not self._held[caller]:

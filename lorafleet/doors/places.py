@@ -74,7 +74,7 @@ class Places:
         self._promises.lapse(now)
         needs, key = min(amount, most), self._promises.key_of(caller, key, now)
         promise = self._promises.get(key)
-        if held + needs <= most:
+        if held + needs <= most or not needs:
             return None
         if promise is not None and now < promise.due:
             return promise.due - now

@@ -132,3 +132,29 @@ def test_one_retry_after_the_told_delay_is_let_in(kind: str, load: float) -> Non
     assert len(callers.came_in) > 50
     assert sum(callers.came_in) >= 0.95 * len(callers.came_in)
     assert callers.most <= first * BEYOND * bound
+
+
+def test_what_gives_nothing_back_says_nothing_of_how_soon_there_is_room() -> None:
+    """As a push that ends before its first byte."""
+    clock, told = Clock(), list[float]()
+    for nothings in (0, 100):
+        held = Held("bytes", 1000, TooMuch, clock=lambda: clock.now)
+        held.take("a", 1000)
+        clock.now += 1.0
+        for _ in range(nothings):
+            held.give_back("b", 0)
+        with pytest.raises(TooMuch) as caught:
+            held.take("b", 500)
+        told.append(caught.value.retry_after_s)
+    assert told[0] == told[1]
+
+
+def test_what_takes_nothing_is_let_in_when_there_is_less_than_is_held() -> None:
+    """As an empty piece of a push whose tenant may have less since it began."""
+    share = 1000
+    held = Held("bytes", 5000, TooMuch, lambda caller: share)
+    held.take("a", 1000)
+    share = 500
+    held.take("a", 0)
+    with pytest.raises(TooMuch):
+        held.take("a", 1)
