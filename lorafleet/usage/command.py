@@ -56,7 +56,8 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    first_day = f"{args.since - _APART:%Y-%m-%d}" if args.since else ""
+    has_days_before = args.since and args.since.replace(tzinfo=None) - datetime.min > _APART
+    first_day = (args.since - _APART).date().isoformat() if has_days_before else ""
     sources: list[Source] = [Folder(path, first_day) for path in args.ledger_dir]
     if args.store is not None:
         sources.append(RedisStreams(args.store, first_day))

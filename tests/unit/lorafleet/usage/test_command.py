@@ -42,6 +42,8 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 
 def test_sums_by_tenant_adapter_and_outcome(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for ever in ("0001-01-01", "0999-01-01"):
+        assert report(capsys, "--ledger-dir", str(folder), "--since", ever)["rows"]
     found = report(capsys, "--ledger-dir", str(folder), "--since", "2026-11-30")
     rows = {(row["tenant"], row["adapter"], row["outcome"]): row for row in found["rows"]}
     assert rows.keys() == {
