@@ -6,7 +6,7 @@ import pytest
 
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.errors import InvalidRequest
-from scheduler.ledger.answer_id import MOST_KEPT, MOST_TIMES, AnswerId, AnswerIds
+from scheduler.ledger.answer_id import MOST_AGE_S, MOST_KEPT, MOST_TIMES, AnswerId, AnswerIds
 
 FIELD = "resume.answer_id"
 
@@ -44,6 +44,16 @@ def test_it_is_of_one_request_and_what_that_costs(other: dict[str, Any]) -> None
     told = str(ids.draw("acme", request()))
     assert ids.after(told, FIELD, "acme", request(**other)) is None
     assert ids.after(told, FIELD, "acme", request(resume=inference_pb2.Resume(seed=1)))
+
+
+def test_a_day_later_it_proves_nothing() -> None:
+    now = [1_800_000_000.0]
+    ids = AnswerIds(b"secret", clock=lambda: now[0])
+    told = str(ids.draw("acme", request()))
+    now[0] += MOST_AGE_S - 1
+    assert ids.after(told, FIELD, "acme", request())
+    now[0] += 3
+    assert ids.after(told, FIELD, "acme", request()) is None
 
 
 def test_a_scheduler_takes_it_up_some_times_for_what_was_paid_once() -> None:
