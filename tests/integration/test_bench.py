@@ -134,7 +134,8 @@ def test_streams_beside_a_store_that_is_slow(home: Path, tmp_path: Path) -> None
 def test_first_tokens_of_adapters_beside_those_of_the_second_ones(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, *rows = measured(home, "first", "preset", "first-use", "--shrink", "8", "--in-process")
+    # At full length: on a fast machine short streams end before all six adapters had their turn.
+    _, *rows = measured(home, "first", "preset", "first-use", "--in-process")
     workloads = [f"TTFT, first adapter of rank {rank}" for rank in (8, 16, 64)]
     assert [row["workload"] for row in rows[:4]] == ["TTFT, first requests of all", *workloads]
     assert all(row["ours"] > 0 and row["of_second"] > 0 for row in rows[:4])
