@@ -8,7 +8,7 @@ from kernels.vllm.dense.fp8_kernel import expand_fp8_kernel, shrink_fp8_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
 
 TYPES = {
-    "counts": "*i32", "starts": "*i32", "lora_ids": "*i32", "work": "*i32", "mapping": "*i32", "scale": "fp32",
+    "counts": "*i32", "starts": "*i32", "lora_ids": "*i32", "work": "*i32", "scale": "fp32",
     **dict.fromkeys(("slot_stride0", "slot_stride1", "slot_stride2"), "i64"),
 }  # fmt: skip
 COMMON = {"SLICES": 3, "MAX_LORAS": 64, "NUM_IDS": 65, "LANES": 128, "MAX_RANK": 16, "BLOCK_RANK": 16}
@@ -25,8 +25,7 @@ def vllm_dense_cases() -> Iterator[tuple[str, object, dict[str, object], int, di
         members = {"ROWS": 16, "ROWS_A_SLOT": 2, "SPLIT": 4, "TOLD": told}
         shrink = {**SHRINK, **members, "BLOCK_K": 256, "ALONE_K": 1024}
         yield f"vllm shrink by {by}", shrink_members_kernel, shrink, 4, TYPES
-        expand = {**EXPAND, **members, "COLUMNS": 1024, "BLOCK_N": 128, "ALONE_N": 512}
-        expand |= {"SKIP_ZEROS": True, "FILL": True}
+        expand = {**EXPAND, **members, "COLUMNS": 1024, "BLOCK_N": 128, "ALONE_N": 512, "SKIP_ZEROS": True}
         yield f"vllm expand by {by}", expand_members_kernel, expand, 2, TYPES
     tiles = {"FUSED": 4, "ROWS": 64, "BLOCK_K": 128, "SPLIT": 4}
     yield "vllm shrink by tiles", shrink_tiles_kernel, {**SHRINK, **tiles}, 4, TYPES

@@ -148,21 +148,20 @@ def _of_slot(b, slot, slot_stride, ALIGNED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def expand_members_kernel(
-    y, h, b0, b1, b2, order, counts, starts, lora_ids, work, mapping,
+    y, h, b0, b1, b2, order, counts, starts, lora_ids, work,
     num_rows, y_stride, slot_stride0, slot_stride1, slot_stride2, b_stride,
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ALONE_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
-    FILL: tl.constexpr, ROWS_A_SLOT: tl.constexpr, TOLD: tl.constexpr, ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
+    ROWS_A_SLOT: tl.constexpr, TOLD: tl.constexpr, ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (COLUMNS columns of a slice, place): for its row, or its share of them for its team's rows.
 
     TOLD: so many entries `work` has, which says what each place is; 0: the program finds out.
-    SKIP_ZEROS: look at h before B is read, and do nothing where all of it is zero. FILL: zeros for rows that
-    `mapping` gives no slot.
+    SKIP_ZEROS: look at h before B is read, and do nothing where all of it is zero.
     """
     let_next_kernel_start(PDL)
     tile, place = tl.program_id(0), tl.program_id(1)
@@ -173,21 +172,13 @@ def expand_members_kernel(
             counts, starts, lora_ids, place, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
         )
         row = tl.load(order + place, mask=members == 1, other=0).to(tl.int64)
+    if (members == 0) | (slot < 0):
+        wait_for_former_kernel(PDL)
+        return
     y, h, b, slot_stride, column, width = _slice_of(
         tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1, WIDTH2,
         START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
     )  # fmt: skip
-    if FILL:
-        of_row = tl.load(mapping + place)
-        if (of_row < 0) | (of_row >= MAX_LORAS):
-            wait_for_former_kernel(PDL)  # what it reads may have had this memory
-            y_row = y + place.to(tl.int64) * y_stride
-            for start in range(0, COLUMNS, ALONE_N):
-                n = column + start + tl.arange(0, ALONE_N)
-                tl.store(y_row + n, tl.zeros([ALONE_N], dtype=y.dtype.element_ty), mask=n < width)
-    if (members == 0) | (slot < 0):
-        wait_for_former_kernel(PDL)
-        return
     b = _of_slot(b, slot, slot_stride, ALIGNED)
     split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
     if SKIP_ZEROS:

@@ -72,7 +72,7 @@ def add_pair(
     """Both, without zeros for base rows between them, and with the splits' sum left to expand.
 
     `work` is of `kernels.vllm.dense.work`; without it programs find out whose rows they have. `fill` writes
-    zeros into the slices' columns of rows without an adapter: of those that `token_lora_mapping` gives none.
+    zeros into the slices' columns of rows without an adapter, in steps of more than MOST_SINGLE_ROWS.
     """
     offset, rows = 0, x.shape[0]
     for first in range(0, len(lora_a), MAX_SLICES):
@@ -140,7 +140,7 @@ def _expand_launch(
     if config.rows_a_slot:
         constants |= {
             "ALONE_N": config.alone_n, "ROWS_A_SLOT": config.rows_a_slot, "TOLD": told,
-            "SKIP_ZEROS": config.skip_zeros, "FILL": fill,
+            "SKIP_ZEROS": config.skip_zeros,
         }  # fmt: skip
         return Launch(expand_members_kernel, constants, options)
     return Launch(expand_tiles_kernel, constants | {"FILL": fill}, options)
@@ -210,8 +210,6 @@ def launch_expand(
     slices, widths = three(lora_b), tuple(weight.shape[-2] for weight in lora_b)
     strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
     told, table = _told(work, step, config)
-    if config.rows_a_slot:
-        table = (*table, step.token_lora_mapping)
     launch = _expand_launch(
         config, h.shape[0], add_inputs, fill, offset, widths, lora_b[0].shape[0], step.num_ids,
         lora_b[0].shape[-1], told, are_aligned(lora_b), y.device,
