@@ -76,7 +76,8 @@ def _linear_with_lora(
     y = x.new_empty((x.shape[0], weight.shape[0]))
     rows = _check_pair(y, x, lora_a_stacked, lora_b_stacked, step, work)
     whole = sum(b.shape[-2] for b in lora_b_stacked) == weight.shape[0]
-    form = best_form(rows, has_bias=bias is not None) if whole else "behind"
+    slices = len(lora_b_stacked)
+    form = best_form(x, weight, has_bias=bias is not None, slices=slices) if whole else "behind"
     if rows:
         product_with_lora(y, x, weight, bias, lora_a_stacked, lora_b_stacked, step, work, form)
     return y

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from kernels.vllm.dense.delta_kernel import add_delta_kernel
 from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
 from kernels.vllm.dense.fp8_kernel import expand_fp8_kernel, shrink_fp8_kernel
+from kernels.vllm.dense.product_kernel import product_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
 
 TYPES = {
     "counts": "*i32", "starts": "*i32", "lora_ids": "*i32", "work": "*i32", "scale": "fp32",
+    "mapping": "*i32", "parts": "*fp32",
     **dict.fromkeys(("slot_stride0", "slot_stride1", "slot_stride2"), "i64"),
 }  # fmt: skip
 COMMON = {"SLICES": 3, "MAX_LORAS": 64, "NUM_IDS": 65, "LANES": 128, "MAX_RANK": 16, "BLOCK_RANK": 16}
@@ -23,10 +25,16 @@ def vllm_dense_cases() -> Iterator[tuple[str, object, dict[str, object], int, di
     """(name, kernel, constants, warps, types)."""
     for told, by in ((0, "members"), (256, "members that are told")):
         members = {"ROWS": 16, "ROWS_A_SLOT": 2, "SPLIT": 4, "TOLD": told}
-        shrink = {**SHRINK, **members, "BLOCK_K": 256, "ALONE_K": 1024}
+        shrink = {**SHRINK, **members, "BLOCK_K": 256, "ALONE_K": 1024, "EARLY": not told}
         yield f"vllm shrink by {by}", shrink_members_kernel, shrink, 4, TYPES
-        expand = {**EXPAND, **members, "COLUMNS": 1024, "BLOCK_N": 128, "ALONE_N": 512, "SKIP_ZEROS": True}
+        expand = {**EXPAND, **members, "COLUMNS": 1024, "BLOCK_N": 128, "ALONE_N": 512}
+        expand |= {"SKIP_ZEROS": not told, "PARTS": 2 if told else 0, "ALL": 6144}
         yield f"vllm expand by {by}", expand_members_kernel, expand, 2, TYPES
+    product = {"WIDTH": 6144, "SHARE": 4096, "BLOCK_K": 128}
+    wide = {**product, "ROWS": 64, "BLOCK_N": 128, "STAGES": 4, "SWAPPED": False}
+    yield "vllm product", product_kernel, wide, 4, {"weight_stride": "i32"}
+    narrow = {**product, "ROWS": 16, "BLOCK_N": 64, "STAGES": 4, "SWAPPED": True}
+    yield "vllm product, swapped", product_kernel, narrow, 4, {"weight_stride": "i32", "out": "*fp32"}
     tiles = {"FUSED": 4, "ROWS": 64, "BLOCK_K": 128, "SPLIT": 4}
     yield "vllm shrink by tiles", shrink_tiles_kernel, {**SHRINK, **tiles}, 4, TYPES
     tiles = {**EXPAND, "ROWS": 32, "COLUMNS": 256, "BLOCK_N": 128, "SPLIT": 4, "FILL": True}

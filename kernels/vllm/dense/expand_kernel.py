@@ -30,17 +30,27 @@ def _sum_of_splits(places, valid, split_stride, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def _inputs(y, parts, valid, part_stride, PARTS: tl.constexpr):
+    """What is there already: in y, or in PARTS parts whose sum it is."""
+    if PARTS:
+        return _sum_of_splits(parts, valid, part_stride, PARTS)
+    else:
+        return tl.load(y, mask=valid, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _one_row(
-    y, h, b, row, n, width, b_stride, split_stride,
+    y, parts, h, b, row, n, width, b_stride, split_stride, part_stride,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_RANK: tl.constexpr, ADD_INPUTS: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """y and `parts` are the row's."""
     r = tl.arange(0, BLOCK_RANK)
     b_tile = _load_b(b, b_stride, r, n, width, MAX_RANK)
     wait_for_former_kernel(PDL)
     h_row = h + row * MAX_RANK
     if ADD_INPUTS:
-        before = tl.load(y + n, mask=n < width, other=0.0)
+        before = _inputs(y + n, parts + n, n < width, part_stride, PARTS)
     h_tile = _sum_of_splits(h_row + r, r < MAX_RANK, split_stride, SPLIT)
     acc = tl.sum(b_tile.to(tl.float32) * h_tile[None, :], 1)
     for block in tl.static_range(BLOCK_RANK, MAX_RANK, BLOCK_RANK):
@@ -48,15 +58,16 @@ def _one_row(
         b_tile = _load_b(b, b_stride, block + r, n, width, MAX_RANK)
         acc += tl.sum(b_tile.to(tl.float32) * h_tile[None, :], 1)
     if ADD_INPUTS:
-        acc += before.to(tl.float32)
+        acc += before
     tl.store(y + n, acc.to(y.dtype.element_ty), mask=n < width)
 
 
 @triton.jit
 def _group(
-    y, h, b, rows, mine, n, width, y_stride, b_stride, split_stride,
+    y, parts, h, b, rows, mine, n, width, y_stride, b_stride, split_stride, part_stride,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
-    BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, ADD_INPUTS: tl.constexpr, PARTS: tl.constexpr, ALL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, BLOCK_RANK)
     b_tile = _load_b(b, b_stride, r, n, width, MAX_RANK)
@@ -65,7 +76,8 @@ def _group(
     h_rows = h + (rows * MAX_RANK)[:, None]
     wait_for_former_kernel(PDL)
     if ADD_INPUTS:
-        before = tl.load(places, mask=valid, other=0.0)
+        part_places = parts + (rows * ALL)[:, None] + n[None, :]
+        before = _inputs(places, part_places, valid, part_stride, PARTS)
     h_tile = _sum_of_splits(h_rows + r[None, :], mine[:, None] & (r < MAX_RANK)[None, :], split_stride, SPLIT)
     acc = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
     acc = tl.dot(h_tile.to(b_tile.dtype), tl.trans(b_tile), acc, input_precision="ieee")
@@ -75,7 +87,7 @@ def _group(
         b_tile = _load_b(b, b_stride, block + r, n, width, MAX_RANK)
         acc = tl.dot(h_tile.to(b_tile.dtype), tl.trans(b_tile), acc, input_precision="ieee")
     if ADD_INPUTS:
-        acc += before.to(tl.float32)
+        acc += before
     tl.store(places, acc.to(y.dtype.element_ty), mask=valid)
 
 
@@ -118,12 +130,12 @@ def _is_zero(
 
 @triton.jit
 def _slice_of(
-    tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2,
+    tile, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2,
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_RANK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """(y, h, b, its stride of slots, first column, width) of the slice that a tile of COLUMNS is in.
+    """(start in y, h, b, its stride of slots, first column, width) of the slice that a tile of COLUMNS is in.
 
     The tiles of all slices follow each other.
     """
@@ -131,11 +143,11 @@ def _slice_of(
     TILES1: tl.constexpr = TILES0 + (WIDTH1 + COLUMNS - 1) // COLUMNS
     s = (tile >= TILES0).to(tl.int32) + (tile >= TILES1).to(tl.int32)
     first = (tile - of_slice(s, 0, TILES0, TILES1, 3)) * COLUMNS
-    y += of_slice(s, START0, START1, START2, SLICES)
+    start = of_slice(s, START0, START1, START2, SLICES)
     h += tl.cast(s, tl.int64) * num_rows * MAX_RANK
     b = of_slice(s, b0, b1, b2, SLICES)
     slot_stride = of_slice(s, slot_stride0, slot_stride1, slot_stride2, SLICES)
-    return y, h, b, slot_stride, first, of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
+    return start, h, b, slot_stride, first, of_slice(s, WIDTH0, WIDTH1, WIDTH2, 3)
 
 
 @triton.jit
@@ -148,20 +160,21 @@ def _of_slot(b, slot, slot_stride, ALIGNED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def expand_members_kernel(
-    y, h, b0, b1, b2, order, counts, starts, lora_ids, work,
+    y, h, b0, b1, b2, order, counts, starts, lora_ids, work, mapping, parts,
     num_rows, y_stride, slot_stride0, slot_stride1, slot_stride2, b_stride,
     WIDTH0: tl.constexpr, WIDTH1: tl.constexpr, WIDTH2: tl.constexpr,
     START0: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
     SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr, LANES: tl.constexpr,
     MAX_RANK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, ALONE_N: tl.constexpr, ADD_INPUTS: tl.constexpr,
-    ROWS_A_SLOT: tl.constexpr, TOLD: tl.constexpr, ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, ALL: tl.constexpr, ROWS_A_SLOT: tl.constexpr, TOLD: tl.constexpr,
+    ALIGNED: tl.constexpr, SKIP_ZEROS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (COLUMNS columns of a slice, place): for its row, or its share of them for its team's rows.
 
     TOLD: so many entries `work` has, which says what each place is; 0: the program finds out.
-    SKIP_ZEROS: look at h before B is read, and do nothing where all of it is zero.
+    SKIP_ZEROS: look at h before B is read, and do nothing where all of it is zero. PARTS: what is added to
+    are so many parts, float32 [PARTS, num_rows, ALL], and rows that `mapping` gives no slot are their sum.
     """
     let_next_kernel_start(PDL)
     tile, place = tl.program_id(0), tl.program_id(1)
@@ -172,13 +185,25 @@ def expand_members_kernel(
             counts, starts, lora_ids, place, num_rows, MAX_LORAS, NUM_IDS, LANES, ROWS, ROWS_A_SLOT
         )
         row = tl.load(order + place, mask=members == 1, other=0).to(tl.int64)
+    start_in_y, h, b, slot_stride, column, width = _slice_of(
+        tile, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1, WIDTH2,
+        START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
+    )  # fmt: skip
+    part_stride = tl.cast(num_rows, tl.int64) * ALL
+    y += start_in_y
+    if PARTS:
+        parts += start_in_y
+        of_row = tl.load(mapping + place)
+        if (of_row < 0) | (of_row >= MAX_LORAS):
+            wait_for_former_kernel(PDL)
+            for start in range(0, COLUMNS, ALONE_N):
+                n = column + start + tl.arange(0, ALONE_N)
+                total = _sum_of_splits(parts + place.to(tl.int64) * ALL + n, n < width, part_stride, PARTS)
+                y_row = y + place.to(tl.int64) * y_stride
+                tl.store(y_row + n, total.to(y.dtype.element_ty), mask=n < width)
     if (members == 0) | (slot < 0):
         wait_for_former_kernel(PDL)
         return
-    y, h, b, slot_stride, column, width = _slice_of(
-        tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1, WIDTH2,
-        START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
-    )  # fmt: skip
     b = _of_slot(b, slot, slot_stride, ALIGNED)
     split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
     if SKIP_ZEROS:
@@ -190,16 +215,16 @@ def expand_members_kernel(
         for start in range(0, COLUMNS, ALONE_N):
             n = column + start + tl.arange(0, ALONE_N)
             _one_row(
-                y + row * y_stride, h, b, row, n, width, b_stride, split_stride, MAX_RANK, SPLIT, BLOCK_RANK,
-                ADD_INPUTS, PDL,
+                y + row * y_stride, parts + row * ALL, h, b, row, n, width, b_stride, split_stride,
+                part_stride, MAX_RANK, SPLIT, BLOCK_RANK, ADD_INPUTS, PARTS, PDL,
             )  # fmt: skip
     else:
         rows, mine = load_places(order, first, first, first + members, ROWS)
         for start in range(number * BLOCK_N, COLUMNS, members * BLOCK_N):
             n = column + start + tl.arange(0, BLOCK_N)
             _group(
-                y, h, b, rows, mine, n, width, y_stride, b_stride, split_stride, MAX_RANK, SPLIT, ROWS,
-                BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+                y, parts, h, b, rows, mine, n, width, y_stride, b_stride, split_stride, part_stride, MAX_RANK,
+                SPLIT, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PARTS, ALL, PDL,
             )  # fmt: skip
     wait_for_former_kernel(PDL)
 
@@ -219,10 +244,11 @@ def expand_tiles_kernel(
     let_next_kernel_start(PDL)
     column_tile, tile = tl.program_id(0), tl.program_id(1)
     first_group, num_groups = groups_of(counts, starts, tile * ROWS, ROWS, NUM_IDS, LANES)
-    y, h, b, slot_stride, column, width = _slice_of(
-        column_tile, y, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1,
+    start_in_y, h, b, slot_stride, column, width = _slice_of(
+        column_tile, h, b0, b1, b2, num_rows, slot_stride0, slot_stride1, slot_stride2, WIDTH0, WIDTH1,
         WIDTH2, START0, START1, START2, SLICES, MAX_RANK, COLUMNS,
     )  # fmt: skip
+    y += start_in_y
     split_stride = tl.cast(SLICES, tl.int64) * num_rows * MAX_RANK
     place = tile * ROWS + tl.arange(0, ROWS)
     written = place < 0
@@ -243,8 +269,8 @@ def expand_tiles_kernel(
                 for begin in range(0, COLUMNS, BLOCK_N):
                     n = column + begin + tl.arange(0, BLOCK_N)
                     _group(
-                        y, h, of_slot, rows, mine, n, width, y_stride, b_stride, split_stride, MAX_RANK,
-                        SPLIT, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, PDL,
+                        y, y, h, of_slot, rows, mine, n, width, y_stride, b_stride, split_stride, 0, MAX_RANK,
+                        SPLIT, ROWS, BLOCK_RANK, BLOCK_N, ADD_INPUTS, 0, 0, PDL,
                     )  # fmt: skip
     if FILL:
         rest = (place < num_rows) & ~written

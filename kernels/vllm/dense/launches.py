@@ -14,9 +14,16 @@ from kernels.metadata.launch_plan import MAX_SLICES
 from kernels.tiles.device import has_dependent_launch
 from kernels.vllm.dense.delta_kernel import add_delta_kernel
 from kernels.vllm.dense.expand_kernel import expand_members_kernel, expand_tiles_kernel
+from kernels.vllm.dense.product_kernel import product_kernel
 from kernels.vllm.dense.shrink_kernel import shrink_members_kernel, shrink_tiles_kernel
 from kernels.vllm.dense.step import Step
-from kernels.vllm.dense.tuning import ExpandConfig, ShrinkConfig, expand_config, shrink_config
+from kernels.vllm.dense.tuning import (
+    ExpandConfig,
+    ProductConfig,
+    ShrinkConfig,
+    expand_config,
+    shrink_config,
+)
 
 # More than a model's forms of layers times the sizes of its steps.
 _MOST_LAUNCHES = 4096
@@ -86,6 +93,48 @@ def add_pair(
         offset += columns
 
 
+def product_with_pair(
+    y: Tensor, x: Tensor, weight: Tensor, lora_a: Sequence[Tensor], lora_b: Sequence[Tensor], step: Step,
+    work: Tensor | None, config: ProductConfig,
+) -> None:  # fmt: skip
+    """y = x @ weight.T and the pair, of up to three slices that have all columns of y: shrink, then a product
+    that runs beside it, then expand, which sums the product's splits.
+
+    `step.token_lora_mapping` is -1 in rows behind the step's.
+    """
+    (rows, width), rank = y.shape, lora_a[0].shape[-2]
+    of_shrink = shrink_config(rows, x.shape[1], len(lora_a), rank, x.element_size())
+    h = torch.empty((of_shrink.split, len(lora_a), rows, rank), dtype=torch.float32, device=x.device)
+    parts = None
+    if config.split > 1:
+        parts = torch.empty((config.split, rows, width), dtype=torch.float32, device=x.device)
+    launch_shrink(h, x, lora_a, step, 1.0, of_shrink, work, early=False)
+    _launch_product(y if parts is None else parts, x, weight, config)
+    of_expand = expand_config(rows, width, rank)
+    launch_expand(y, h, lora_b, 0, step, of_expand, work, add_inputs=True, parts=parts)
+
+
+def _launch_product(out: Tensor, x: Tensor, weight: Tensor, config: ProductConfig) -> None:
+    """out: [splits, rows, columns], contiguous."""
+    strides = (x.stride(0), weight.stride(0))
+    launch = _product_launch(
+        config, weight.shape[0], weight.shape[1], x.device, (*form_of(out, x, weight), *int_form(*strides))
+    )
+    launch((weight.shape[0] // config.block_n, config.split), out, x, weight, x.shape[0], *strides)
+
+
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _product_launch(
+    config: ProductConfig, width: int, inputs: int, device: torch.device, specialised: tuple[object, ...]
+) -> Launch:
+    pdl = has_dependent_launch(device)
+    constants = {
+        "WIDTH": width, "SHARE": inputs // config.split, "ROWS": config.rows, "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k, "STAGES": config.num_stages, "SWAPPED": config.swapped, "PDL": pdl,
+    }  # fmt: skip
+    return Launch(product_kernel, constants, {"num_warps": config.num_warps, "launch_pdl": pdl})
+
+
 def add_delta(y: Tensor, delta: Tensor, step: Step, max_loras: int) -> None:
     """y [rows, columns] += delta, in rows that have an adapter; both rounded to y's type."""
     rows, columns = y.shape
@@ -105,7 +154,8 @@ def _delta_launch(
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _shrink_launch(
     config: ShrinkConfig, width: int, slices: int, max_loras: int,
-    num_ids: int, max_rank: int, told: int, device: torch.device, specialised: tuple[object, ...],
+    num_ids: int, max_rank: int, told: int, early: bool, device: torch.device,
+    specialised: tuple[object, ...],
 ) -> Launch:  # fmt: skip
     """`specialised`: what else Triton compiles for."""
     pdl = has_dependent_launch(device)
@@ -118,6 +168,7 @@ def _shrink_launch(
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": pdl}
     if config.rows_a_slot:
         constants |= {"ALONE_K": config.alone_k, "ROWS_A_SLOT": config.rows_a_slot, "TOLD": told}
+        constants["EARLY"] = early
         return Launch(shrink_members_kernel, constants, options)
     constants["FUSED"] = triton.next_power_of_2(slices) if config.fused else 1
     return Launch(shrink_tiles_kernel, constants, options)
@@ -125,7 +176,7 @@ def _shrink_launch(
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _expand_launch(
-    config: ExpandConfig, splits: int, add_inputs: bool, fill: bool, offset: int,
+    config: ExpandConfig, splits: int, add_inputs: bool, parts: int, fill: bool, offset: int,
     widths: tuple[int, ...], max_loras: int, num_ids: int, max_rank: int, told: int, aligned: bool,
     device: torch.device, specialised: tuple[object, ...],
 ) -> Launch:  # fmt: skip
@@ -140,7 +191,7 @@ def _expand_launch(
     if config.rows_a_slot:
         constants |= {
             "ALONE_N": config.alone_n, "ROWS_A_SLOT": config.rows_a_slot, "TOLD": told,
-            "SKIP_ZEROS": config.skip_zeros,
+            "SKIP_ZEROS": config.skip_zeros and not parts, "PARTS": parts, "ALL": sum(widths),
         }  # fmt: skip
         return Launch(expand_members_kernel, constants, options)
     return Launch(expand_tiles_kernel, constants | {"FILL": fill}, options)
@@ -178,10 +229,10 @@ def columns_of(widths: Sequence[int], offset: int) -> dict[str, object]:
 
 def launch_shrink(
     h: Tensor, x: Tensor, lora_a: Sequence[Tensor], step: Step, scale: float, config: ShrinkConfig,
-    work: Tensor | None = None,
+    work: Tensor | None = None, *, early: bool = True,
 ) -> None:  # fmt: skip
     """h: float32 [splits, slices, rows, rank], or any floating type where there is one split. Up to three
-    slices."""
+    slices. `early`: see the kernel."""
     first = lora_a[0]
     size = first.element_size()
     offsets = [
@@ -192,7 +243,7 @@ def launch_shrink(
     rows, rank = x.shape[0], first.shape[-2]
     told, table = _told(work, step, config)
     launch = _shrink_launch(
-        config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, told, x.device,
+        config, x.shape[1], len(lora_a), first.shape[0], step.num_ids, rank, told, early, x.device,
         (*form_of(h, x, first), *int_form(*strides)),
     )  # fmt: skip
     columns = -(-rank // config.block_rank) * (1 if config.fused else len(lora_a))
@@ -203,15 +254,19 @@ def launch_shrink(
 
 def launch_expand(
     y: Tensor, h: Tensor, lora_b: Sequence[Tensor], offset: int, step: Step, config: ExpandConfig,
-    work: Tensor | None = None, *, add_inputs: bool, fill: bool = False,
+    work: Tensor | None = None, *, add_inputs: bool, fill: bool = False, parts: Tensor | None = None,
 ) -> None:  # fmt: skip
     """h: [splits, slices, rows, rank]. Up to three slices, whose columns start at `offset`. `fill`: see
-    `add_pair`."""
+    `add_pair`; `parts`: float32 [splits, rows, columns], whose sum stands for what is in y, in small steps.
+    """
     slices, widths = three(lora_b), tuple(weight.shape[-2] for weight in lora_b)
     strides = (y.stride(0), *(weight.stride(0) for weight in slices), lora_b[0].stride(-2))
     told, table = _told(work, step, config)
+    if config.rows_a_slot:
+        table = (*table, step.token_lora_mapping, y if parts is None else parts)
+    num_parts = 0 if parts is None else parts.shape[0]
     launch = _expand_launch(
-        config, h.shape[0], add_inputs, fill, offset, widths, lora_b[0].shape[0], step.num_ids,
+        config, h.shape[0], add_inputs, num_parts, fill, offset, widths, lora_b[0].shape[0], step.num_ids,
         lora_b[0].shape[-1], told, are_aligned(lora_b), y.device,
         (*form_of(y, h, *slices), *int_form(*strides)),
     )  # fmt: skip

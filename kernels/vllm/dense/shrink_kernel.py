@@ -15,12 +15,15 @@ def _load_a(a_rows, k, valid, K: tl.constexpr):
 @triton.jit
 def _one_row(
     h, x, a_rows, row, split, scale, limit, r,
-    K: tl.constexpr, MAX_RANK: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, MAX_RANK: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """h[row, r] of a row by itself, over the split's share of K."""
     k = split * BLOCK_K + tl.arange(0, BLOCK_K)
     a_tile = _load_a(a_rows, k, r < limit, K)
     wait_for_former_kernel(PDL)
+    if not EARLY:
+        let_next_kernel_start(PDL)
     x_tile = tl.load(x + k, mask=k < K, other=0.0)
     acc = tl.sum(a_tile.to(tl.float32) * x_tile.to(tl.float32)[None, :], 1)
     for step in range(1, tl.cdiv(K, BLOCK_K * SPLIT)):
@@ -35,7 +38,8 @@ def _one_row(
 def _group(
     h, x, a_rows, rows, mine, split, scale, limit, r, x_stride,
     K: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """h[rows, r] of the rows that are `mine`, over the split's share of K."""
     x_rows = (x + rows * x_stride)[:, None]
@@ -43,6 +47,8 @@ def _group(
     k = split * BLOCK_K + tl.arange(0, BLOCK_K)
     a_tile = _load_a(a_rows, k, r < limit, K)
     wait_for_former_kernel(PDL)
+    if not EARLY:
+        let_next_kernel_start(PDL)
     x_tile = tl.load(x_rows + k[None, :], mask=mine[:, None] & (k < K)[None, :], other=0.0)
     acc = tl.dot(x_tile, tl.trans(a_tile), acc, input_precision="ieee")
     for step in range(1, tl.cdiv(K, BLOCK_K * SPLIT)):
@@ -78,14 +84,17 @@ def shrink_members_kernel(
     K: tl.constexpr, SLICES: tl.constexpr, MAX_LORAS: tl.constexpr, NUM_IDS: tl.constexpr,
     LANES: tl.constexpr, MAX_RANK: tl.constexpr, ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     BLOCK_K: tl.constexpr, ALONE_K: tl.constexpr, SPLIT: tl.constexpr, ROWS_A_SLOT: tl.constexpr,
-    TOLD: tl.constexpr, PDL: tl.constexpr,
+    TOLD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (split, columns, entry): a row, or a team, over a share of K.
 
     TOLD: so many entries `work` has, which says what each is; 0: the program finds out.
     h is [splits, slices, num_rows, MAX_RANK] in the order of the rows; those without an adapter stay.
+    EARLY: the next kernel starts with this one; else, once all that was before this one is done, so that it
+    may read what this one reads without waiting.
     """
-    let_next_kernel_start(PDL)
+    if EARLY:
+        let_next_kernel_start(PDL)
     split, group, entry = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if TOLD:
         slot, first, members, number, row = load_work(work, entry, TOLD)
@@ -103,12 +112,15 @@ def shrink_members_kernel(
         h, a, group, split, num_rows, offset1, offset2, rank_stride, SLICES, MAX_RANK, 1, BLOCK_RANK
     )
     if members == 1:
-        _one_row(h, x + row * x_stride, a_rows, row, split, scale, limit, r, K, MAX_RANK, ALONE_K, SPLIT, PDL)
+        _one_row(
+            h, x + row * x_stride, a_rows, row, split, scale, limit, r, K, MAX_RANK, ALONE_K, SPLIT, EARLY,
+            PDL,
+        )  # fmt: skip
     else:
         rows, mine = load_places(order, first, first, first + members, ROWS)
         _group(
             h, x, a_rows, rows, mine, split, scale, limit, r, x_stride, K, MAX_RANK, ROWS, BLOCK_RANK,
-            BLOCK_K, SPLIT, PDL,
+            BLOCK_K, SPLIT, EARLY, PDL,
         )  # fmt: skip
 
 
@@ -135,6 +147,6 @@ def shrink_tiles_kernel(
         if slot >= 0:
             _group(
                 h, x, a_rows + slot.to(tl.int64) * slot_stride, rows, mine, split, scale, limit, r,
-                x_stride, K, MAX_RANK, ROWS, FUSED * BLOCK_RANK, BLOCK_K, SPLIT, PDL,
+                x_stride, K, MAX_RANK, ROWS, FUSED * BLOCK_RANK, BLOCK_K, SPLIT, True, PDL,
             )  # fmt: skip
     wait_for_former_kernel(PDL)

@@ -12,7 +12,7 @@ import torch
 from kernels.errors import KernelArgumentError
 from kernels.vllm.dense import launches, layer_forms, reference
 from kernels.vllm.dense.step import Step
-from kernels.vllm.dense.tuning import expand_config, shrink_config
+from kernels.vllm.dense.tuning import expand_config, product_config, shrink_config
 from kernels.vllm.dense.work import MOST_SINGLE_ROWS
 from kernels.vllm.lora_expand import lora_expand
 from kernels.vllm.lora_linear import add_lora_linear, linear_with_lora
@@ -72,6 +72,28 @@ def test_each_row_has_its_own_adapters_answer(layer: Layer, form) -> None:
         torch.testing.assert_close(told, out, atol=1e-5, rtol=1e-5)
 
 
+def mapping_of(layer: Layer) -> torch.Tensor:
+    """Each row's slot, as our wrapper writes it: -1 behind the step's rows."""
+    return torch.cat([layer.mapping(), torch.full((layer.beyond,), -1)]).int()
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("rows", [5, 24, 60])
+@pytest.mark.parametrize("split", [1, 2])
+def test_a_product_between_shrink_and_expand(rows: int, split: int, told: bool) -> None:
+    layer = Layer(rows, slots=(-1, 3, 0, 2, 2, 2, 1), rank=5, width=512, outs=(64, 128), beyond=3)
+    (a, b), (x, _) = layer.weights(), layer.inputs()
+    step = replace(layer.step(), token_lora_mapping=mapping_of(layer))
+    weight = torch.randn(sum(layer.outs), x.shape[1])
+    config = product_config(len(x), *weight.shape)
+    assert config is not None
+    y = torch.full((len(x), len(weight)), torch.nan)
+    work = layer.work() if told else None
+    launches.product_with_pair(y, x, weight, a, b, step, work, replace(config, split=split))
+    wanted = expanded(layer, x @ weight.T, shrunk(layer, x, a, 1.0), b, True)
+    torch.testing.assert_close(y.double(), wanted, atol=1e-4, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["tiles of 16", "tiles of 64", "teams"])
 def test_a_product_before_or_behind_its_lora(name: str) -> None:
     """LoRA first writes each row: those without an adapter, and those behind the step's, too."""
@@ -89,9 +111,7 @@ def test_a_product_before_or_behind_its_lora(name: str) -> None:
 def test_a_delta_is_added_where_it_was_written() -> None:
     layer = replace(LAYERS["teams"], offset=0)
     step, (a, b), (x, _) = layer.step(), layer.weights(), layer.inputs()
-    step = replace(
-        step, token_lora_mapping=torch.cat([layer.mapping(), torch.full((layer.beyond,), -1)]).int()
-    )
+    step = replace(step, token_lora_mapping=mapping_of(layer))
     y = torch.randn(len(x), sum(layer.outs))
     delta = torch.full_like(y, torch.nan)
     launches.add_pair(delta, x, a, b, step, 1.0, add_inputs=False, work=layer.work())
