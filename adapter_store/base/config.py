@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter_store.base.families import FAMILIES, ExpertFields, Family
+from adapter_store.base.families import FAMILIES, ExpertFields, Family, WindowRope
 from adapter_store.base.fields import Fields
 from adapter_store.errors import InvalidModel
 
@@ -39,8 +39,10 @@ class BaseConfig:
     max_position_embeddings: int
     tied_head: bool
     rope: Fields  # as transformers' rope_parameters: rope_theta, rope_type and the type's own, in one object
+    window_rope: Fields | None  # the same of layers with a window; None: theirs is `rope`
     experts: Experts | None
     fused_projections: bool
+    activation: str
 
     @classmethod
     def from_folder(cls, folder: Path) -> "BaseConfig":
@@ -50,6 +52,7 @@ class BaseConfig:
         family = FAMILIES[architecture]
         fields = _complete(written, family)
         num_heads = fields.integer("num_attention_heads")
+        rope, window_rope = _ropes(fields, family)
         return cls(
             architecture=architecture,
             written=written.values,
@@ -63,9 +66,11 @@ class BaseConfig:
             head_dim=_head_dim(fields, num_heads),
             max_position_embeddings=fields.integer("max_position_embeddings"),
             tied_head=fields.flag("tie_word_embeddings"),
-            rope=_rope(fields, family),
+            rope=rope,
+            window_rope=window_rope,
             experts=_experts(fields, family.experts),
             fused_projections=family.fused_projections,
+            activation=fields.text(family.activation),
         )
 
 
@@ -108,6 +113,45 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
     if hidden_size % num_heads:
         raise fields.wrong("hidden_size", f"a multiple of num_attention_heads = {num_heads} without head_dim")
     return hidden_size // num_heads
+
+
+def _ropes(fields: Fields, family: Family) -> tuple[Fields, Fields | None]:
+    """Of all layers, or of those without and those with a window."""
+    if family.window_rope is None:
+        return _rope(fields, family), None
+    return _full_rope(fields, family), _window_rope(fields, family.window_rope)
+
+
+def _full_rope(fields: Fields, family: Family) -> Fields:
+    """rope_scaling, transformers 4's name, wins over rope_parameters' part. There transformers 5 passes over
+    a `type`, an older name of rope_type."""
+    scaling = fields.values.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping) or ("type" in scaling and "rope_type" not in scaling):
+        raise fields.wrong("rope_scaling", "an object with rope_type")
+    values = {**_part(fields, "full_attention"), **scaling}
+    return _by_layer(fields, values, "full_attention", fields.values.get("rope_theta", family.rope_theta))
+
+
+def _window_rope(fields: Fields, window: WindowRope) -> Fields:
+    theta = fields.values.get(window.theta_field, window.theta) if window.theta_field else window.theta
+    return _by_layer(fields, _part(fields, "sliding_attention"), "sliding_attention", theta)
+
+
+def _part(fields: Fields, kind: str) -> Mapping[str, Any]:
+    """What rope_parameters says of layers of this kind."""
+    both = fields.values.get("rope_parameters") or {}
+    part = both.get(kind) or {} if isinstance(both, Mapping) else None
+    if not isinstance(part, Mapping) or (both and not both.keys() & {"full_attention", "sliding_attention"}):
+        raise fields.wrong("rope_parameters", "an object with full_attention and sliding_attention")
+    return part
+
+
+def _by_layer(fields: Fields, values: Mapping[str, Any], kind: str, theta: object) -> Fields:
+    rope = {"rope_theta": theta, **values}
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] in _STRETCHED:
+        rope.setdefault("original_max_position_embeddings", fields.values["max_position_embeddings"])
+    return Fields(rope, f"{fields.origin}: rope_parameters.{kind}")
 
 
 def _rope(fields: Fields, family: Family) -> Fields:

@@ -19,6 +19,15 @@ class ExpertFields:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRope:
+    """Layers with a window turn by another base than the others, and are never stretched unless the file's
+    rope_parameters say so."""
+
+    theta: float
+    theta_field: str | None = None  # of files that transformers 4 wrote
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     defaults: Mapping[str, Any]
     # Fields that may be null although their default is not: null means something then.
@@ -28,6 +37,8 @@ class Family:
     rope: Mapping[str, Any] = field(default_factory=dict)  # where neither rope_scaling nor rope_parameters is
     experts: ExpertFields | None = None
     fused_projections: bool = False  # q, k and v are one matrix, gate and up another
+    activation: str = "hidden_act"  # the name of the field
+    window_rope: WindowRope | None = None  # None: one rotation for all layers
 
 
 _SLIDING = frozenset({"num_key_value_heads", "sliding_window"})
@@ -68,6 +79,34 @@ _PHI3: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
+}
+_GEMMA: Mapping[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+_GEMMA2: Mapping[str, Any] = {
+    **_GEMMA,
+    "vocab_size": 256_000,
+    "max_position_embeddings": 8192,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+_GEMMA3: Mapping[str, Any] = {
+    **_GEMMA,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "final_logit_softcapping": None,
 }
 _MISTRAL: Mapping[str, Any] = {
     **_COMMON,
@@ -187,6 +226,18 @@ FAMILIES: Mapping[str, Family] = {
     "Olmo2ForCausalLM": Family(_OLMO2),
     "Phi3ForCausalLM": Family(
         _PHI3, frozenset({"num_key_value_heads", "sliding_window"}), fused_projections=True
+    ),
+    "Gemma2ForCausalLM": Family(
+        _GEMMA2,
+        _SLIDING | {"final_logit_softcapping", "attn_logit_softcapping"},
+        activation="hidden_activation",
+    ),
+    "Gemma3ForCausalLM": Family(
+        _GEMMA3,
+        _SLIDING,
+        rope_theta=1e6,
+        activation="hidden_activation",
+        window_rope=WindowRope(10_000.0, "rope_local_base_freq"),
     ),
     "MixtralForCausalLM": Family(
         {

@@ -57,6 +57,12 @@ class Fields:
             raise self.wrong(name, "true or false")
         return value
 
+    def text(self, name: str) -> str:
+        value = self._get(name, _REQUIRED)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """A token id, a list of them, or nothing."""
         value = self.values.get(name)

@@ -105,7 +105,8 @@ def _device(config: ExecutorConfig, group: ParallelGroup) -> torch.device:
 def _decodes(config: ModelConfig, heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
     """Whether the attention of captured decode steps serves the model."""
     narrow = config.head_dim * dtype.itemsize <= _MOST_HEAD_BYTES
-    return narrow and paged_decode.serves(heads, kv_heads, config.head_dim)
+    uncapped = config.soft_caps.scores is None
+    return narrow and uncapped and paged_decode.serves(heads, kv_heads, config.head_dim)
 
 
 class _Builder:

@@ -1,8 +1,13 @@
-"""The activations between an MLP's projections: silu(gate) * up, gpt-oss's clamped form, relu(x)^2."""
+"""The activations between an MLP's projections: silu or gelu(gate) * up, gpt-oss's form, relu(x)^2."""
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+# Of a gated MLP: what its gate goes through.
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class SiluAndMul(nn.Module):
@@ -11,6 +16,14 @@ class SiluAndMul(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+class GeluAndMul(nn.Module):
+    """[..., 2 * n] -> [..., n]: gelu(gate) * up, with the tanh form of gelu; halves as SiluAndMul's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
 
 
 class ClampedSwiGLU(nn.Module):

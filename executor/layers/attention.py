@@ -4,6 +4,7 @@ A plan is made once a step, and its `attend` runs in every layer. executor/gpu/a
 another implementation of `StepAttention`.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,6 +27,7 @@ _ALWAYS_SHARED = 256
 class LayerCache:
     data: Tensor  # [2 (keys, values), num_blocks, block_size, kv_heads, head_dim]
     window: int | None  # a token sees itself and the window - 1 tokens before it; None: all before it
+    soft_cap: float | None = None  # of scores: they become soft_cap * tanh(score / soft_cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class KVCache:
         spare = int(torch.device(device).type == "cuda")
         shape = (2, num_blocks + spare, block_size, kv_heads, config.head_dim)
         layers = tuple(
-            LayerCache(torch.zeros(shape, dtype=dtype, device=device), window) for window in config.windows
+            LayerCache(torch.zeros(shape, dtype=dtype, device=device), window, config.soft_caps.scores)
+            for window in config.windows
         )
         return cls(layers, num_blocks, block_size)
 
@@ -83,7 +86,8 @@ class StepAttention(Protocol):
     def attend(self, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         """out[row] = softmax(q k^T / sqrt(head_dim)) v over the positions of the row's own sequence that are
         visible to it. query [rows, heads, head_dim], contiguous heads; returns its shape, contiguous.
-        `sinks` [heads] are logits that take part in the softmax without a value."""
+        `sinks` [heads] are logits that take part in the softmax without a value; with the layer's `soft_cap`
+        the softmax is of capped scores."""
         ...
 
 
@@ -129,7 +133,10 @@ class AttentionPlan:
             mask = group.mask
             if sinks is not None:
                 k, v, mask = _with_sinks(k, v, mask, sinks)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+            if cache.soft_cap is None:
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+            else:
+                y = _capped_attention(q, k, v, mask, cache.soft_cap)
             out[group.rows] = y.transpose(1, 2).flatten(0, 1)
 
 
@@ -142,6 +149,16 @@ def plan_attention(spans: Sequence[Span], cache: KVCache) -> AttentionPlan:
 
 def grouped(spans: Sequence[Span], kv_slots: Tensor, windows: Iterable[int | None]) -> AttentionPlan:
     return AttentionPlan(kv_slots, {window: _group(spans, window, kv_slots.device) for window in windows})
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, soft_cap: float) -> Tensor:
+    """As torch's, of capped scores. q [sequences, heads, queries, head_dim]; k, v with KV heads."""
+    shared = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    scores = torch.tanh(scores / soft_cap) * soft_cap
+    weights = scores.masked_fill_(~mask, -torch.inf).softmax(-1, dtype=torch.float32)
+    return weights.to(v.dtype) @ v
 
 
 def _with_sinks(k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,14 +5,14 @@ two are then one kernel. Which followers can do that is decided here and in `tri
 do, by the layer with LoRA.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from executor.layers.activation import SiluAndMul
+from executor.layers.activation import Activation, GeluAndMul, SiluAndMul
 from executor.layers.norm import RMSNorm
 from executor.layers.rotary import RotaryEmbedding, apply_rotary
 from kernels.metadata.meta import LoRAKernelMeta
@@ -56,8 +56,8 @@ class Heads:
 
 
 class Followers(Protocol):
-    def silu_mul(self) -> Follower:
-        """[rows, 2n] -> [rows, n]: silu(gate) * up."""
+    def gated(self, activation: Activation) -> Follower:
+        """[rows, 2n] -> [rows, n]: activation(gate) * up."""
         ...
 
     def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
@@ -76,11 +76,14 @@ class Followers(Protocol):
         ...
 
 
+_GATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {"silu": SiluAndMul(), "gelu_tanh": GeluAndMul()}
+
+
 class TorchFollowers:
     """Plain torch: on the CPU, and where a GPU's kernels do not serve."""
 
-    def silu_mul(self) -> Follower:
-        return Follower(SiluAndMul())
+    def gated(self, activation: Activation) -> Follower:
+        return Follower(_GATED[activation])
 
     def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
         def plain(y: Tensor) -> Tensor:

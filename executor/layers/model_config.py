@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from executor.layers.activation import Activation
+from executor.layers.norm import NormKind
 from executor.layers.rotary import RopeScaling
 
 
@@ -43,6 +45,21 @@ class Multipliers:
     residual: float = 1.0  # of what each attention and each MLP adds
     scores: float | None = None  # of q k^T, in place of 1 / sqrt(head_dim)
     logits: float = 1.0
+    embedding_rounded: bool = False  # to the model's dtype, before it multiplies
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCaps:
+    """What x may reach at most where it becomes cap * tanh(x / cap); None: it stays x."""
+
+    scores: float | None = None  # of q k^T, before what is not visible is masked
+    logits: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    theta: float
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +93,7 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool  # RMSNorm over each head of q and k, before the rotation
+    qk_norm: bool  # a norm over each head of q and k, before the rotation
     tied_head: bool
     eos_token_ids: tuple[int, ...]
     attention_sinks: bool = False  # a learned logit a head that takes part in the softmax and has no value
@@ -86,6 +103,16 @@ class ModelConfig:
     norms: NormNames = NormNames()
     fused_projections: bool = False  # the checkpoint has q, k and v in one matrix, gate and up in another
     qk_norm_whole: bool = False  # with qk_norm: over all heads of q, and of k, together
+    activation: Activation = "silu"
+    norm: NormKind = "rms"
+    soft_caps: SoftCaps = SoftCaps()
+    window_rope: Rope | None = None  # of layers with a window; None: they turn as the others
+
+    def __post_init__(self) -> None:
+        if self.soft_caps.scores is not None and self.attention_sinks:
+            raise ValueError("no attention caps scores and has sinks, too")
+        if self.moe is not None and self.activation != "silu":
+            raise ValueError(f"experts have silu, not {self.activation}")
 
     @property
     def residual_eps(self) -> float:

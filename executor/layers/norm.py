@@ -1,9 +1,15 @@
-"""RMSNorm: x is scaled in float32, cast back, and multiplied by the weight; also over heads of ranks."""
+"""RMSNorm: x is scaled in float32, cast back, and multiplied by the weight; and its other forms."""
+
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
+
+# rms: RMSNorm; offset_rms: OffsetRMSNorm.
+NormKind = Literal["rms", "offset_rms"]
 
 
 class RMSNorm(nn.Module):
@@ -18,6 +24,13 @@ class RMSNorm(nn.Module):
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * (wide * scale).to(x.dtype)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """(1 + weight) * x / sqrt(mean(x^2) + eps) over the last axis; float32 throughout, then x's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, 1 + self.weight.float(), self.eps).to(x.dtype)
 
 
 class HeadsRMSNorm(RMSNorm):
@@ -40,3 +53,7 @@ class HeadsRMSNorm(RMSNorm):
         summed = len(self.own_range) * self.group.size  # a head counts as often as there are ranks with it
         scale = torch.rsqrt(squares / summed + self.eps)
         return (self.weight * (wide * scale).to(x.dtype)).view_as(x)
+
+
+def make_norm(kind: NormKind, size: int, eps: float) -> RMSNorm:
+    return OffsetRMSNorm(size, eps) if kind == "offset_rms" else RMSNorm(size, eps)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from executor.layers.activation import Activation
 from executor.layers.followers import TORCH_FOLLOWERS, Follower, FusedForm, Heads, Rotation
 from executor.layers.norm import RMSNorm
 from executor.layers.rotary import RotaryEmbedding
@@ -16,14 +17,17 @@ from kernels.metadata.meta import LoRAKernelMeta
 
 
 class TritonFollowers:
-    """What the kernels do not serve (rows wider than 8192, other head sizes, norms of outputs) takes plain
-    torch."""
+    """What the kernels do not serve (rows wider than 8192, other head sizes, norms of outputs, other norms
+    and activations) takes plain torch."""
 
-    def silu_mul(self) -> Follower:
+    def gated(self, activation: Activation) -> Follower:
+        if activation != "silu":
+            return TORCH_FOLLOWERS.gated(activation)
         return Follower(_silu_mul, FusedForm("silu_mul", 2, _fused_silu_mul))
 
     def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
-        if norm is None or own is not None or residual.shape[1] > MAX_HIDDEN:
+        wide = residual.shape[1] > MAX_HIDDEN
+        if norm is None or type(norm) is not RMSNorm or own is not None or wide:
             return TORCH_FOLLOWERS.add_norm(residual, norm, own)
 
         def plain(y: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from adapter_store.base import families as base_families
 from adapter_store.base.config import BaseConfig
 from adapter_store.base.end_tokens import read_end_tokens
 from executor.errors import UnsupportedModel
-from executor.layers.model_config import ModelConfig, MoEConfig
+from executor.layers.activation import Activation
+from executor.layers.model_config import ModelConfig, MoEConfig, Rope
 from executor.models.families import FAMILIES, Traits
 from executor.models.moe_families import MOE_FAMILIES
 from executor.models.quantization import read_quantization
@@ -23,6 +24,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "compression_config": (),
     "attn_logit_softcapping": (),
+    "use_bidirectional_attention": (False,),
     "final_logit_softcapping": (),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
@@ -31,6 +33,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
 }
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")  # families with experts read them
 
 
@@ -71,6 +74,10 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         norms=traits.norms,
         fused_projections=base.fused_projections,
         qk_norm_whole=traits.qk_norm_whole,
+        activation=_activation(base),
+        norm=traits.norm,
+        soft_caps=traits.soft_caps,
+        window_rope=Rope(*read_rope(base.window_rope)) if base.window_rope else None,
     )
 
 
@@ -88,9 +95,15 @@ def _experts(traits: Traits, expert_parallel: bool) -> MoEConfig | None:
     return replace(traits.moe, expert_parallel=True)
 
 
+def _activation(base: BaseConfig) -> Activation:
+    known = ("silu",) if base.experts else tuple(_ACTIVATIONS)
+    if base.activation not in known:
+        name = base_families.FAMILIES[base.architecture].activation
+        raise unsupported(base.fields, name, f"known are {', '.join(known)}")
+    return _ACTIVATIONS[base.activation]
+
+
 def _check_neutral(base: BaseConfig) -> None:
-    if base.fields.values["hidden_act"] != "silu":
-        raise unsupported(base.fields, "hidden_act", "only silu is")
     read = base_families.FAMILIES[base.architecture].defaults
     for name, neutral in _NEUTRAL.items():
         if name in read or (base.experts and name in _EXPERT_COUNTS):

@@ -27,8 +27,8 @@ from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower, Heads, Rotation
 from executor.layers.linear import kv_head_share
-from executor.layers.model_config import ModelConfig
-from executor.layers.norm import HeadsRMSNorm
+from executor.layers.model_config import ModelConfig, Multipliers
+from executor.layers.norm import HeadsRMSNorm, make_norm
 from executor.models.moe import MoEBlock
 
 
@@ -62,7 +62,7 @@ def _head_norm(config: ModelConfig, heads: int, own: range, group: ParallelGroup
         return None
     if config.qk_norm_whole:
         return HeadsRMSNorm(heads, config.head_dim, config.rms_norm_eps, own, group)
-    return RMSNorm(config.head_dim, config.rms_norm_eps)
+    return make_norm(config.norm, config.head_dim, config.rms_norm_eps)
 
 
 class MLP(nn.Module):
@@ -71,9 +71,10 @@ class MLP(nn.Module):
         hidden, wide = config.hidden_size, config.intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(hidden, (wide, wide), config.mlp_bias, group)
         self.down_proj = RowParallelLinear(wide, hidden, config.mlp_bias, group)
+        self.activation = config.activation
 
     def forward(self, hidden: Tensor, ctx: ForwardContext, then: Follower) -> Tensor:
-        inner = self.gate_up_proj.followed_by(hidden, ctx.followers.silu_mul())
+        inner = self.gate_up_proj.followed_by(hidden, ctx.followers.gated(self.activation))
         return self.down_proj.followed_by(inner, then)
 
 
@@ -104,7 +105,7 @@ class DecoderLayer(nn.Module):
         """A module of this layer, under the name that its checkpoint has for it."""
         if name is None:
             return None
-        norm = RMSNorm(config.hidden_size, eps)
+        norm = make_norm(config.norm, config.hidden_size, eps)
         self.add_module(name, norm)
         return norm
 
@@ -129,16 +130,26 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.layers = nn.ModuleList(DecoderLayer(config, i, group) for i in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.residual_eps)
+        self.norm = make_norm(config.norm, config.hidden_size, config.residual_eps)
         scores = config.multipliers.scores
         # Of q and k each, so that every form of attention divides by sqrt(head_dim) as ever.
         length = 1.0 if scores is None else math.sqrt(scores * math.sqrt(config.head_dim))
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling, length)
+        self.window_rotary_emb = None
+        if narrow := config.window_rope:
+            self.window_rotary_emb = RotaryEmbedding(config.head_dim, narrow.theta, narrow.scaling, length)
         # Before each layer, and after the last.
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
         self.norms = [*(layer.norms.before_attention for layer in layers), self.norm]
         self.unrotated = config.unrotated
-        self.embedding_factor = config.multipliers.embedding / config.multipliers.residual
+        self.windows = config.windows
+        self.embedding_factor = self._embedding_factor(config.multipliers)
+
+    def _embedding_factor(self, multipliers: Multipliers) -> float:
+        factor = multipliers.embedding / multipliers.residual
+        if not multipliers.embedding_rounded:
+            return factor
+        return torch.tensor(factor, dtype=self.embed_tokens.weight.dtype, device="cpu").item()
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
         embedded: Tensor = self.embed_tokens(token_ids)
@@ -155,6 +166,9 @@ class Decoder(nn.Module):
     def _rotations(self, ctx: ForwardContext, dtype: torch.dtype) -> list[Rotation]:
         """One a layer, computed once a step."""
         rotation = ctx.followers.rotation(self.rotary_emb, ctx.positions, dtype)
+        if self.window_rotary_emb is not None:
+            narrow = ctx.followers.rotation(self.window_rotary_emb, ctx.positions, dtype)
+            return [rotation if window is None else narrow for window in self.windows]
         if not self.unrotated:
             return [rotation] * len(self.layers)
         unturned = self.rotary_emb.unturned(rotation)
@@ -175,7 +189,9 @@ class CausalLM(nn.Module):
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group)
         if config.tied_head:
             self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(config.vocab_size, group, scale=config.multipliers.logits)
+        self.logits_processor = LogitsProcessor(
+            config.vocab_size, group, scale=config.multipliers.logits, soft_cap=config.soft_caps.logits
+        )
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext, layers: Sequence[int] | None = None) -> Tensor:
         """token_ids [rows] -> hidden [rows, hidden_size]; writes the rows' keys and values into the cache.

@@ -1,11 +1,13 @@
 """What sets the families apart: biases, norms on q and k, windows, rotation, multipliers."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from adapter_store.base.config import BaseConfig
 from adapter_store.base.fields import Fields
-from executor.layers.model_config import MoEConfig, Multipliers, NormNames
+from executor.layers.model_config import MoEConfig, Multipliers, NormNames, SoftCaps
+from executor.layers.norm import NormKind
 from executor.models.unsupported import unsupported
 
 Windows = tuple[int | None, ...]
@@ -24,6 +26,8 @@ class Traits:
     multipliers: Multipliers = field(default=Multipliers())
     norms: NormNames = field(default=NormNames())
     qk_norm_whole: bool = False
+    norm: NormKind = "rms"
+    soft_caps: SoftCaps = field(default=SoftCaps())
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -75,6 +79,36 @@ def phi3(base: BaseConfig) -> Traits:
     return Traits(_one_window(base.fields, base.fields.optional_integer("sliding_window")))
 
 
+def gemma2(base: BaseConfig) -> Traits:
+    fields = base.fields
+    windows = windows_by_type(fields, _window(fields), lambda layer: layer % 2 == 0)
+    caps = SoftCaps(_cap(fields, "attn_logit_softcapping"), _cap(fields, "final_logit_softcapping"))
+    return replace(_gemma(base, windows), soft_caps=caps)
+
+
+def gemma3(base: BaseConfig) -> Traits:
+    fields = base.fields
+    interval = fields.optional_integer("sliding_window_pattern") or 6
+    windows = windows_by_type(fields, _window(fields), lambda layer: (layer + 1) % interval != 0)
+    caps = SoftCaps(logits=_cap(fields, "final_logit_softcapping"))
+    return replace(_gemma(base, windows), qk_norm=True, soft_caps=caps)
+
+
+def _gemma(base: BaseConfig, windows: Windows) -> Traits:
+    bias, scalar = base.fields.flag("attention_bias"), _above_0(base.fields, "query_pre_attn_scalar")
+    multipliers = Multipliers(
+        embedding=math.sqrt(base.hidden_size),
+        embedding_rounded=True,
+        scores=None if scalar == base.head_dim else 1 / math.sqrt(scalar),
+    )
+    norms = NormNames(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    )
+    return Traits(windows, bias, bias, multipliers=multipliers, norms=norms, norm="offset_rms")
+
+
 FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -84,6 +118,8 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "GraniteForCausalLM": granite,
     "Olmo2ForCausalLM": olmo2,
     "Phi3ForCausalLM": phi3,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
 }
 
 
@@ -125,6 +161,17 @@ def _unrotated(fields: Fields) -> frozenset[int]:
     if not isinstance(marks, list) or len(marks) < len(layers) or any(mark not in (0, 1) for mark in marks):
         raise fields.wrong("no_rope_layers", f"0 (no rotation) or 1 for each of {len(layers)} layers")
     return frozenset(layer for layer in layers if not marks[layer])
+
+
+def _window(fields: Fields) -> int:
+    """Of a family that always has layers with one."""
+    if fields.values.get("sliding_window") is None:
+        raise unsupported(fields, "sliding_window", "sliding_attention needs one")
+    return fields.integer("sliding_window")
+
+
+def _cap(fields: Fields, name: str) -> float | None:
+    return None if fields.values.get(name) is None else _above_0(fields, name)
 
 
 def _above_0(fields: Fields, name: str) -> float:

@@ -123,7 +123,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 0,
     },
-    "phi-4": {
+    "phi-4-14b": {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
         "hidden_size": 5120,
@@ -141,6 +141,30 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "torch_dtype": "bfloat16",
         "bos_token_id": 100257,
         "eos_token_id": 100257,
+    },
+    "gemma-3-12b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 2,
+        "eos_token_id": [1, 106],
     },
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
@@ -212,7 +236,7 @@ def write_shapes(name: str, folder: Path, layers: int | None = None) -> None:
 
 
 def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Names and shapes of a Llama checkpoint, of one with Qwen3's or Mixtral's experts, or of Phi's."""
+    """Names and shapes of a Llama checkpoint, of one with Qwen3's or Mixtral's experts, of Phi or Gemma 3."""
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     query, key = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
     layer = {
@@ -233,6 +257,9 @@ def _tensors(config: Mapping[str, Any]) -> dict[str, list[int]]:
         parents = [f"mlp.experts.{number}" for number in range(experts)]
         layer |= {"mlp.gate": [experts, hidden]}
         layer |= {f"self_attn.{half}_norm": [config["head_dim"]] for half in "qk"}
+    elif config["model_type"] == "gemma3_text":
+        layer |= {f"self_attn.{half}_norm": [config["head_dim"]] for half in "qk"}
+        layer |= {f"{place}_feedforward_layernorm": [hidden] for place in ("pre", "post")}
     if config["model_type"] == "phi3":
         for part in "qkv":
             del layer[f"self_attn.{part}_proj"]

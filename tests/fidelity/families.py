@@ -38,6 +38,26 @@ NEWER: Mapping[str, tuple[str, dict[str, Any]]] = {
     # Of two ranks both have the one KV head.
     "olmo2": ("olmo2", {"rope_parameters": {"rope_type": "yarn", **ROPE}, "num_key_value_heads": 1}),
     "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
+    "gemma2": (
+        "gemma2",
+        {
+            "tied": True,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "sliding_window": 8,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 24,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "shard_size": "100KB",
+        },
+    ),
 }
 ADAPTERS: Mapping[str, dict[str, Any]] = {
     "all4": {"rank": 4, "targets": DENSE},
@@ -70,6 +90,8 @@ PROMPT_SEEDS = {
     "granite": 1,
     "olmo2": 9,
     "phi3": 2,
+    "gemma2": 2,
+    "gemma3": 2,
 }
 # 40 tokens: ten blocks of four, past the windows and past original_max_position_embeddings.
 PROMPT_TOKENS = 40

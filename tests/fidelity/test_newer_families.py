@@ -25,12 +25,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         ("smollm3", 1, False),
         ("smollm3", 2, True),
         ("granite", 1, False),
-        ("granite", 2, False),
         ("olmo2", 1, False),
         ("olmo2", 2, True),
         ("phi3", 1, False),
         ("phi3", 2, False),
         ("phi3", 2, True),
+        ("gemma2", 1, False),
+        ("gemma2", 2, True),
+        ("gemma3", 1, False),
+        ("gemma3", 2, False),
     ],
 )
 def test_newer_family_equals_peft(

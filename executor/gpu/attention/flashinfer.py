@@ -44,7 +44,7 @@ def compile_for(config: ModelConfig, dtype: torch.dtype, device: torch.device, f
     """What a FlashInfer needs of this form, unless it is there: nvcc takes a minute or more for each."""
     if serves(config, dtype, device) and (form == "fa2" or _is_hopper(device)):
         for window in set(config.windows):
-            _module(form, window, config.head_dim, dtype)
+            _module(form, window, config, dtype)
 
 
 class FlashInfer:
@@ -58,9 +58,7 @@ class FlashInfer:
         tiles = _TILES * processors // kv_heads + 1
         partials = heads * tiles * _TILE_ROWS * (config.head_dim + 1) * 4
         workspace = torch.zeros(partials + _INT_BYTES, dtype=torch.uint8, device=device)
-        self._windows = {
-            window: _Window(window, config.head_dim, dtype, workspace) for window in set(config.windows)
-        }
+        self._windows = {window: _Window(window, config, dtype, workspace) for window in set(config.windows)}
 
     def plan(
         self, shape: StepShape, buffers: StepBuffers, kv_slots: Tensor, block_size: int, kind: Kind
@@ -96,24 +94,26 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def _module(form: Form, window: int | None, head_dim: int, dtype: torch.dtype) -> Any:
+def _module(form: Form, window: int | None, config: ModelConfig, dtype: torch.dtype) -> Any:
     """Compiled where it is not yet."""
     from flashinfer.prefill import get_batch_prefill_module
 
     return get_batch_prefill_module(
-        form, dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, window is not None, False,
-        False,
+        form, dtype, dtype, dtype, torch.int32, config.head_dim, config.head_dim, _NO_POSITIONS,
+        window is not None, config.soft_caps.scores is not None, False,
     )  # fmt: skip
 
 
 class _Window:
     """The modules for layers of one window, and where their plans lie."""
 
-    def __init__(self, window: int | None, head_dim: int, dtype: torch.dtype, workspace: Tensor) -> None:
+    def __init__(
+        self, window: int | None, config: ModelConfig, dtype: torch.dtype, workspace: Tensor
+    ) -> None:
         self._window_left = -1 if window is None else window - 1
-        self._rows = _module("fa2", window, head_dim, dtype)
+        self._rows = _module("fa2", window, config, dtype)
         hopper = _is_hopper(workspace.device)
-        self._prefill = _module("fa3", window, head_dim, dtype) if hopper else None
+        self._prefill = _module("fa3", window, config, dtype) if hopper else None
         self._float_workspace = workspace
         self._int_workspace = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=workspace.device)
         self._pinned = [
@@ -161,5 +161,6 @@ class FlashInferStep:
         plan.module.paged_run(
             plan.float_workspace, plan.int_workspace, plan.info, query[: self.rows], keys, values,
             *self.tables, out[: self.rows], None, _CAUSAL, _TOKENS_FIRST, plan.window_left, False,
-            *nothing, 0.0, self.scale, None, None, None, 1.0, 1e4, 0, plan.float_workspace.numel(),
+            *nothing, cache.soft_cap or 0.0, self.scale, None, None, None, 1.0, 1e4, 0,
+            plan.float_workspace.numel(),
         )  # fmt: skip

@@ -15,6 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -27,7 +29,9 @@ from transformers import (
     SmolLM3Config,
 )
 
-Kind = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2", "phi3"]
+Kind = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3"
+]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
@@ -37,6 +41,8 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "granite": GraniteConfig,
     "olmo2": Olmo2Config,
     "phi3": Phi3Config,
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

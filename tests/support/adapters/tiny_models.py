@@ -5,27 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.support.adapters.peft import CONFIGS, Kind
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -53,18 +35,17 @@ MULTIPLIERS = {
     "logits_scaling": 2.0,
 }
 
-_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
-    "granite": (GraniteConfig, GraniteForCausalLM),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
+GEMMA2 = {
+    "head_dim": 32,
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 5.0,
 }
+GEMMA3 = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32, "sliding_window_pattern": 2}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 # What each family is good for: every switch of the decoder is on in at least one of them.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -90,6 +71,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-biased-tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "phi3": ("phi3", {}),
     "phi3-window-tied": ("phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2-uncapped-biased": (
+        "gemma2",
+        {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma3": ("gemma3", GEMMA3),
+    "gemma3-capped-untied": (
+        "gemma3",
+        {**GEMMA3, "final_logit_softcapping": 4.0, "tie_word_embeddings": False, "rope_scaling": LINEAR},
+    ),
     "smollm3-yarn-window": (
         "smollm3",
         {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8, "rope_parameters": YARN},
@@ -97,11 +88,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+def make_model(family: Kind, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Random float32 weights, norms and biases included, large enough that logits differ clearly."""
-    config_class, model_class = _CLASSES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**SIZES, **overrides})).eval()
+    config = CONFIGS[family](**{**SIZES, **overrides})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -40,6 +42,8 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "GraniteForCausalLM": GraniteConfig,
     "Olmo2ForCausalLM": Olmo2Config,
     "Phi3ForCausalLM": Phi3Config,
+    "Gemma2ForCausalLM": Gemma2Config,
+    "Gemma3ForCausalLM": Gemma3TextConfig,
     "MixtralForCausalLM": MixtralConfig,
     "Qwen2MoeForCausalLM": Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
@@ -76,11 +80,22 @@ SIZES: Mapping[str, Any] = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.125,
     "logits_scaling": 8.0,
+    "hidden_activation": "silu",
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 40.0,
+    "final_logit_softcapping": 20.0,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
 }
 # Where a class refuses values of SIZES.
 OTHER_SIZES: Mapping[str, Mapping[str, Any]] = {
-    "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+    "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+    "Gemma3ForCausalLM": {
+        "attn_logit_softcapping": None,  # which the class has, and the model never reads
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 66.0},
+        },
+    },
 }
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
@@ -125,10 +140,11 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
         "heads": (config.num_attention_heads, config.num_key_value_heads, head_dim),
         "length": config.max_position_embeddings,
         "tied": config.tie_word_embeddings,
-        "rope": as_compared(config.rope_parameters),
+        "rope": ropes_of(config),
         "eps": config.rms_norm_eps,
         "windows": tuple(sliding if kind == "sliding_attention" else None for kind in types),
         "multipliers": tuple(getattr(config, name, None) for name in MULTIPLIERS),
+        "caps": (of("attn_logit_softcapping"), of("final_logit_softcapping")),
         "unrotated": {layer for layer, turns in enumerate(of("no_rope_layers") or []) if not turns},
         "experts": of("num_experts", "num_local_experts") if experts else None,
         "expert layers": tuple(sparse) if experts else None,
@@ -140,6 +156,12 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
         if experts
         else None,
     }
+
+
+def ropes_of(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Of all layers, or of those without and those with a window."""
+    by_layer = [config.rope_parameters.get(kind) for kind in ("full_attention", "sliding_attention")]
+    return [as_compared(rope) for rope in by_layer if rope] or [as_compared(config.rope_parameters)]
 
 
 def as_compared(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +189,7 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
     assert model.rope_theta == base.rope.values["rope_theta"]
     moe, scales = model.moe, model.multipliers
     multipliers: tuple[float | None, ...] = (None,) * len(MULTIPLIERS)
-    if scales.scores is not None:
+    if "embedding_multiplier" in base.fields.values:
         multipliers = (scales.embedding, scales.residual, scales.scores, 1 / scales.logits)
     if moe is not None:
         assert spec.moe is not None and spec.moe.num_experts == moe.num_experts
@@ -181,10 +203,11 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
         "heads": heads,
         "length": spec.max_model_len,
         "tied": spec.tied_head,
-        "rope": as_compared(base.rope.values),
+        "rope": [as_compared(rope.values) for rope in (base.rope, base.window_rope) if rope],
         "eps": model.rms_norm_eps,
         "windows": model.windows,
         "multipliers": multipliers,
+        "caps": (model.soft_caps.scores, model.soft_caps.logits),
         "unrotated": model.unrotated,
         "experts": moe.num_experts if moe else None,
         "expert layers": moe.layers if moe else None,
@@ -240,11 +263,31 @@ def test_rope_in_the_spelling_of_either_version(architecture: str, tmp_path: Pat
     written = written_by(architecture)
     del written["rope_parameters"]
     for rope in ROPES:
-        if architecture in OTHER_SIZES and "factor" in str(rope):
+        if FAMILIES[architecture].window_rope and (
+            rope.get("rope_parameters") or "original_max_position_embeddings" in rope
+        ):
+            continue  # below; and the class is left without the original length, and its model fails
+        if architecture == "Phi3ForCausalLM" and "factor" in str(rope):
             with pytest.raises(UnsupportedModel, match="rope_type"):
                 as_services_read_it(tmp_path, written | rope)
             continue
         assert_same(architecture, tmp_path, written | rope)
+
+
+@pytest.mark.parametrize(
+    ("rope", "wanted"),
+    [
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters must be .* sliding_attention"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters must be .* sliding_attention"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling must be .* rope_type"),
+    ],
+    ids=str,
+)
+def test_a_rope_for_each_kind_of_layer_says_which(rope: dict[str, Any], wanted: str, tmp_path: Path) -> None:
+    written = written_by("Gemma3ForCausalLM")
+    del written["rope_parameters"]
+    with pytest.raises(InvalidModel, match=wanted):
+        as_services_read_it(tmp_path, written | rope)
 
 
 def test_key_value_heads_may_be_null_in_every_family(tmp_path: Path) -> None:

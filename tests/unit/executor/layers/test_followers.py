@@ -6,10 +6,12 @@ from typing import TypeVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from executor.layers import RMSNorm, RotaryEmbedding
 from executor.layers.followers import TORCH_FOLLOWERS, Follower, Heads
+from executor.layers.norm import make_norm
 from executor.layers.triton_followers import TritonFollowers
 from executor.lora import fused_delta
 from executor.lora.arena import SlotArena
@@ -39,7 +41,7 @@ def norm(width: int) -> RMSNorm:
 
 def test_silu_mul() -> None:
     y = torch.randn(ROWS, 64)
-    torch.testing.assert_close(TRITON.silu_mul().plain(y), TORCH_FOLLOWERS.silu_mul().plain(y))
+    torch.testing.assert_close(TRITON.gated("silu").plain(y), TORCH_FOLLOWERS.gated("silu").plain(y))
 
 
 def test_add_norm_changes_the_residual() -> None:
@@ -57,6 +59,17 @@ def test_norms_of_outputs_are_added_in_plain_torch() -> None:
         torch.testing.assert_close(follower.plain(y.clone()), expected)
         torch.testing.assert_close(added, residual + own(y))
         assert follower.fused is None
+
+
+def test_gelu_and_norms_with_one_added_are_plain_torch() -> None:
+    y, residual, layer = torch.randn(ROWS, 64), torch.randn(ROWS, 64), make_norm("offset_rms", 64, 1e-5)
+    torch.nn.init.uniform_(layer.weight, -0.5, 0.5)
+    gated, normed = TRITON.gated("gelu_tanh"), TRITON.add_norm(residual.clone(), layer)
+    assert gated.fused is None and normed.fused is None
+    torch.testing.assert_close(gated.plain(y), F.gelu(y[:, :32], approximate="tanh") * y[:, 32:])
+    plain = RMSNorm(64, 1e-5)
+    plain.weight.data = 1 + layer.weight
+    torch.testing.assert_close(normed.plain(y), plain(residual + y))
 
 
 def test_rows_that_are_too_wide_take_plain_torch() -> None:
@@ -197,7 +210,7 @@ def check_followed(model: CausalLM) -> None:
 def _follower(path: str, followers: object, model: CausalLM, positions: Tensor, slots: Tensor) -> Follower:
     assert isinstance(followers, TritonFollowers) or followers is TORCH_FOLLOWERS
     if path.endswith("gate_up_proj"):
-        return followers.silu_mul()
+        return followers.gated("silu")
     attention = model.model.layers[0].self_attn
     rotation = followers.rotation(model.model.rotary_emb, positions, torch.float32)
     cache = torch.zeros(2, 2, 4, MODEL_CONFIG.num_kv_heads, MODEL_CONFIG.head_dim)

@@ -6,7 +6,7 @@ import pytest
 
 from adapter_store import InvalidModel
 from executor.errors import BadCheckpoint, ExecutorError, UnsupportedModel
-from executor.layers.model_config import ModelConfig, Multipliers
+from executor.layers.model_config import ModelConfig, Multipliers, Rope, SoftCaps
 from executor.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
 from executor.models import read_config
 
@@ -94,6 +94,9 @@ def test_biases_and_norms_by_family(tmp_path: Path) -> None:
             },
             (8, None, 8),
         ),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8}, (8, None, 8)),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8}, (8, 8, 8)),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 3}, (4096, 4096, None)),
     ],
 )
 def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
@@ -128,6 +131,18 @@ def test_multipliers_are_read_by_the_family_that_has_them(tmp_path: Path) -> Non
             read(tmp_path, **granite, **{name: 0})
 
 
+def test_gemma_scales_by_its_own_numbers(tmp_path: Path) -> None:
+    gemma2 = read(tmp_path, architectures=["Gemma2ForCausalLM"], hidden_act=..., query_pre_attn_scalar=144)
+    assert gemma2.multipliers == Multipliers(8.0, scores=1 / 12, embedding_rounded=True)
+    assert (gemma2.soft_caps, gemma2.activation, gemma2.norm) == (SoftCaps(50, 30), "gelu_tanh", "offset_rms")
+    assert (gemma2.head_dim, gemma2.tied_head, gemma2.window_rope) == (256, True, None)
+    rope = {"rope_scaling": {"rope_type": "linear", "factor": 8}, "rope_local_base_freq": 500.0}
+    gemma3 = read(tmp_path, architectures=["Gemma3ForCausalLM"], **rope)
+    assert (gemma3.rope_theta, gemma3.rope_scaling) == (1e6, LinearScaling(8.0))
+    assert (gemma3.window_rope, gemma3.multipliers.scores) == (Rope(500.0), None)
+    assert gemma3.soft_caps == SoftCaps()
+
+
 @pytest.mark.parametrize("marks", [[1, 0], 4, [1, 1, "0"]])
 def test_wrong_marks_of_rotation_are_named(tmp_path: Path, marks: Any) -> None:
     with pytest.raises(InvalidModel, match="no_rope_layers must be 0"):
@@ -160,6 +175,12 @@ def test_end_tokens(tmp_path: Path) -> None:
     [
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 2.0}}, "longrope"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": None}, "sliding_window"),
+        ({"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": 0}, "final_logit_softcapping"),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "relu"}, "hidden_activation"),
+        ({"architectures": ["MixtralForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),

@@ -64,6 +64,8 @@ def test_mixed_chunks_and_decode_equal_transformers(case: Case, block_size: int)
         ("llama-tied", "smollm3"),
         ("llama", "granite"),
         ("llama", "olmo2"),
+        ("gemma2", "gemma2-uncapped-biased"),
+        ("gemma3", "gemma3-capped-untied"),
     ],
 )
 def test_switches_show_in_the_reference(one: str, other: str, tmp_path: Path) -> None:
@@ -74,9 +76,10 @@ def test_switches_show_in_the_reference(one: str, other: str, tmp_path: Path) ->
     assert (first - second).abs().max() > 100 * TOLERANCE
 
 
-def test_bfloat16_stays_near_transformers_in_bfloat16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3"])
+def test_bfloat16_stays_near_transformers_in_bfloat16(name: str, tmp_path: Path) -> None:
     """Rounds where transformers rounds: no farther from the float32 truth than its bfloat16 is."""
-    folder = save_variant("qwen3", tmp_path)
+    folder = save_variant(name, tmp_path)
     model = load_model(folder, torch.bfloat16, "cpu")
     truth = reference_logits(folder, PROMPTS[0])
     (ours,) = run_tracks(model, make_cache(model, 4, 16), [Track(PROMPTS[0], range(4), [LENGTH])])
