@@ -9,21 +9,21 @@ from typing import Any
 
 from adapter_store.module_names import FUSED
 from tests.fidelity.conftest import Stream
-from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
+from tests.support.adapters.peft import DENSE, Kind, load_base, make_adapter, make_base
 from tests.support.adapters.tiny_models import MULTIPLIERS
 from tests.support.adapters.tokenizers import byte_level, write_folder
 
 VOCABULARY = 448
 ROPE = {"rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ROPE}
-FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
+FAMILIES: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "yarn", **ROPE}}),
     "qwen3": ("qwen3", {"tied": True}),
     "mistral": ("mistral", {"sliding_window": 8}),
     "llama": ("llama", {"rope_parameters": LLAMA3, "shard_size": "100KB"}),
 }
 # Those that add traits to the decoder, each of which its base has: they run on an engine alone.
-NEWER: Mapping[str, tuple[str, dict[str, Any]]] = {
+NEWER: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     "smollm3": (
         "smollm3",
         {
@@ -114,7 +114,7 @@ def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
     adapters = {**ADAPTERS, **MORE_ADAPTERS} if family in NEWER else ADAPTERS
     if family == "phi3":
         adapters = {name: _fused(settings) for name, settings in adapters.items()}
-    model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)  # type: ignore[arg-type]
+    model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)
     write_folder(model, byte_level())
     base = load_base(model)
     draw = random.Random(PROMPT_SEEDS[family])
