@@ -68,7 +68,7 @@ class ModelSpec:
             tied_head=base.tied_head,
             hidden_size=base.hidden_size,
             modules=_modules(base, moe),
-            max_model_len=base.max_position_embeddings,
+            max_model_len=base.max_length,
             name=model_name(str(path.resolve())),
             moe=moe,
             biased=_biased(tensors),

@@ -36,7 +36,7 @@ class BaseConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_length: int  # of a prompt with its answer
     tied_head: bool
     rope: Fields  # as transformers' rope_parameters: rope_theta, rope_type and the type's own, in one object
     window_rope: Fields | None  # the same of layers with a window; None: theirs is `rope`
@@ -64,7 +64,7 @@ class BaseConfig:
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(fields, num_heads),
             head_dim=_head_dim(fields, num_heads),
-            max_position_embeddings=fields.integer("max_position_embeddings"),
+            max_length=_max_length(fields, rope),
             tied_head=fields.flag("tie_word_embeddings"),
             rope=rope,
             window_rope=window_rope,
@@ -96,6 +96,15 @@ def _complete(written: Fields, family: Family) -> Fields:
     if values.get("transformers_weights") is not None:
         raise InvalidModel(f"{written.origin}: transformers_weights is not served; use the usual file names")
     return Fields(values, written.origin)
+
+
+def _max_length(fields: Fields, rope: Fields) -> int:
+    """Longrope turns all of a sequence by other angles once it is longer than those that the model was first
+    trained with: what was computed before is void then. So none may become longer."""
+    whole = fields.integer("max_position_embeddings")
+    if rope.values["rope_type"] != "longrope":
+        return whole
+    return min(whole, rope.integer("original_max_position_embeddings"))
 
 
 def _num_kv_heads(fields: Fields, num_heads: int) -> int:
@@ -164,7 +173,8 @@ def _rope(fields: Fields, family: Family) -> Fields:
     rope = {"rope_theta": fields.values.get("rope_theta", family.rope_theta), **values}
     if fields.values.get("partial_rotary_factor") is not None:
         rope.setdefault("partial_rotary_factor", fields.values["partial_rotary_factor"])
-    rope.setdefault("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope["rope_type"] = family.rope_types.get(kind, kind)
     if rope["rope_type"] in _STRETCHED:
         rope.setdefault("original_max_position_embeddings", fields.values["max_position_embeddings"])
         if "original_max_position_embeddings" in fields.values:

@@ -35,6 +35,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)  # another name -> the field
     rope_theta: float = 10_000.0
     rope: Mapping[str, Any] = field(default_factory=dict)  # where neither rope_scaling nor rope_parameters is
+    rope_types: Mapping[str, str] = field(default_factory=dict)  # other names of them, in this family alone
     experts: ExpertFields | None = None
     fused_projections: bool = False  # q, k and v are one matrix, gate and up another
     activation: str = "hidden_act"  # the name of the field
@@ -77,6 +78,7 @@ _PHI3: Mapping[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": None,
     "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
 }
@@ -225,7 +227,7 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteForCausalLM": Family(_GRANITE),
     "Olmo2ForCausalLM": Family(_OLMO2),
     "Phi3ForCausalLM": Family(
-        _PHI3, frozenset({"num_key_value_heads", "sliding_window"}), fused_projections=True
+        _PHI3, _SLIDING, rope_types={"su": "longrope", "yarn": "longrope"}, fused_projections=True
     ),
     "Gemma2ForCausalLM": Family(
         _GEMMA2,

@@ -48,6 +48,7 @@ class Heads:
     head_dim: int
     q_norm: RMSNorm | None = None
     k_norm: RMSNorm | None = None
+    interleaved: bool = False  # how they are turned: `apply_rotary`
 
     def split(self, y: Tensor) -> list[Tensor]:
         """Views of the projection's output: q, k and v, each [rows, heads, head_dim]."""
@@ -101,7 +102,7 @@ class TorchFollowers:
             q, k, v = heads.split(y)
             if heads.q_norm is not None and heads.k_norm is not None:
                 q, k = heads.q_norm(q), heads.k_norm(k)
-            q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
+            q, k = (apply_rotary(each, *rotation, heads.interleaved) for each in (q, k))
             stored = cache.flatten(1, 2)  # [2, KV slots, kv_heads, head_dim], a view
             stored[0].index_copy_(0, kv_slots, k)
             stored[1].index_copy_(0, kv_slots, v)

@@ -107,12 +107,16 @@ class ModelConfig:
     norm: NormKind = "rms"
     soft_caps: SoftCaps = SoftCaps()
     window_rope: Rope | None = None  # of layers with a window; None: they turn as the others
+    turned_dims: int | None = None  # the first so many of each head are turned; None: all
+    interleaved: bool = False  # they are turned in the planes (2 * i, 2 * i + 1), not (i, i + dims / 2)
 
     def __post_init__(self) -> None:
         if self.soft_caps.scores is not None and self.attention_sinks:
             raise ValueError("no attention caps scores and has sinks, too")
         if self.moe is not None and self.activation != "silu":
             raise ValueError(f"experts have silu, not {self.activation}")
+        if self.turned_dims is not None and self.multipliers.scores is not None:
+            raise ValueError("a multiplier of scores is in the rotation, which must turn heads whole then")
 
     @property
     def residual_eps(self) -> float:

@@ -36,28 +36,55 @@ class YarnScaling:
     truncate: bool
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Each plane is stretched by a factor of its own; `attention_factor` multiplies cos and sin."""
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 class RotaryEmbedding(nn.Module):
-    """positions [rows] -> (cos, sin), each [rows, 1, head_dim] in `dtype`: once a step, for all layers.
+    """positions [rows] -> (cos, sin), each [rows, 1, dims] in `dtype`: once a step, for all layers.
 
-    Both are multiplied by `length`, and q and k so become longer by it: the scores of q k^T by its square.
+    `dims` of each head are turned, all of them without it, `interleaved` as in `apply_rotary`. cos and sin
+    are multiplied by `length`, and q and k so become longer by it: the scores of q k^T by its square.
     """
 
     inv_freq: Tensor
 
-    def __init__(self, head_dim: int, theta: float, scaling: RopeScaling | None, length: float = 1.0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        scaling: RopeScaling | None,
+        length: float = 1.0,
+        *,
+        dims: int | None = None,
+        interleaved: bool = False,
+    ) -> None:
         super().__init__()
         # Float32 whatever the model's dtype: bfloat16 cannot tell position 257 from 258.
-        self.register_buffer("inv_freq", inverse_frequencies(head_dim, theta, scaling), persistent=False)
+        frequencies = inverse_frequencies(dims or head_dim, theta, scaling)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+        self.head_dim, self.interleaved = head_dim, interleaved
         self.length = length
-        self.attention_factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
-        self.attention_factor *= length
+        self.attention_factor = length
+        if isinstance(scaling, YarnScaling | LongRopeScaling):
+            self.attention_factor *= scaling.attention_factor
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cos, sin = (torch.cat((half, half), dim=-1)[:, None, :] for half in self.by_plane(positions))
-        return cos.to(dtype), sin.to(dtype)
+        cos, sin = (self._spread(plane)[:, None, :].to(dtype) for plane in self.by_plane(positions))
+        return cos, sin
+
+    def _spread(self, by_plane: Tensor) -> Tensor:
+        """Both dimensions of a plane get its number."""
+        if self.interleaved:
+            return by_plane.repeat_interleave(2, dim=-1)
+        return torch.cat((by_plane, by_plane), dim=-1)
 
     def unturned(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """For layers without rotation: no angle, in the form of `rotation`, so that one kernel serves all."""
@@ -65,22 +92,28 @@ class RotaryEmbedding(nn.Module):
         return torch.full_like(cos, self.length), torch.zeros_like(sin)
 
     def by_plane(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each float32 [rows, head_dim / 2]."""
+        """(cos, sin), each float32 [rows, dims / 2]."""
         angles = positions.float()[:, None] * self.inv_freq
         if self.attention_factor == 1.0:
             return angles.cos(), angles.sin()
         return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [rows, heads, head_dim], turned in the planes (i, i + head_dim / 2)."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """x [rows, heads, head_dim], of which the first cos.shape[-1] dimensions are turned, in the planes
+    (i, i + dims / 2) or, `interleaved`, (2 * i, 2 * i + 1)."""
+    dims = cos.shape[-1]
+    if dims < x.shape[-1]:
+        return torch.cat((apply_rotary(x[..., :dims], cos, sin, interleaved), x[..., dims:]), dim=-1)
+    if interleaved:
+        return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Radians per position of each of the head_dim / 2 planes, float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def inverse_frequencies(dims: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Radians per position of each of the dims / 2 planes, float32."""
+    exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
     plain = 1.0 / theta**exponents
     match scaling:
         case None:
@@ -90,7 +123,9 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
         case Llama3Scaling():
             return _llama3(plain, scaling)
         case YarnScaling():
-            return _yarn(theta**exponents, head_dim, theta, scaling)
+            return _yarn(theta**exponents, dims, theta, scaling)
+        case LongRopeScaling(factors):
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * theta**exponents)
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -17,8 +17,8 @@ from kernels.metadata.meta import LoRAKernelMeta
 
 
 class TritonFollowers:
-    """What the kernels do not serve (rows wider than 8192, other head sizes, norms of outputs, other norms
-    and activations) takes plain torch."""
+    """What the kernels do not serve (rows wider than 8192, other head sizes, heads turned in part or
+    interleaved, norms of outputs, other norms and activations) takes plain torch."""
 
     def gated(self, activation: Activation) -> Follower:
         if activation != "silu":
@@ -45,15 +45,17 @@ class TritonFollowers:
         return Follower(plain, FusedForm("add_rms_norm", 1, fused))
 
     def rotation(self, embedding: RotaryEmbedding, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """Float32: the kernel turns in float32, whatever q's dtype."""
-        if 2 * len(embedding.inv_freq) in HEAD_DIMS:
+        """[rows, planes] float32: the kernel turns in float32, whatever q's dtype. As torch's if it does not
+        serve the model."""
+        whole = 2 * len(embedding.inv_freq) == embedding.head_dim
+        if whole and not embedding.interleaved and embedding.head_dim in HEAD_DIMS:
             return embedding.by_plane(positions)
         return TORCH_FOLLOWERS.rotation(embedding, positions, dtype)
 
     def rotate(self, heads: Heads, rotation: Rotation, cache: Tensor, kv_slots: Tensor) -> Follower:
-        if heads.head_dim not in HEAD_DIMS:
-            return TORCH_FOLLOWERS.rotate(heads, rotation, cache, kv_slots)
         cos, sin = rotation
+        if cos.dim() != 2:
+            return TORCH_FOLLOWERS.rotate(heads, rotation, cache, kv_slots)
         paged = PagedCache(cache, kv_slots)
 
         def plain(y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from executor.layers.model_config import ModelConfig, MoEConfig, Rope
 from executor.models.families import FAMILIES, Traits
 from executor.models.moe_families import MOE_FAMILIES
 from executor.models.quantization import read_quantization
-from executor.models.rope import read_rope
+from executor.models.rope import read_rope, turned_dims
 from executor.models.unsupported import unsupported
 
 # Fields that would change the maths, with the values (beside null) that leave it alone. A family reads those
@@ -46,7 +46,9 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
     read_quantization(base.fields)  # refuses what could not be loaded
     if base.head_dim % 2:
         raise unsupported(base.fields, "head_dim", f"the rotation needs an even one, not {base.head_dim}")
-    theta, scaling = read_rope(base.rope)
+    turned = turned_dims(base.rope, base.head_dim, partly=traits.turns_partly)
+    planes, length = (turned or base.head_dim) // 2, base.fields.integer("max_position_embeddings")
+    theta, scaling = read_rope(base.rope, planes, length)
     return ModelConfig(
         architecture=base.architecture,
         vocab_size=base.vocab_size,
@@ -59,7 +61,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         rms_norm_eps=base.fields.number("rms_norm_eps"),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_position_embeddings=base.max_position_embeddings,
+        max_position_embeddings=base.max_length,
         windows=traits.windows,
         qkv_bias=traits.qkv_bias,
         o_bias=traits.o_bias,
@@ -77,7 +79,8 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         activation=_activation(base),
         norm=traits.norm,
         soft_caps=traits.soft_caps,
-        window_rope=Rope(*read_rope(base.window_rope)) if base.window_rope else None,
+        window_rope=Rope(*read_rope(base.window_rope, planes, length)) if base.window_rope else None,
+        turned_dims=turned,
     )
 
 

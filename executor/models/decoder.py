@@ -27,7 +27,7 @@ from executor.layers.attention_sinks import AttentionSinks
 from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower, Heads, Rotation
 from executor.layers.linear import kv_head_share
-from executor.layers.model_config import ModelConfig, Multipliers
+from executor.layers.model_config import ModelConfig, Multipliers, Rope
 from executor.layers.norm import HeadsRMSNorm, make_norm
 from executor.models.moe import MoEBlock
 
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.k_norm = _head_norm(config, config.num_kv_heads, kv_heads, group)
         self.sinks = AttentionSinks(config.num_heads, group) if config.attention_sinks else None
         q, k, v = self.qkv_proj.output_partition_sizes
-        self.heads = Heads((q, k, v), config.head_dim, self.q_norm, self.k_norm)
+        self.heads = Heads((q, k, v), config.head_dim, self.q_norm, self.k_norm, config.interleaved)
 
     def forward(self, hidden: Tensor, rotation: Rotation, ctx: ForwardContext, then: Follower) -> Tensor:
         cache = ctx.kv_cache.layers[self.layer_index]
@@ -131,13 +131,8 @@ class Decoder(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.layers = nn.ModuleList(DecoderLayer(config, i, group) for i in range(config.num_layers))
         self.norm = make_norm(config.norm, config.hidden_size, config.residual_eps)
-        scores = config.multipliers.scores
-        # Of q and k each, so that every form of attention divides by sqrt(head_dim) as ever.
-        length = 1.0 if scores is None else math.sqrt(scores * math.sqrt(config.head_dim))
-        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling, length)
-        self.window_rotary_emb = None
-        if narrow := config.window_rope:
-            self.window_rotary_emb = RotaryEmbedding(config.head_dim, narrow.theta, narrow.scaling, length)
+        self.rotary_emb = _rotary(config, Rope(config.rope_theta, config.rope_scaling))
+        self.window_rotary_emb = _rotary(config, config.window_rope) if config.window_rope else None
         # Before each layer, and after the last.
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
         self.norms = [*(layer.norms.before_attention for layer in layers), self.norm]
@@ -173,6 +168,14 @@ class Decoder(nn.Module):
             return [rotation] * len(self.layers)
         unturned = self.rotary_emb.unturned(rotation)
         return [unturned if number in self.unrotated else rotation for number in range(len(self.layers))]
+
+
+def _rotary(config: ModelConfig, rope: Rope) -> RotaryEmbedding:
+    head_dim, scores = config.head_dim, config.multipliers.scores
+    # Of q and k each, so that every form of attention divides by sqrt(head_dim) as ever.
+    length = 1.0 if scores is None else math.sqrt(scores * math.sqrt(head_dim))
+    turned, interleaved = config.turned_dims, config.interleaved
+    return RotaryEmbedding(head_dim, rope.theta, rope.scaling, length, dims=turned, interleaved=interleaved)
 
 
 class CausalLM(nn.Module):

@@ -28,6 +28,7 @@ class Traits:
     qk_norm_whole: bool = False
     norm: NormKind = "rms"
     soft_caps: SoftCaps = field(default=SoftCaps())
+    turns_partly: bool = False  # the family knows a partial_rotary_factor
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -74,9 +75,10 @@ def olmo2(base: BaseConfig) -> Traits:
 
 
 def phi3(base: BaseConfig) -> Traits:
-    if base.rope.values["rope_type"] != "default":  # yarn, too, is another name for longrope here
-        raise unsupported(base.rope, "rope_type", "of this family only default is, and no longrope yet")
-    return Traits(_one_window(base.fields, base.fields.optional_integer("sliding_window")))
+    if base.rope.values["rope_type"] not in ("default", "longrope"):
+        raise unsupported(base.rope, "rope_type", "of this family only default and longrope are")
+    windows = _one_window(base.fields, base.fields.optional_integer("sliding_window"))
+    return Traits(windows, turns_partly=True)
 
 
 def gemma2(base: BaseConfig) -> Traits:

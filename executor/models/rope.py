@@ -3,15 +3,16 @@
 import math
 
 from adapter_store.base.fields import Fields
-from executor.layers.rotary import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from executor.layers.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 from executor.models.unsupported import unsupported
 
 
-def read_rope(rope: Fields) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling). Raises UnsupportedModel for types whose numbers would differ here."""
+def read_rope(rope: Fields, planes: int, length: int) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling). `planes` are turned of each head, `length` is that of the whole config.
+
+    Raises UnsupportedModel for types whose numbers would differ here.
+    """
     theta = rope.number("rope_theta")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise unsupported(rope, "partial_rotary_factor", "heads are rotated whole")
     match rope.values["rope_type"]:
         case "default":
             return theta, None
@@ -21,7 +22,22 @@ def read_rope(rope: Fields) -> tuple[float, RopeScaling | None]:
             return theta, _llama3(rope)
         case "yarn":
             return theta, _yarn(rope)
-    raise unsupported(rope, "rope_type", "known types are default, linear, llama3, yarn")
+        case "longrope":
+            return theta, _longrope(rope, planes, length)
+    raise unsupported(rope, "rope_type", "known types are default, linear, llama3, yarn, longrope")
+
+
+def turned_dims(rope: Fields, head_dim: int, *, partly: bool) -> int | None:
+    """Of each head, how many dimensions are turned; None: all. `partly`: the family may turn a part."""
+    share = rope.number("partial_rotary_factor", 1.0)
+    if share == 1.0:
+        return None
+    dims = int(head_dim * share)
+    if not partly:
+        raise unsupported(rope, "partial_rotary_factor", "this family's heads are rotated whole")
+    if not 0 < dims < head_dim or dims % 2:
+        raise unsupported(rope, "partial_rotary_factor", f"an even part of {head_dim} dimensions is")
+    return dims
 
 
 def _factor(rope: Fields) -> float:
@@ -48,6 +64,18 @@ def _yarn(rope: Fields) -> YarnScaling:
         beta_slow=rope.number("beta_slow", 0) or 1.0,
         truncate=rope.flag("truncate", True),
     )
+
+
+def _longrope(rope: Fields, planes: int, length: int) -> LongRopeScaling:
+    """For sequences within the original length alone: `BaseConfig.max_length`."""
+    old = rope.integer("original_max_position_embeddings")
+    factor = rope.number("factor", length / old)
+    inferred = math.sqrt(1 + math.log(factor) / math.log(old)) if factor > 1 else 1.0
+    factors = rope.values.get("short_factor")
+    numbers = isinstance(factors, list) and all(isinstance(each, int | float) for each in factors)
+    if not isinstance(factors, list) or not numbers or len(factors) != planes:
+        raise rope.wrong("short_factor", f"a list of {planes} numbers")
+    return LongRopeScaling(tuple(factors), rope.number("attention_factor", inferred))
 
 
 def _attention_factor(rope: Fields, factor: float) -> float:

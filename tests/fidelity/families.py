@@ -10,7 +10,7 @@ from typing import Any
 from adapter_store.module_names import FUSED
 from tests.fidelity.conftest import Stream
 from tests.support.adapters.peft import DENSE, Kind, load_base, make_adapter, make_base
-from tests.support.adapters.tiny_models import MULTIPLIERS
+from tests.support.adapters.tiny_models import MULTIPLIERS, PHI4_MINI
 from tests.support.adapters.tokenizers import byte_level, write_folder
 
 VOCABULARY = 448
@@ -38,6 +38,7 @@ NEWER: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     # Of two ranks both have the one KV head.
     "olmo2": ("olmo2", {"rope_parameters": {"rope_type": "yarn", **ROPE}, "num_key_value_heads": 1}),
     "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
+    "phi4-mini": ("phi3", {**PHI4_MINI, "tied": True}),
     "gemma2": (
         "gemma2",
         {
@@ -90,6 +91,7 @@ PROMPT_SEEDS = {
     "granite": 1,
     "olmo2": 9,
     "phi3": 2,
+    "phi4-mini": 7,
     "gemma2": 2,
     "gemma3": 2,
 }
@@ -112,7 +114,7 @@ def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
     """The base's folder, and a prompt for the base and for each adapter."""
     kind, settings = {**FAMILIES, **NEWER}[family]
     adapters = {**ADAPTERS, **MORE_ADAPTERS} if family in NEWER else ADAPTERS
-    if family == "phi3":
+    if kind == "phi3":
         adapters = {name: _fused(settings) for name, settings in adapters.items()}
     model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)
     write_folder(model, byte_level())

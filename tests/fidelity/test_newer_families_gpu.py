@@ -28,7 +28,8 @@ def test_float32_is_the_oracles(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", NEWER)
 def test_bfloat16_is_as_near_to_the_oracle_as_peft_is(family: str, tmp_path: Path) -> None:
     kind, settings = NEWER[family]
-    case = Case.tiny(kind, tmp_path, **{**settings, **WIDE})
+    wide = {} if "rope_scaling" in settings and kind == "phi3" else WIDE  # it has a factor for each plane
+    case = Case.tiny(kind, tmp_path, **{**settings, **wide})
     oracle = case.logits(torch.float32)
     theirs = divergence(oracle, case.logits(torch.bfloat16))
     ours = divergence(oracle, case.ours(tmp_path / "store", device="cuda", dtype="bfloat16"))

@@ -43,6 +43,16 @@ GEMMA2 = {
     "final_logit_softcapping": 5.0,
 }
 GEMMA3 = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32, "sliding_window_pattern": 2}
+# Heads of 16, of which 12 dimensions are turned; no sequence is longer than the original length.
+PHI4_MINI = {
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 80,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.25, 1.5, 2.0, 3.0, 4.0],
+        "long_factor": [64.0] * 6,
+    },
+}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 # What each family is good for: every switch of the decoder is on in at least one of them.
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
@@ -71,6 +81,8 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "olmo2-biased-tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "phi3": ("phi3", {}),
     "phi3-window-tied": ("phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
+    "phi4-mini": ("phi3", PHI4_MINI),
+    "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma2-uncapped-biased": (
         "gemma2",

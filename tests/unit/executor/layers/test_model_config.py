@@ -7,7 +7,7 @@ import pytest
 from adapter_store import InvalidModel
 from executor.errors import BadCheckpoint, ExecutorError, UnsupportedModel
 from executor.layers.model_config import ModelConfig, Multipliers, Rope, SoftCaps
-from executor.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
+from executor.layers.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from executor.models import read_config
 
 BASE: dict[str, Any] = {
@@ -165,6 +165,22 @@ def test_yarn_defaults(tmp_path: Path) -> None:
     assert config.rope_scaling == expected
 
 
+def test_longrope_serves_the_original_length(tmp_path: Path) -> None:
+    """With one factor a plane, whatever the family calls it."""
+    factors = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
+    phi = {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75, "head_dim": 16}
+    written = {**phi, "max_position_embeddings": 8192, "original_max_position_embeddings": 512}
+    scaling = {"short_factor": factors, "long_factor": [9.0] * 6}
+    grown = pytest.approx((1 + 4 / 9) ** 0.5)  # 16 = 2^4 times 512 = 2^9
+    for kind in ("longrope", "su", "yarn"):
+        config = read(tmp_path, **written, rope_scaling={"type": kind, **scaling})
+        assert config.rope_scaling == LongRopeScaling(tuple(factors), grown)
+        assert (config.turned_dims, config.max_position_embeddings) == (12, 512)
+    for wrong in (factors[:-1], "1"):
+        with pytest.raises(InvalidModel, match="short_factor must be a list of 6 numbers"):
+            read(tmp_path, **written, rope_scaling={"type": "longrope", "short_factor": wrong})
+
+
 def test_end_tokens(tmp_path: Path) -> None:
     assert read(tmp_path, eos_token_id=2).eos_token_ids == (2,)
     assert read(tmp_path, generation={"eos_token_id": [5, 6]}, eos_token_id=2).eos_token_ids == (5, 6)
@@ -174,7 +190,7 @@ def test_end_tokens(tmp_path: Path) -> None:
     ("changes", "field"),
     [
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 2.0}}, "longrope"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "linear", "factor": 2}}, "longrope"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
         ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": None}, "sliding_window"),
@@ -184,7 +200,7 @@ def test_end_tokens(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.19}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
