@@ -5,12 +5,9 @@ ratio is the median over the pairs.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +30,7 @@ from adapter_store.redis_store import index
 from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
 from adapter_store.ref import Ref
+from lorafleet.bench.results import Results, head
 
 LATEST = Ref("bench", "a", alias="latest")
 
@@ -45,12 +43,10 @@ class _Effort:
 
 def main() -> None:
     args = _parser().parse_args()
-    about, rows = _about(args), list[dict[str, Any]]()
+    results = Results(args.json, _head(args.server or find_server()))
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder:
         for row in _run(Path(folder), _Effort(args.rounds, args.patience), args.server or find_server()):
-            rows.append(row)
-            sys.stdout.write(json.dumps(row) + "\n")
-            args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            results.add(row)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,17 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _about(args: argparse.Namespace) -> dict[str, Any]:
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    version = subprocess.run([str(args.server or find_server()), "--version"], capture_output=True, text=True)
-    return {
-        "command": " ".join(["python -m adapter_store.bench", *sys.argv[1:]]),
-        "git": head.stdout.strip(),
-        "python": platform.python_version(),
-        "server": version.stdout.strip(),
-        "cores": len(os.sched_getaffinity(0)),
-        "avx512": "avx512f" in Path("/proc/cpuinfo").read_text(),
-    }
+def _head(server: Path) -> dict[str, Any]:
+    version = subprocess.run([str(server), "--version"], capture_output=True, text=True)
+    avx512 = "avx512f" in Path("/proc/cpuinfo").read_text()
+    return head("python -m adapter_store.bench") | {"server": version.stdout.strip(), "avx512": avx512}
 
 
 def _run(folder: Path, effort: _Effort, server: Path) -> Iterator[dict[str, Any]]:

@@ -2,20 +2,16 @@
 
 import asyncio
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import aclosing
 
 from lorafleet import operations
+from lorafleet.bench.metrics import scrape
 from lorafleet.bench.requests import Record, Request
 from lorafleet.calls import AsyncCalls
 from lorafleet.errors import LoraFleetError
 from lorafleet.requests import Options, generate_request
 from lorafleet.tls.files import Tls
-
-# Services are close: a proxy for the rest of the world is not asked.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_METRICS_TIMEOUT_S = 10
 
 
 class SchedulerCaller:
@@ -60,7 +56,7 @@ class SchedulerCaller:
 
     async def metrics(self) -> list[str]:
         """Raises OSError."""
-        return list(await asyncio.gather(*(asyncio.to_thread(_read, url) for url in self._metrics_urls)))
+        return list(await asyncio.gather(*(asyncio.to_thread(scrape, url) for url in self._metrics_urls)))
 
 
 def _options(request: Request) -> Options:
@@ -71,8 +67,3 @@ def _options(request: Request) -> Options:
         temperature=0.0,
         seed=0,
     )
-
-
-def _read(url: str) -> str:
-    with _OPENER.open(url, timeout=_METRICS_TIMEOUT_S) as response:
-        return str(response.read().decode())

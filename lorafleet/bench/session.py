@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from lorafleet.bench.cpu_use import cpu_shares, read_cpu_seconds
 from lorafleet.bench.errors import BenchError
+from lorafleet.bench.metrics import cpu_shares, read_cpu_seconds
 from lorafleet.bench.play import Caller, play
 from lorafleet.bench.requests import Lane, Recording, Request
 from lorafleet.bench.slot_use import SlotUse, read_totals, slot_use

@@ -1,10 +1,11 @@
 """How executors used their slots while a play ran, read from their metrics before and after. Pure."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-_SAMPLE = re.compile(r"lorafleet_executor_(\w+)(?:\{[^}]*\})? (\S+)")
+from lorafleet.bench.metrics import samples
+
+_PREFIX = "lorafleet_executor_"
 _COUNTED = {
     "slot_hits_total": "slot_hits",
     "page_ins_total": "page_ins",
@@ -38,9 +39,9 @@ def read_totals(expositions: Iterable[str]) -> dict[str, float]:
     """Sums over all executors, by the names of _COUNTED; empty when there are no expositions."""
     totals: dict[str, float] = {}
     for exposition in expositions:
-        for line in exposition.splitlines():
-            if (sample := _SAMPLE.fullmatch(line)) and (name := _COUNTED.get(sample[1])):
-                totals[name] = totals.get(name, 0.0) + float(sample[2])
+        for sample in samples(exposition):
+            if name := _COUNTED.get(sample.name.removeprefix(_PREFIX)):
+                totals[name] = totals.get(name, 0.0) + sample.value
     return totals
 
 

@@ -2,18 +2,17 @@
 
 import argparse
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorafleet.bench import arrivals, lengths, measures, popularity, presets
-from lorafleet.bench.about import about
 from lorafleet.bench.errors import BenchError
 from lorafleet.bench.plot import plot
 from lorafleet.bench.render import load_table, rows_table
 from lorafleet.bench.requests import Lane, Request
-from lorafleet.bench.rows import OUTPUT, Row, details, make_row, with_bases
+from lorafleet.bench.results import head, write
+from lorafleet.bench.rows import OUTPUT, Row, details, make_row, peer_figures, with_bases
 from lorafleet.bench.session import Played, Session
 from lorafleet.bench.statistics import summarize
 from lorafleet.bench.system import session, started
@@ -36,8 +35,7 @@ class Outcome:
     def add(self, *rows: Row) -> None:
         self.rows = with_bases([*self.rows, *rows])
         if self.args.json:
-            results = {**about(self.args.revision), "rows": self.rows}
-            self.args.json.write_text(json.dumps(results, indent=1) + "\n")
+            write(self.args.json, self._whole())
 
     def add_interrupted(self) -> None:
         """What the play that was cut off had seen."""
@@ -50,7 +48,11 @@ class Outcome:
     def tell(self, table: str) -> None:
         say(table)
         if self.args.png:
-            plot({**about(self.args.revision), "rows": self.rows}, self.args.png)
+            plot(self._whole(), self.args.png)
+
+    def _whole(self) -> Row:
+        peer = {"peer": str(peer_figures()["source"])}
+        return {**head("lorafleet", self.args.revision), **peer, "rows": self.rows}
 
 
 Work = Callable[[Session, Outcome], Awaitable[None]]

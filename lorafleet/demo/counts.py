@@ -1,14 +1,10 @@
 """How often each adapter was copied into a slot or found there, read from the executors' metrics."""
 
-import re
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_SAMPLE = re.compile(r'lorafleet_executor_adapter_(page_ins|slot_hits)_total\{digest="([^"]*)"\} (\S+)')
-# Executors are on this machine: a proxy for the rest of the world is not asked.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+from lorafleet.bench.metrics import samples, scrape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +21,12 @@ class SlotCounts:
 def read_counts(urls: Iterable[str]) -> SlotCounts:
     """`urls`: the executors' /metrics. Raises OSError."""
     counts = SlotCounts()
+    kinds = {
+        "lorafleet_executor_adapter_page_ins_total": counts.page_ins,
+        "lorafleet_executor_adapter_slot_hits_total": counts.slot_hits,
+    }
     for url in urls:
-        with _OPENER.open(url, timeout=10) as response:
-            add_samples(counts, response.read().decode())
+        for sample in samples(scrape(url)):
+            if sample.name in kinds:
+                kinds[sample.name][sample.labels["digest"]] += int(sample.value)
     return counts
-
-
-def add_samples(counts: SlotCounts, exposition: str) -> None:
-    """`exposition`: in the Prometheus text format."""
-    kinds = {"page_ins": counts.page_ins, "slot_hits": counts.slot_hits}
-    for line in exposition.splitlines():
-        if sample := _SAMPLE.fullmatch(line):
-            what, digest, value = sample.groups()
-            kinds[what][digest] += int(float(value))

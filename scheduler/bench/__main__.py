@@ -1,9 +1,7 @@
 """`python -m scheduler.bench`: times of listing and resolving many adapters, in a folder and in Redis."""
 
 import argparse
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +10,8 @@ from typing import Any
 from adapter_store import open_store
 from adapter_store.bench.inputs import SPEC, write_adapter
 from adapter_store.bench.server import find_server, running
+from lorafleet.bench.results import Results, head
 from scheduler.bench import listing, resolve
-from scheduler.bench.about import about
 from scheduler.bench.fill import fill_folder, fill_redis, names
 
 LISTED, RESOLVED = 100_000, 1_000
@@ -21,12 +19,9 @@ LISTED, RESOLVED = 100_000, 1_000
 
 def main() -> None:
     args = _parser().parse_args()
-    rows = list[dict[str, Any]]()
+    results = Results(args.json, head("python -m scheduler.bench"))
     for row in _run(args.model, args.rounds, args.seconds):
-        rows.append({**row, "load_average": os.getloadavg()[0]})
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
-        sys.stdout.flush()
-        args.json.write_text(json.dumps({**about("scheduler.bench"), "rows": rows}, indent=1) + "\n")
+        results.add({**row, "load_average": os.getloadavg()[0]})
 
 
 def _parser() -> argparse.ArgumentParser:

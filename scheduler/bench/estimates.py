@@ -6,15 +6,13 @@ few times a second. A thousand arrivals come in a second. The collector of garba
 
 import argparse
 import gc
-import json
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from scheduler.bench.about import about
+from lorafleet.bench.results import Results, head
 from scheduler.bench.plan import MODULES, Case, House
 from scheduler.dispatch.estimates.answers import Answers
 from scheduler.dispatch.estimates.estimator import Estimator
@@ -75,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, help="where rows go")
     args = parser.parse_args(arguments)
     gc.disable()
-    rows = [measure(case) for case in CASES]
-    args.json.write_text(json.dumps({**about("scheduler.bench.estimates"), "rows": rows}, indent=1) + "\n")
-    sys.stdout.write("".join(f"{row}\n" for row in rows))
+    results = Results(args.json, head("python -m scheduler.bench.estimates"))
+    for case in CASES:
+        results.add(measure(case))
     return 0
 
 

@@ -3,13 +3,11 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,15 @@ from typing import Any
 import grpc
 
 from adapter_store import ModelSpec
+from lorafleet.bench.metrics import samples, scrape
+from lorafleet.bench.results import Results, head
 from lorafleet.doors.options import more_connections
 from lorafleet.ports import free_port
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from scheduler.bench.streaming.servers import HOST, Load, executors, scheduler
 
 AT_A_TIME = 500
-LIVE = "lorafleet_scheduler_live_requests "
+LIVE = "lorafleet_scheduler_live_requests"
 PATIENCE_S = 60.0
 
 
@@ -32,11 +32,9 @@ def main() -> None:
     if args.hold:
         asyncio.run(_hold(args.hold))
         return
-    rows = []
+    results = Results(args.json, head("python -m scheduler.bench.leavers"))
     for row in _run(args.model, args.rounds, args.calls):
-        sys.stdout.write(json.dumps(row) + "\n")
-        rows.append(row)
-    args.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        results.add(row)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(model: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
+def _run(model: Path, rounds: int, calls: int) -> Iterator[dict[str, Any]]:
     """A row a round, all of one scheduler, whose executor has a single seat: nearly all of them wait."""
     with ExitStack() as stack:
         metrics_port = free_port(stack, HOST)
@@ -58,12 +56,10 @@ def _run(model: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
         flags = "--metrics-port", str(metrics_port)
         address, pid = stack.enter_context(scheduler(model, addresses, 2 * AT_A_TIME, *flags))
         ways = [(name, way) for name, way in _WAYS.items() for _ in range(rounds if name == "cancel" else 1)]
-        rows = []
         for name, way in ways:
             asyncio.run(way(address, calls))
             gone_s = _seconds_until_idle(metrics_port)
-            rows.append({"way": name, "calls": calls, "gone_s": gone_s, "rss_mb": _rss_mb(pid)})
-        return rows
+            yield {"way": name, "calls": calls, "gone_s": gone_s, "rss_mb": _rss_mb(pid)}
 
 
 @contextlib.asynccontextmanager
@@ -115,9 +111,8 @@ def _seconds_until_idle(metrics_port: int) -> float:
     """Until no request is accepted any more; PATIENCE_S when that does not happen."""
     begun = time.monotonic()
     while (waited := time.monotonic() - begun) < PATIENCE_S:
-        with urllib.request.urlopen(f"http://{HOST}:{metrics_port}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        if f"{LIVE}0.0" in lines:
+        page = scrape(f"http://{HOST}:{metrics_port}/metrics")
+        if any(sample.name == LIVE and not sample.value for sample in samples(page)):
             break
         time.sleep(0.1)
     return round(waited, 1)

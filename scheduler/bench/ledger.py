@@ -1,8 +1,6 @@
 """What a usage record costs an answer: `python -m scheduler.bench.ledger --json FILE`."""
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
+from lorafleet.bench.results import head, say, write
 from lorafleet.v1 import common_pb2, inference_pb2
-from scheduler.bench.about import about
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.ledger.answer_id import AnswerIds
 from scheduler.ledger.files import LedgerFile
@@ -36,9 +34,8 @@ def main() -> None:
                 file.close()
                 line = next(Path(folder).iterdir()).read_bytes().partition(b"\n")[0]
                 rows["bytes"] = len(line) + 1
-    result = about("scheduler.bench.ledger") | {"cpu_us_an_answer": rows}
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
-    sys.stdout.write(json.dumps(rows) + "\n")
+    write(args.json, head("python -m scheduler.bench.ledger") | {"cpu_us_an_answer": rows})
+    say(rows)
 
 
 def _microseconds(file: LedgerFile | None) -> float:

@@ -6,18 +6,16 @@ Each time is the median of some rounds on the CPU's clock, of the policy's calls
 
 import argparse
 import gc
-import json
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.bench.about import about
+from lorafleet.bench.results import Results, head
 from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.policy import Policy
 from scheduler.dispatch.queue import Queue
@@ -201,16 +199,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scheduler.bench.plan", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     args = parser.parse_args(arguments)
-    rows = list[dict[str, Any]]()
+    results = Results(args.json, head("python -m scheduler.bench.plan"))
     for case in CASES:
         for row in measure(case):
             row["load_average"] = os.getloadavg()[0]
-            rows.append(
+            results.add(
                 {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
             )
-            sys.stdout.write(json.dumps(rows[-1]) + "\n")
-            sys.stdout.flush()
-    args.json.write_text(json.dumps({**about("scheduler.bench.plan"), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

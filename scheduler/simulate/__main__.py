@@ -1,7 +1,6 @@
 """`python -m scheduler.simulate`: what a fleet will do, on virtual time, by scenario, policy and seed."""
 
 import argparse
-import json
 import resource
 import sys
 import time
@@ -11,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from lorafleet.bench.errors import BenchError
+from lorafleet.bench.results import head, write
 from scheduler.simulate.baselines import POLICIES
 from scheduler.simulate.costs import DEFAULT, read_costs
 from scheduler.simulate.picture import draw
-from scheduler.simulate.report import about, table
+from scheduler.simulate.report import table
 from scheduler.simulate.requests import Asked
 from scheduler.simulate.run import Row, play, worst
 from scheduler.simulate.scenario import ALL_RESIDENT, Scenario
@@ -33,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = list(_run(args))
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         took = {"took_s": round(time.monotonic() - began, 1), "cpu_s": round(cpu.ru_utime + cpu.ru_stime, 1)}
-        whole = {**about("scheduler.simulate", args.coefficients), **took, "rows": rows}
+        told = head("python -m scheduler.simulate") | {"coefficients": args.coefficients}
+        whole = {**told, **took, "rows": rows}
         if args.json:
-            args.json.write_text(json.dumps(whole, indent=1) + "\n")
+            write(args.json, whole)
         if args.png:
             draw(whole, args.png)
     except (BenchError, ValueError, OSError) as error:

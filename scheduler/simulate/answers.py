@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from lorafleet.bench.results import say
 from lorafleet.bench.statistics import percentile
 from scheduler.simulate.adapters import digest_of
 from scheduler.simulate.costs import Costs, UnknownCosts, read_costs
@@ -22,7 +23,7 @@ BLOCK_SIZE = 16
 def main() -> int:
     """Says what is measured, hears a load, and answers for fleets until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Who asks ends this.
-    _say({"measured": [_described(name) for name in _names()]})
+    say({"measured": [_described(name) for name in _names()]})
     world: World | None = None
     for line in sys.stdin:
         said = json.loads(line)
@@ -30,9 +31,9 @@ def main() -> int:
             if world is None:
                 world = World.of(said)
             else:
-                _say({"outcome": world.outcome(said)})
+                say({"outcome": world.outcome(said)})
         except UnknownCosts as error:
-            _say({"error": str(error)})
+            say({"error": str(error)})
     return 0
 
 
@@ -125,11 +126,6 @@ def _names() -> list[str]:
 def _described(name: str) -> Mapping[str, str]:
     costs = read_costs(name)
     return {"card": costs.card, "model": costs.model, "costs": name}
-
-
-def _say(line: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ before, so they are in host memory, and in slots as far as there are any.
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from lorafleet.bench.lengths import Lengths
+from lorafleet.bench.results import head, say, write
 from lorafleet.bench.statistics import percentile
 from lorafleet.bench.traffic.load import ADAPTERS, rank_of
 from lorafleet.bench.traffic.load import Traffic as RealTraffic
@@ -22,7 +22,7 @@ from lorafleet.bench.workload import Description, Names, draw
 from scheduler.simulate.adapters import digest_of
 from scheduler.simulate.costs import DEFAULT, Costs, read_costs
 from scheduler.simulate.executors.settings import ExecutorSettings
-from scheduler.simulate.report import about, rounded
+from scheduler.simulate.report import rounded
 from scheduler.simulate.requests import Asked
 from scheduler.simulate.run import Row, play
 from scheduler.simulate.scenario import Scenario
@@ -156,10 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     costs = read_costs(args.coefficients)
     rows = [beside(real, costs) for file in args.files for real in real_loads(file)]
     verdicts = judged(rows)
-    whole = {**about("scheduler.simulate.check", args.coefficients), "loads": verdicts, "rows": rows}
-    args.json.write_text(json.dumps(whole, indent=1) + "\n")
+    told = head("python -m scheduler.simulate.check") | {"coefficients": args.coefficients}
+    write(args.json, {**told, "loads": verdicts, "rows": rows})
     for verdict in verdicts:
-        sys.stdout.write(json.dumps(verdict) + "\n")
+        say(verdict)
 
 
 def _arguments(command: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -5,15 +5,13 @@ what would have become of it.
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from lorafleet.bench.results import head, write
 from lorafleet.bench.statistics import percentile
-from scheduler.bench.about import about
 from scheduler.dispatch.estimates.answers import Answers
 from scheduler.dispatch.estimates.estimator import Estimator
 from scheduler.dispatch.estimates.gate import Expected, Gate
@@ -150,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write("".join(f"{row}\n" for row in (*seen, worsts[-1])))
             sys.stdout.flush()
     if args.json:
-        told: dict[str, Any] = about("scheduler.simulate.deadlines")
-        args.json.write_text(json.dumps({**told, "worst": worsts, "rows": rows}, indent=1) + "\n")
+        told = head("python -m scheduler.simulate.deadlines")
+        write(args.json, {**told, "worst": worsts, "rows": rows})
     return 0
 
 

@@ -7,7 +7,6 @@ with the same requests of the honest one.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 from lorafleet.bench.lengths import Lengths
+from lorafleet.bench.results import head, write
 from lorafleet.bench.statistics import percentile
-from scheduler.bench.about import about
 from scheduler.simulate.adapters import digest_of
 from scheduler.simulate.executors.settings import ExecutorSettings
 from scheduler.simulate.report import rounded
@@ -268,9 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in summed:
         sys.stdout.write(f"{row}\n")
     if args.json:
-        told: dict[str, Any] = about("scheduler.simulate.fair")
         rows = [each.row for each in every]
-        args.json.write_text(json.dumps({**told, "summary": summed, "rows": rows}, indent=1) + "\n")
+        write(args.json, {**head("python -m scheduler.simulate.fair"), "summary": summed, "rows": rows})
     return 0
 
 

@@ -8,7 +8,6 @@ with the least sum of squared relative errors over all of them (numpy's least sq
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from lorafleet.bench.results import head, say, write
 from lorafleet.bench.statistics import CURVE_POINTS
-from scheduler.bench.about import about
 from scheduler.simulate.costs import FEW_SEQUENCES, FEW_TOKENS, StepCost
 from scheduler.simulate.report import rounded
 
@@ -195,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             *([BY_ROWS_FROM] if args.by_rows else []),
         ],
-        **about("scheduler.simulate.fit"),
+        **head("python -m scheduler.simulate.fit"),
         "relative_error": {
             "median": rounded(statistics.median(map(abs, errors))),
             "worst": rounded(max(map(abs, errors))),
@@ -205,8 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for each, error in zip(seen, errors, strict=True)
         ],
     }
-    args.json.write_text(json.dumps(whole, indent=1) + "\n")
-    sys.stdout.write(json.dumps(whole["relative_error"]) + "\n")
+    write(args.json, whole)
+    say(whole["relative_error"])
 
 
 def _error(cost: StepCost, seen: Seen) -> float:

@@ -5,13 +5,11 @@ all adapters are placed one by one, then an executor joins, or leaves, and they 
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler.bench.about import about
+from lorafleet.bench.results import Results, head
 from scheduler.dispatch.groups import Waiting
 from scheduler.dispatch.planning import Planning
 from scheduler.dispatch.queue import Queue
@@ -106,16 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="(5)")
     parser.add_argument("--json", type=Path, required=True, help="where rows go")
     args = parser.parse_args(arguments)
-    rows = [
-        row
-        for policy in args.policies
-        for executors in args.executors
-        for seed in range(args.seeds)
-        for row in moves(policy, executors, args.adapters, seed)
-    ]
-    args.json.write_text(json.dumps({**about("scheduler.simulate.moves"), "rows": rows}, indent=1) + "\n")
-    for row in rows:
-        sys.stdout.write(json.dumps(row) + "\n")
+    results = Results(args.json, head("python -m scheduler.simulate.moves"))
+    for policy in args.policies:
+        for executors in args.executors:
+            for seed in range(args.seeds):
+                for row in moves(policy, executors, args.adapters, seed):
+                    results.add(row)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Rows as a table, and what a file of them says of its making."""
+"""Rows as a table, and the digits that their figures are worth."""
 
 from collections.abc import Sequence
 from typing import Any
-
-from scheduler.bench.about import about as about_bench
 
 COLUMNS = {
     "scenario": "scenario",
@@ -38,11 +36,6 @@ def _cell(key: str, value: object) -> str:
     if key == "seed" and value == -1:
         return "worst"
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def about(module: str, coefficients: str) -> dict[str, str]:
-    """Revision, command, coefficients and machine."""
-    return about_bench(module) | {"coefficients": coefficients}
 
 
 def rounded(value: float) -> float:

@@ -9,7 +9,7 @@ from lorafleet import Client
 from tests.fidelity.conftest import DEVICES
 from tests.fidelity.families import FAMILIES, make_family
 from tests.support.adapters.peft import DENSE, TABLES
-from tests.support.services.fleet import running_fleet, scrape
+from tests.support.services.fleet import read_metrics, running_fleet
 
 
 @pytest.mark.timeout(600)
@@ -33,7 +33,7 @@ def test_family_equals_peft(
                 client.adapters.push(stream.adapter, stream.name)
 
         def counted(name: str) -> float:
-            return scrape(fleet.executor_metrics[0])[f"lorafleet_executor_{name}_total"]
+            return read_metrics(fleet.executor_metrics[0])[f"lorafleet_executor_{name}_total"]
 
         answers = ask(fleet.target, streams)
         expected = expect(model, streams, [answer.token_ids for answer in answers])

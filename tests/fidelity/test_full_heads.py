@@ -11,7 +11,7 @@ from tests.fidelity.conftest import DEVICES, Stream
 from tests.fidelity.families import PROMPT_TOKENS, VOCABULARY
 from tests.support.adapters.peft import DENSE, TABLES, load_base, make_adapter, make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
-from tests.support.services.fleet import running_fleet, scrape
+from tests.support.services.fleet import read_metrics, running_fleet
 
 SPARSE = ["q_proj", "v_proj"]
 ADAPTERS = {
@@ -64,5 +64,5 @@ def test_answers_equal_pefts(
         assert_equal(streams, answers, expected)
         again = [*reversed(streams), *streams, *streams[::2]]
         assert_equal(again, ask(fleet.target, again), expected)
-        page_ins = scrape(fleet.executor_metrics[0])["lorafleet_executor_page_ins_total"]
+        page_ins = read_metrics(fleet.executor_metrics[0])["lorafleet_executor_page_ins_total"]
         assert page_ins > len(streams)

@@ -12,7 +12,7 @@ from lorafleet import Client
 from lorafleet.demo.model import default_cache, prepare_model
 from tests.fidelity.conftest import DEVICES, Stream
 from tests.support.adapters.peft import ATTENTION, DENSE, TABLES, load_base, make_adapter
-from tests.support.services.fleet import running_fleet, scrape
+from tests.support.services.fleet import read_metrics, running_fleet
 
 DEMO = Path(lorafleet.demo.__file__).parent
 SHIPPED = sorted(path.parent for path in (DEMO / "adapters").glob("*/adapter_config.json"))
@@ -95,7 +95,7 @@ def test_twelve_streams_equal_peft(
                 client.adapters.push(stream.adapter, stream.name)
 
         def counted(name: str) -> float:
-            return scrape(fleet.executor_metrics[0])[f"lorafleet_executor_{name}_total"]
+            return read_metrics(fleet.executor_metrics[0])[f"lorafleet_executor_{name}_total"]
 
         answers = ask(fleet.target, streams)
         expected = expect(model, streams, [answer.token_ids for answer in answers])

@@ -5,14 +5,13 @@ import asyncio
 import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from adapter_store import ModelSpec
+from lorafleet.bench.results import head, say, write
 from lorafleet.tls.files import Tls
-from scheduler.bench.about import about
 from scheduler.bench.streaming.locks import Locks, locks
 from scheduler.bench.streaming.pace import Record
 from scheduler.bench.streaming.reader import Seen, read
@@ -24,12 +23,9 @@ def main() -> None:
     for asked in args.asked:
         load = Load(args.streams, args.executors, asked, args.seconds)
         row = {**_measure(args.model, load, args.interval_ms, args.tls), "load_average": os.getloadavg()[0]}
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+        say(row)
         rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
-        args.json.write_text(
-            json.dumps({**about("scheduler.bench.streaming"), "rows": [*rows, row]}, indent=1) + "\n"
-        )
+        write(args.json, {**head("python -m scheduler.bench.streaming"), "rows": [*rows, row]})
 
 
 def _parser() -> argparse.ArgumentParser:

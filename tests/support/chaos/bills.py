@@ -5,7 +5,6 @@ bills` does it for a quarter of an hour, and writes what it saw; tests/faults/te
 """
 
 import argparse
-import json
 import random
 import signal
 import sys
@@ -19,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lorafleet import Chunk, Client, LoraFleetError
+from lorafleet.bench.results import head, say, write
 from lorafleet.usage.merge import Merged
 from lorafleet.usage.record import FINISHED, UNSEEN
 from lorafleet.usage.sources import RedisStreams
-from scheduler.bench.about import about
 from tests.support.adapters.peft import load_base, make_adapter, make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.chaos.full_disks import Disk, FullByLimit, small_disk
@@ -321,7 +320,7 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=10)
     parser.add_argument("--seed", type=int, default=round(time.time()))
     args = parser.parse_args()
-    said = about("tests.support.chaos.bills")
+    said = head("python -m tests.support.chaos.bills")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make_base(folder / "model", vocab_size=448, std=0.15, max_position_embeddings=4096)
@@ -334,8 +333,8 @@ def main() -> None:
             seen = fleet.seen()
             disk = "by limit" if isinstance(fleet.disks[0], FullByLimit) else "tmpfs"
     result = {**said, "seconds": args.seconds, "seed": args.seed, "disks": disk, "seen": asdict(seen)}
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
-    sys.stdout.write(json.dumps(asdict(seen)) + "\n")
+    write(args.json, result)
+    say(asdict(seen))
     sys.exit(bool(seen.problems or seen.lost or seen.recorded < seen.ends or seen.in_redis < seen.answers))
 
 

@@ -7,7 +7,6 @@ ours is there that would take up a broken one again.
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -21,8 +20,8 @@ from typing import Protocol
 import grpc
 
 from executor.bench.paced import paced_token
+from lorafleet.bench.results import Results, head
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from scheduler.bench.about import about
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.chaos.counting import Dispatches
@@ -241,7 +240,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     parser.add_argument("--streams", type=int, default=200)
     args = parser.parse_args()
-    said, load = about("tests.support.chaos.elastic"), Load(streams=args.streams)
+    said, load = head("python -m tests.support.chaos.elastic"), Load(streams=args.streams)
     seen: list[Seen] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, max_position_embeddings=4096)
@@ -249,9 +248,9 @@ def main() -> None:
         for form in FORMS:
             with Cluster(model, Path(folder)) as cluster:
                 seen += asyncio.run(run(cluster, form, load))
-    rows = [asdict(each) for each in seen]
-    sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
-    args.json.write_text(json.dumps({**said, "load": asdict(load), "rows": rows}, indent=1) + "\n")
+    results = Results(args.json, {**said, "load": asdict(load)})
+    for each in seen:
+        results.add(asdict(each))
     sys.exit(any(each.problems for each in seen))
 
 

@@ -6,9 +6,7 @@ real processes around an engine that only sleeps, so that thousands of tokens a 
 
 import argparse
 import asyncio
-import json
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from executor.bench.paced import paced_token
 from lorafleet import AsyncClient, LoraFleetError, Unavailable
-from scheduler.bench.about import about
+from lorafleet.bench.results import Results, head
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.services.cluster import Cluster, Node
@@ -185,7 +183,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=55, help="seconds that a scheduler stands still")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     args = parser.parse_args()
-    results, said = [], about("tests.support.chaos.pauses")  # Others may commit meanwhile.
+    results = Results(args.json, head("python -m tests.support.chaos.pauses"))
     for schedulers in (1, 2):
         load = Load(args.streams, args.tokens, args.executors, schedulers, args.step_ms, args.pause)
         with tempfile.TemporaryDirectory() as folder:
@@ -193,10 +191,7 @@ def main() -> None:
             write_folder(model, byte_level())
             with Cluster(model, Path(folder)) as cluster:
                 seen = asyncio.run(run(cluster, load, args.ways))
-        results.append({**asdict(load), "disturbances": [asdict(each) for each in seen]})
-        sys.stdout.write(json.dumps(results[-1]) + "\n")
-        sys.stdout.flush()
-    args.json.write_text(json.dumps({**said, "rows": results}, indent=1) + "\n")
+        results.add({**asdict(load), "disturbances": [asdict(each) for each in seen]})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import hashlib
 import itertools
-import json
 import ssl
 import sys
 import tempfile
@@ -24,9 +23,9 @@ from pathlib import Path
 import grpc
 
 from executor.bench.paced import paced_token
+from lorafleet.bench.results import Results, head
 from lorafleet.tls.credentials import channel_credentials
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from scheduler.bench.about import about
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.services.certificates import make_certificates
@@ -290,15 +289,15 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--step-ms", type=float, default=200)
     args = parser.parse_args()
-    said = about("tests.support.chaos.rotation")
+    said = head("python -m tests.support.chaos.rotation")
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, max_position_embeddings=4096)
         write_folder(model, byte_level())
         with Cluster(model, Path(folder)) as cluster:
             seen = asyncio.run(run(cluster, args.streams, args.step_ms))
-    rows = [asdict(each) for each in seen]
-    sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
-    args.json.write_text(json.dumps({**said, "step_ms": args.step_ms, "rows": rows}, indent=1) + "\n")
+    results = Results(args.json, {**said, "step_ms": args.step_ms})
+    for each in seen:
+        results.add(asdict(each))
     sys.exit(not all(each.is_whole for each in seen))
 
 

@@ -6,21 +6,19 @@ asks for the same kind of thing, and must get it. tests/faults/test_bystander.py
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from adapter_store import ModelSpec, open_store
+from lorafleet.bench.results import Results, head
 from lorafleet.transfer import push_messages
 from lorafleet.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
-from scheduler.bench.about import about
 from tests.support.adapters.peft import make_adapter, make_base
 from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 from tests.support.flood.http2 import Metadata
@@ -94,14 +92,10 @@ async def run(cluster: Cluster, adapter: Path, ways: Sequence[str], seconds: flo
         yield await scene.flood(beside, "scheduler", seconds, HOSTILE_TOKEN, asking.ask, asking.every_s)
 
 
-async def _judged(seen: AsyncIterator[Seen]) -> list[dict[str, Any]]:
+async def _judged(seen: AsyncIterator[Seen], results: Results) -> None:
     """With what must not be; each is told as soon as it is there."""
-    results = []
     async for each in seen:
-        results.append({**asdict(each), "faults": each.faults()})
-        sys.stdout.write(json.dumps(results[-1]) + "\n")
-        sys.stdout.flush()
-    return results
+        results.add({**asdict(each), "faults": each.faults()})
 
 
 def main() -> None:
@@ -110,16 +104,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="of each way")
     parser.add_argument("--ways", nargs="+", choices=asks(Path()))
     args = parser.parse_args()
+    results = Results(args.json, head("python -m tests.support.flood.bystander"))
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, max_position_embeddings=4096)
         write_folder(model, byte_level())
         adapter = make_adapter(Path(folder) / "adapter", model, seed=11)
         ways = args.ways or list(asks(adapter))
         with Cluster(model, Path(folder)) as cluster:
-            results = asyncio.run(_judged(run(cluster, adapter, ways, args.seconds)))
-    told = about("tests.support.flood.bystander")
-    args.json.write_text(json.dumps({**told, "rows": results}, indent=1) + "\n")
-    sys.exit(any(result["faults"] for result in results))
+            asyncio.run(_judged(run(cluster, adapter, ways, args.seconds), results))
+    sys.exit(any(row["faults"] for row in results.rows))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from lorafleet.bench.results import head, say, write
 from lorafleet.bench.statistics import percentile
-from scheduler.bench.about import about
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
 from tests.support.flood.asker import Attempt, Load
@@ -239,8 +239,7 @@ async def measured(cluster: Cluster, schedulers: int, ways: Sequence[str], secon
         for way in ways:
             every.append(await scene.run(way, seconds, seed=turns[way]))
             turns[way] += 1
-            sys.stdout.write(json.dumps(every[-1].row()) + "\n")
-            sys.stdout.flush()
+            say(every[-1].row())
         return every
 
 
@@ -263,10 +262,9 @@ def main() -> None:
             every += asyncio.run(measured(cluster, schedulers, ways, args.seconds))
     summed = summary(every)
     for row in summed:
-        sys.stdout.write(json.dumps(row) + "\n")
-    told = about("tests.support.flood.fairness")
+        say(row)
     rows = [each.row() for each in every]
-    args.json.write_text(json.dumps({**told, "summary": summed, "rows": rows}, indent=1) + "\n")
+    write(args.json, {**head("python -m tests.support.flood.fairness"), "summary": summed, "rows": rows})
     sys.exit(any(row["faults"] for row in summed))
 
 

@@ -7,7 +7,6 @@ the executor. tests/faults/test_flood.py does a little of it.
 import argparse
 import asyncio
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from lorafleet.bench.results import Results, head
 from lorafleet.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("--tenant", action="store_true", help="who floods has a token, of the scheduler's")
     args = parser.parse_args()
     token, ways = (HOSTILE_TOKEN, TENANTS_WAYS) if args.tenant else ("", WAYS)
+    results = Results(args.json, head("python -m tests.support.flood.run"))
     services = ["scheduler"] if args.tenant else args.services
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, max_position_embeddings=4096)
@@ -271,11 +272,9 @@ def main() -> None:
         floods = [([way], service) for service in services for way in args.ways or ways]
         with Cluster(model, Path(folder)) as cluster:
             seen = asyncio.run(run(cluster, floods, args.seconds, token))
-    results = [{**asdict(each), "faults": each.faults()} for each in seen]
-    for result in results:
-        sys.stdout.write(json.dumps(result) + "\n")
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    sys.exit(any(result["faults"] for result in results))
+    for each in seen:
+        results.add({**asdict(each), "faults": each.faults()})
+    sys.exit(any(row["faults"] for row in results.rows))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from adapter_store import open_store
 from lorafleet import Client
 from lorafleet.ports import free_port
-from tests.support.services.fleet import scrape
+from tests.support.services.fleet import read_metrics
 
 ROOT = Path(__file__).parents[3]
 READINESS = {"scheduler": "lorafleet.v1.Inference", "executor": "lorafleet.v1.Executor"}
@@ -121,7 +121,7 @@ class Node:
         return self._log.read_text(errors="replace")
 
     def metrics(self) -> dict[str, float]:
-        return scrape(self.metrics_url)
+        return read_metrics(self.metrics_url)
 
     def gauge(self, name: str) -> float:
         return self.metrics()[f"lorafleet_{self.module}_{name}"]

@@ -1,12 +1,10 @@
 """Real services for tests: the one-machine launcher, and what its executors count."""
 
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from lorafleet.bench.metrics import samples, scrape
 from lorafleet.local import LocalConfig, LocalFleet
 
 # One thread: the threads of an operation wait for each other, which is slow where tests share few cores.
@@ -44,15 +42,9 @@ def running_fleet(
             yield fleet
 
 
-def scrape(url: str) -> dict[str, float]:
+def read_metrics(url: str) -> dict[str, float]:
     """Samples by name; those with labels as name{label=value,...}, labels sorted."""
-    with urllib.request.urlopen(url, timeout=10) as response:
-        text = response.read().decode()
-    return {
-        sample.name + _labels(sample.labels): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return {sample.name + _labels(sample.labels): sample.value for sample in samples(scrape(url))}
 
 
 def _labels(labels: dict[str, str]) -> str:

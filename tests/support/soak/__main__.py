@@ -6,12 +6,11 @@ scheduler restarts. Meanwhile memory, threads, descriptors, metrics, the spool a
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 
-from scheduler.bench.about import about
+from lorafleet.bench.results import head, write
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 from tests.support.services.cluster import Cluster
@@ -27,14 +26,14 @@ def main() -> None:
     parser.add_argument("--quotas", action="store_true", help="tenants have some, and one asks for more")
     parser.add_argument("--ledger", action="store_true", help="schedulers keep one")
     args = parser.parse_args()
-    said, size = about("tests.support.soak"), Size(quotas=args.quotas, ledger=args.ledger)
+    said, size = head("python -m tests.support.soak"), Size(quotas=args.quotas, ledger=args.ledger)
     with tempfile.TemporaryDirectory() as folder:
         model = make_base(Path(folder) / "model", vocab_size=448, std=0.15, max_position_embeddings=4096)
         write_folder(model, byte_level(), chat_template=CHAT_TEMPLATE)
         with Cluster(model, Path(folder)) as cluster, Fleet(cluster, size) as fleet:
             soaked = soak(fleet, args.minutes * 60, args.seed)
             result = {**said, **report(fleet, soaked)}
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(args.json, result)
     for fault in result["faults"]:
         sys.stdout.write(f"{fault}\n")
     sys.exit(bool(result["faults"]))

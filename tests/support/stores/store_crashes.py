@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adapter_store import AdapterStoreError
+from lorafleet.bench.results import head, say, write
 from tests.support.stores.crash_scenarios import SCENARIOS, Scenario, Told
 from tests.support.stores.garbage import garbage
 from tests.support.stores.media import DiskMedium, Medium, RedisMedium
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[each.name for each in SCENARIOS], help="one kind of change (all)")
     parser.add_argument("--seed", type=int, default=time.time_ns(), help="of the moments (the clock's)")
     args = parser.parse_args()
-    revision = _first_line("git", "rev-parse", "HEAD")  # before hours in which a commit may come
+    told = head("python -m tests.support.stores.store_crashes") | {"seed": args.seed, "server": _version()}
     results = list[Result]()
     with tempfile.TemporaryDirectory(prefix="lorafleet-crash-") as temporary:
         for make in (each for each in SCENARIOS if args.only in (None, each.name)):
@@ -134,21 +135,14 @@ def main() -> None:
             for store in ("disk", "redis"):
                 folder = Path(tempfile.mkdtemp(dir=temporary))
                 results.append(crash(store, scenario, args.times, folder, args.seed))
-                sys.stdout.write(json.dumps(asdict(results[-1])) + "\n")
-                sys.stdout.flush()
-    about = {
-        "command": " ".join(["python -m tests.support.stores.store_crashes", *sys.argv[1:]]),
-        "seed": args.seed,
-    }
-    about |= {"git": revision, "server": _first_line(BINARY, "--version")}
-    args.json.write_text(
-        json.dumps({**about, "results": [asdict(each) for each in results]}, indent=1) + "\n"
-    )
+                say(asdict(results[-1]))
+    write(args.json, {**told, "results": [asdict(each) for each in results]})
     sys.exit(any(each.problems for each in results))
 
 
-def _first_line(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+def _version() -> str:
+    """The server's, in one line."""
+    return subprocess.run([BINARY, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How busy processes were, from what they expose."""
 
-from lorafleet.bench.cpu_use import cpu_shares, read_cpu_seconds
+from lorafleet.bench.metrics import cpu_shares, read_cpu_seconds
 
 SCHEDULER = "lorafleet_scheduler_executors 1.0\nprocess_cpu_seconds_total 3.5\n"
 EXECUTOR = "process_cpu_seconds_total 10.25\nlorafleet_executor_slots 8.0\n"
