@@ -19,6 +19,8 @@ PATHS_IN_LAYER = {
     },
     "shared_expert_gate": "mlp.shared_expert_gate",
 }
+# The projections of a layer without experts: what adapters are on by default.
+DENSE_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Projections that some checkpoints have in one matrix, and what it is in place of.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _ORDER = ("embed_tokens", *PATHS_IN_LAYER, "lm_head")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NoReturn
 from adapter_store import AdapterStoreError
 from executor.adapters.source import open_source
 from executor.config import load_config
-from executor.errors import ConfigError, ExecutorError, RankLost, StartError
+from executor.errors import ExecutorError, RankLost, StartError
 from executor.lora.errors import LoRAError
+from lorafleet.doors.logs import set_up
+from lorafleet.doors.settings import ConfigError
 
 if TYPE_CHECKING:
     from executor.app import ExecutorApp
@@ -22,7 +24,7 @@ logger = logging.getLogger("executor")
 
 
 # What a wrong setting leads to, sooner or later: one clear line is enough.
-START_ERRORS = (ExecutorError, LoRAError, AdapterStoreError)
+START_ERRORS = (ConfigError, ExecutorError, LoRAError, AdapterStoreError)
 
 
 def main(build: "Callable[..., Engine] | None" = None) -> int:
@@ -39,9 +41,8 @@ def main(build: "Callable[..., Engine] | None" = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Only now: torch takes seconds, which --help and a wrong flag need not wait for.
     from executor.app import ExecutorApp
-    from executor.logs import setup_logging
 
-    setup_logging(config.log_format, config.log_level)
+    set_up(config.log_format, config.log_level)
     try:
         asyncio.run(_serve(ExecutorApp(config, store, build or _product())))
     except RankLost as error:

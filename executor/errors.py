@@ -3,7 +3,6 @@
 ExecutorError
 ├── UnsupportedModel     config.json asks for maths that this executor does not have; names the field
 ├── BadCheckpoint        the checkpoint's tensors do not fit the model; names file and tensor
-├── ConfigError          a setting is unknown or out of range; names it
 ├── StartError           a port or folder that the settings name cannot be used
 ├── RankLost             a rank of this executor ended or left the others; only a restart helps
 ├── AdapterLoadTimeout   the store takes too long
@@ -25,10 +24,6 @@ class BadCheckpoint(ExecutorError):
 
     A folder that cannot be read at all, by any service, is adapter_store's InvalidModel.
     """
-
-
-class ConfigError(ExecutorError):
-    """Settings that cannot be used. The text names the setting and where it came from."""
 
 
 class StartError(ExecutorError):

@@ -3,19 +3,18 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 
 from adapter_store import AdapterStoreError
+from lorafleet.doors.logs import set_up
+from lorafleet.doors.settings import ConfigError
 from lorafleet.garbage import QuietCollector
 from lorafleet.tls.files import TlsError
 from scheduler.app import CannotListen, Scheduler
-from scheduler.config import Config, ConfigError
+from scheduler.config import Config, load_config
 from scheduler.event_loop import loop_factory
-from scheduler.logs import set_up
 from scheduler.poller import let_events_gather
-from scheduler.settings import load
 from scheduler.text.tokenizer import InvalidTokenizer
 from scheduler.watched_file import InvalidFile
 
@@ -36,7 +35,7 @@ YOUNG_OBJECTS = 20_000
 def main() -> int:
     """The exit status: 0 after a drain, 2 when it cannot start."""
     try:
-        config = load(sys.argv[1:], os.environ)
+        config = load_config(sys.argv[1:])
         set_up(config.log_format, config.log_level)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.set_threshold(YOUNG_OBJECTS)

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from adapter_store import ModelSpec, open_store
 from lorafleet.doors import Door, Handlers, Health, PeerRates, paths
 from lorafleet.doors.metrics_server import MetricsServer
+from lorafleet.doors.settings import ConfigError
 from lorafleet.ports import check_free
 from lorafleet.tls.credentials import add_port, spoken
 from lorafleet.tls.files import WatchedFiles
@@ -36,7 +37,7 @@ from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
 from scheduler.audit import Audit, AuditInterceptor
-from scheduler.config import Config, ConfigError
+from scheduler.config import Config
 from scheduler.dispatch.dispatcher import Dispatcher
 from scheduler.dispatch.settings import DispatcherSettings
 from scheduler.door import LIMITS, Doorkeeper

@@ -1,280 +1,191 @@
 """Settings of the scheduler, and what fits together of them."""
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from lorafleet.doors.logs import FORMATS, LEVELS
 from lorafleet.doors.options import MAX_CONNECTIONS, MAX_STREAMS
+from lorafleet.doors.settings import REQUIRED, ConfigError, load, setting
 from lorafleet.tls.files import Tls
 from lorafleet.tls.listening import is_loopback, unmatched_pair, unmet_beyond_loopback
 from scheduler.fleet.discovery.flags import host_and_port, parse
 from scheduler.fleet.endpoint import Endpoint
-from scheduler.logs import FORMATS, LEVELS
-
-
-class ConfigError(Exception):
-    """A setting is missing, unknown or out of range; the text names it."""
-
-
-def _help(text: str, metavar: str = "") -> dict[str, str]:
-    return {"help": text, "metavar": metavar}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Checked when made: raises ConfigError. Times are in seconds."""
 
-    model: Path = field(
-        metadata=_help("folder of the base model: config.json, tokenizer.json, safetensors", "FOLDER")
+    model: Path = setting(
+        REQUIRED, "folder of the base model: config.json, tokenizer.json, safetensors", "FOLDER"
     )
-    store: str = field(
-        metadata=_help("adapter store: a folder, disk:<folder>, redis://... or rediss://...", "STORE")
+    store: str = setting(
+        REQUIRED, "adapter store: a folder, disk:<folder>, redis://... or rediss://...", "STORE"
     )
-    executor: tuple[str, ...] = field(
-        metadata=_help(
-            "where executors are: host:port; dns:///name:port or dns://server:port/name:port, all that the "
-            "name has in DNS, by names of their own where it has SRV records (_grpc._tcp.name); file:path, "
-            "one a line, host:port and a name if it has one; repeat it for more",
-            "WHERE",
-        )
+    executor: tuple[str, ...] = setting(
+        REQUIRED,
+        "where executors are: host:port; dns:///name:port or dns://server:port/name:port, all that the "
+        "name has in DNS, by names of their own where it has SRV records (_grpc._tcp.name); file:path, "
+        "one a line, host:port and a name if it has one; repeat it for more",
+        "WHERE",
+        repeats=True,
     )
-    discovery_interval: float = field(
-        default=5.0,
-        metadata=_help("seconds after which names and files are asked again for executors"),
+    discovery_interval: float = setting(
+        5.0, "seconds after which names and files are asked again for executors"
     )
-    allow_volatile: bool = field(
-        default=False,
-        metadata=_help("take a Redis that may lose in a crash what it acknowledged: true or false", "BOOL"),
+    allow_volatile: bool = setting(
+        False, "take a Redis that may lose in a crash what it acknowledged: true or false"
     )
-    listen: str = field(
-        default="127.0.0.1:50051",
-        metadata=_help("host:port to serve gRPC on; port 0 is any free one", "HOST:PORT"),
+    listen: str = setting(
+        "127.0.0.1:50051", "host:port to serve gRPC on; port 0 is any free one", "HOST:PORT"
     )
-    metrics_port: int = field(
-        default=9400,
-        metadata=_help("port of Prometheus metrics; 0 is any free one, -1 none"),
+    metrics_port: int = setting(9400, "port of Prometheus metrics; 0 is any free one, -1 none")
+    metrics_host: str = setting(
+        "", "address for the metrics; by default the one that gRPC is served on", "HOST"
     )
-    metrics_host: str = field(
-        default="",
-        metadata=_help("address for the metrics; by default the one that gRPC is served on", "HOST"),
+    health_port: int = setting(
+        -1,
+        "port on the same host that serves grpc.health.v1 in clear and nothing else, for probes that "
+        "speak no TLS; 0 is any free one, -1 none",
     )
-    health_port: int = field(
-        default=-1,
-        metadata=_help(
-            "port on the same host that serves grpc.health.v1 in clear and nothing else, for probes that "
-            "speak no TLS; 0 is any free one, -1 none"
-        ),
+    max_connections: int = setting(
+        MAX_CONNECTIONS, "connections in all; more are closed as soon as they are made"
     )
-    max_connections: int = field(
-        default=MAX_CONNECTIONS,
-        metadata=_help("connections in all; more are closed as soon as they are made"),
+    max_streams_per_connection: int = setting(
+        MAX_STREAMS,
+        "calls at once on one connection; clients of gRPC wait with more, or open another as ours do",
     )
-    max_streams_per_connection: int = field(
-        default=MAX_STREAMS,
-        metadata=_help(
-            "calls at once on one connection; clients of gRPC wait with more, or open another as ours do"
-        ),
+    max_peer_calls: float = setting(
+        0.0,
+        "calls a second that one address may make, known or not; more are refused. 0 is any number: "
+        "behind a proxy all callers have one address",
+        "CALLS",
     )
-    max_peer_calls: float = field(
-        default=0.0,
-        metadata=_help(
-            "calls a second that one address may make, known or not; more are refused. 0 is any number: "
-            "behind a proxy all callers have one address",
-            "CALLS",
-        ),
+    tls_cert_file: Path | None = setting(
+        None, "certificate to serve TLS with, in PEM form; TLS files are read again when they change", "FILE"
     )
-    tls_cert_file: Path | None = field(
-        default=None,
-        metadata=_help(
-            "certificate to serve TLS with, in PEM form; TLS files are read again when they change", "FILE"
-        ),
+    tls_key_file: Path | None = setting(None, "its key", "FILE")
+    tls_client_ca_file: Path | None = setting(
+        None, "CA of which every client must have a certificate: mutual TLS", "FILE"
     )
-    tls_key_file: Path | None = field(default=None, metadata=_help("its key", "FILE"))
-    tls_client_ca_file: Path | None = field(
-        default=None,
-        metadata=_help("CA of which every client must have a certificate: mutual TLS", "FILE"),
+    executor_ca_file: Path | None = setting(
+        None, "CA of the executors: they are reached over TLS, never in clear", "FILE"
     )
-    executor_ca_file: Path | None = field(
-        default=None, metadata=_help("CA of the executors: they are reached over TLS, never in clear", "FILE")
+    executor_cert_file: Path | None = setting(
+        None, "certificate that executors are shown: mutual TLS", "FILE"
     )
-    executor_cert_file: Path | None = field(
-        default=None, metadata=_help("certificate that executors are shown: mutual TLS", "FILE")
+    executor_key_file: Path | None = setting(None, "its key", "FILE")
+    insecure: bool = setting(
+        False, "listen beyond loopback without TLS or tokens, where a proxy or mesh does it: true or false"
     )
-    executor_key_file: Path | None = field(default=None, metadata=_help("its key", "FILE"))
-    insecure: bool = field(
-        default=False,
-        metadata=_help(
-            "listen beyond loopback without TLS or tokens, where a proxy or mesh does it: true or false",
-            "BOOL",
-        ),
+    tokens_file: Path | None = setting(
+        None,
+        "TOML file of bearer tokens and certificates; without it or jwt, only loopback is served",
+        "FILE",
     )
-    tokens_file: Path | None = field(
-        default=None,
-        metadata=_help(
-            "TOML file of bearer tokens and certificates; without it or jwt, only loopback is served",
-            "FILE",
-        ),
+    jwt_issuer: str = setting("", "whose JSON web tokens are taken: their claim iss", "URL")
+    jwt_audience: str = setting("", "what their claim aud must have", "TEXT")
+    jwt_keys_file: Path | None = setting(
+        None, "JWK set of the public keys that sign them; read again when it changes", "FILE"
     )
-    jwt_issuer: str = field(
-        default="", metadata=_help("whose JSON web tokens are taken: their claim iss", "URL")
+    jwt_tenant_claim: str = setting("tenant", "claim that names the tenant; dots go into objects", "CLAIM")
+    jwt_rights_claim: str = setting("rights", "claim with the rights: a list, or words in one text", "CLAIM")
+    jwt_rights_prefix: str = setting(
+        "", "what rights begin with in that claim; other values there are left alone", "TEXT"
     )
-    jwt_audience: str = field(default="", metadata=_help("what their claim aud must have", "TEXT"))
-    jwt_keys_file: Path | None = field(
-        default=None,
-        metadata=_help("JWK set of the public keys that sign them; read again when it changes", "FILE"),
+    jwt_adapters_claim: str = setting(
+        "adapters", "claim with the patterns; without it, all of the tenant's own are seen", "CLAIM"
     )
-    jwt_tenant_claim: str = field(
-        default="tenant", metadata=_help("claim that names the tenant; dots go into objects", "CLAIM")
+    tenants_file: Path | None = setting(
+        None,
+        "TOML file of what tenants may take: rates, requests at once, weights; read again on a change",
+        "FILE",
     )
-    jwt_rights_claim: str = field(
-        default="rights", metadata=_help("claim with the rights: a list, or words in one text", "CLAIM")
+    max_queued: int = setting(1024, "requests that may wait, in all")
+    max_queued_per_tenant: int = setting(
+        512, "requests of one tenant that may wait, where tenants_file does not say"
     )
-    jwt_rights_prefix: str = field(
-        default="",
-        metadata=_help("what rights begin with in that claim; other values there are left alone", "TEXT"),
+    max_admitting: int = setting(1024, "requests that may be under check before they wait; more are refused")
+    queue_timeout: float = setting(
+        30.0, "seconds that a request waits while no executor is ready, and not cordoned, that can run it"
     )
-    jwt_adapters_claim: str = field(
-        default="adapters",
-        metadata=_help("claim with the patterns; without it, all of the tenant's own are seen", "CLAIM"),
+    max_queue_time: float = setting(
+        0.0,
+        "seconds that a request without a deadline may be expected to wait before it starts; with more "
+        "it is refused at once. 0 is any wait. One with a deadline is refused when it cannot make that",
     )
-    tenants_file: Path | None = field(
-        default=None,
-        metadata=_help(
-            "TOML file of what tenants may take: rates, requests at once, weights; read again on a change",
-            "FILE",
-        ),
+    aging: float = setting(2.0, "seconds that a version is passed over before a slot is freed for it")
+    priority_aging: float = setting(
+        5.0,
+        "seconds of waiting that raise a request's priority by one, up to the highest that its tenant "
+        "has waiting; 0 is never",
     )
-    max_queued: int = field(default=1024, metadata=_help("requests that may wait, in all"))
-    max_queued_per_tenant: int = field(
-        default=512, metadata=_help("requests of one tenant that may wait, where tenants_file does not say")
+    prompt_token_price: float = setting(
+        0.5, "what a prompt token counts in its tenant's share; a generated one counts 1", "PRICE"
     )
-    max_admitting: int = field(
-        default=1024, metadata=_help("requests that may be under check before they wait; more are refused")
+    reserve_seats: int = setting(
+        4,
+        "seats of an executor, an eighth of them at most, that are only for tenants that have fewer than "
+        "so many running there; none without tokens_file",
     )
-    queue_timeout: float = field(
-        default=30.0,
-        metadata=_help(
-            "seconds that a request waits while no executor is ready, and not cordoned, that can run it"
-        ),
+    slow_start: float = setting(
+        10.0, "seconds in which an executor that joins others at work gets more and more seats; 0 is none"
     )
-    max_queue_time: float = field(
-        default=0.0,
-        metadata=_help(
-            "seconds that a request without a deadline may be expected to wait before it starts; with more "
-            "it is refused at once. 0 is any wait. One with a deadline is refused when it cannot make that"
-        ),
+    circuit_failures: int = setting(
+        5, "failed attempts, of the last twice as many, that close an executor for a while; 0 is never"
     )
-    aging: float = field(
-        default=2.0, metadata=_help("seconds that a version is passed over before a slot is freed for it")
+    max_attempts: int = setting(3, "failed attempts in a row, none with a new token, that fail a request")
+    scale_seats_filled: float = setting(
+        0.8,
+        "share of an executor's seats that should be in use, for lorafleet_scheduler_wanted_executors",
+        "SHARE",
     )
-    priority_aging: float = field(
-        default=5.0,
-        metadata=_help(
-            "seconds of waiting that raise a request's priority by one, up to the highest that its tenant "
-            "has waiting; 0 is never"
-        ),
+    scale_start_within: float = setting(
+        30.0, "seconds within which what waits should have started, for the same"
     )
-    prompt_token_price: float = field(
-        default=0.5,
-        metadata=_help("what a prompt token counts in its tenant's share; a generated one counts 1", "PRICE"),
+    slow_client_timeout: float = setting(
+        10.0, "seconds that a write may wait for a client that does not read"
     )
-    reserve_seats: int = field(
-        default=4,
-        metadata=_help(
-            "seats of an executor, an eighth of them at most, that are only for tenants that have fewer than "
-            "so many running there; none without tokens_file"
-        ),
+    keepalive_time: float = setting(
+        20.0,
+        "seconds of silence after which a client is pinged; one that does not answer for half as long is "
+        "gone, with its requests",
     )
-    slow_start: float = field(
-        default=10.0,
-        metadata=_help(
-            "seconds in which an executor that joins others at work gets more and more seats; 0 is none"
-        ),
+    stream_interval_ms: int = setting(
+        0, "shortest time between chunks of a stream, which gather the tokens of that time"
     )
-    circuit_failures: int = field(
-        default=5,
-        metadata=_help(
-            "failed attempts, of the last twice as many, that close an executor for a while; 0 is never"
-        ),
+    report_timeout: float = setting(3.0, "seconds without a report that make an executor hung")
+    step_timeout: float = setting(60.0, "seconds of one step that make an executor hung")
+    alias_max_staleness: float = setting(
+        1.0, "seconds after which an alias that the store has not confirmed is UNAVAILABLE"
     )
-    max_attempts: int = field(
-        default=3, metadata=_help("failed attempts in a row, none with a new token, that fail a request")
+    max_push_bytes: int = setting(8 << 30, "bytes of a pushed folder")
+    spool: Path | None = setting(
+        None,
+        "folder for what is pushed or pulled until it is through, by default that of temporary files",
+        "FOLDER",
     )
-    scale_seats_filled: float = field(
-        default=0.8,
-        metadata=_help(
-            "share of an executor's seats that should be in use, for lorafleet_scheduler_wanted_executors",
-            "SHARE",
-        ),
+    max_spool_bytes: int = setting(
+        16 << 30, "bytes there of all pushes and pulls under way; half, or one push, is one tenant's"
     )
-    scale_start_within: float = field(
-        default=30.0, metadata=_help("seconds within which what waits should have started, for the same")
+    max_adapter_rank: int = setting(0, "highest rank that a pushed adapter may have; 0 is any")
+    max_versions_per_tenant: int = setting(0, "versions that a tenant may have in the store; 0 is any number")
+    delete_grace: float = setting(
+        60.0, "seconds for which deleted adapters stay readable at least; keep it above 40"
     )
-    slow_client_timeout: float = field(
-        default=10.0, metadata=_help("seconds that a write may wait for a client that does not read")
+    drain_timeout: float = setting(30.0, "seconds that accepted requests get to end after SIGTERM")
+    ledger_dir: Path | None = setting(
+        None, "folder for the usage ledger, one record an answer; without it none is kept", "FOLDER"
     )
-    keepalive_time: float = field(
-        default=20.0,
-        metadata=_help(
-            "seconds of silence after which a client is pinged; one that does not answer for half as long is "
-            "gone, with its requests"
-        ),
+    ledger_keep: float = setting(7.0, "days that files of the ledger stay after a Redis has them", "DAYS")
+    ledger_stream_days: int = setting(
+        62, "days that a Redis keeps records of the ledger; 0 is for ever", "DAYS"
     )
-    stream_interval_ms: int = field(
-        default=0,
-        metadata=_help("shortest time between chunks of a stream, which gather the tokens of that time"),
-    )
-    report_timeout: float = field(
-        default=3.0, metadata=_help("seconds without a report that make an executor hung")
-    )
-    step_timeout: float = field(
-        default=60.0, metadata=_help("seconds of one step that make an executor hung")
-    )
-    alias_max_staleness: float = field(
-        default=1.0,
-        metadata=_help("seconds after which an alias that the store has not confirmed is UNAVAILABLE"),
-    )
-    max_push_bytes: int = field(default=8 << 30, metadata=_help("bytes of a pushed folder"))
-    spool: Path | None = field(
-        default=None,
-        metadata=_help(
-            "folder for what is pushed or pulled until it is through, by default that of temporary files",
-            "FOLDER",
-        ),
-    )
-    max_spool_bytes: int = field(
-        default=16 << 30,
-        metadata=_help("bytes there of all pushes and pulls under way; half, or one push, is one tenant's"),
-    )
-    max_adapter_rank: int = field(
-        default=0, metadata=_help("highest rank that a pushed adapter may have; 0 is any")
-    )
-    max_versions_per_tenant: int = field(
-        default=0, metadata=_help("versions that a tenant may have in the store; 0 is any number")
-    )
-    delete_grace: float = field(
-        default=60.0,
-        metadata=_help("seconds for which deleted adapters stay readable at least; keep it above 40"),
-    )
-    drain_timeout: float = field(
-        default=30.0, metadata=_help("seconds that accepted requests get to end after SIGTERM")
-    )
-    ledger_dir: Path | None = field(
-        default=None,
-        metadata=_help(
-            "folder for the usage ledger, one record an answer; without it none is kept", "FOLDER"
-        ),
-    )
-    ledger_keep: float = field(
-        default=7.0, metadata=_help("days that files of the ledger stay after a Redis has them", "DAYS")
-    )
-    ledger_stream_days: int = field(
-        default=62, metadata=_help("days that a Redis keeps records of the ledger; 0 is for ever", "DAYS")
-    )
-    metric_names: int = field(
-        default=100, metadata=_help("tenants, and adapters, with a label of their own; the rest share one")
-    )
-    log_format: str = field(default="text", metadata=_help(f"one of {', '.join(FORMATS)}"))
-    log_level: str = field(default="info", metadata=_help(f"one of {', '.join(LEVELS)}"))
+    metric_names: int = setting(100, "tenants, and adapters, with a label of their own; the rest share one")
+    log_format: str = setting("text", f"one of {', '.join(FORMATS)}")
+    log_level: str = setting("info", f"one of {', '.join(LEVELS)}")
 
     def __post_init__(self) -> None:
         try:
@@ -391,6 +302,11 @@ class Config:
     def tells_callers_apart(self) -> bool:
         """Whether callers must say who they are."""
         return self.tokens_file is not None or self.jwt_keys_file is not None
+
+
+def load_config(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Config:
+    about = "Takes requests over gRPC, groups them by adapter and sends them to executors."
+    return load(Config, "scheduler", about, arguments, environment)
 
 
 def _split_address(address: str, name: str) -> tuple[str, int]:

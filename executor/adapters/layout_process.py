@@ -17,9 +17,9 @@ from adapter_store import WeightsSource
 from executor.adapters.layout_workers import LaidOut
 from executor.adapters.source import open_source
 from executor.lifeline import end_with_executor
-from executor.logs import setup_logging
 from executor.lora.image import Buffer, build_slot_image
 from executor.lora.layout import SlotLayout
+from lorafleet.doors.logs import set_up
 
 logger = logging.getLogger("executor.adapters.layout_process")
 
@@ -29,7 +29,7 @@ def main() -> None:
     end_with_executor(connection.fileno())  # also in the middle of a load
     buffer: Buffer = np.frombuffer(mmap.mmap(int(sys.argv[2]), 0), np.uint8)
     config = connection.recv()
-    setup_logging(config.log_format, config.log_level)
+    set_up(config.log_format, config.log_level)
     store = open_source(config)
     layout = connection.recv()
     while True:

@@ -31,11 +31,11 @@ from executor.build import build_engine
 from executor.config import ExecutorConfig, load_config
 from executor.engine import Engine
 from executor.engine_thread import Command, EngineThread
-from executor.errors import ConfigError
 from executor.events import EngineInfo, StepEvents
-from executor.logs import setup_logging
 from executor.metrics import Metrics
 from executor.ranks.leader import kill_ranks
+from lorafleet.doors.logs import set_up
+from lorafleet.doors.settings import ConfigError
 from lorafleet.v1 import common_pb2, executor_pb2
 
 STOP_GRACE_S = 30.0
@@ -51,7 +51,7 @@ def main() -> int:
     except (ConfigError, AdapterStoreError) as error:
         sys.stderr.write(f"executor.bench.piped: {error}\n")
         return 2
-    setup_logging(config.log_format, config.log_level)
+    set_up(config.log_format, config.log_level)
     _serve(config, store)
     return 0
 

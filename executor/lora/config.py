@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.lora.quantize import FP8_DTYPES
 
-DENSE_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 SLOT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, *FP8_DTYPES)
 
 
@@ -22,7 +22,7 @@ class LoRAConfig:
 
     max_loras: int
     max_lora_rank: int
-    modules: frozenset[str] = DENSE_PROJECTIONS
+    modules: frozenset[str] = frozenset(DENSE_PROJECTIONS)
     dtype: torch.dtype = torch.float32
     fully_sharded_loras: bool = False
 

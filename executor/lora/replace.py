@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from adapter_store import kind_of
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.layers import LogitsProcessor, ParallelLMHead
 from executor.layers.fused_moe import FusedMoE
 from executor.layers.model_config import ModelConfig, MoEConfig
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.config import LoRAConfig
 from executor.lora.errors import LayerRefused, ModuleNotInModel, Refusal
 from executor.lora.layers import BaseLayerWithLoRA
 from executor.lora.layout import SlotLayout
@@ -87,7 +88,7 @@ def slot_layout(model: CausalLM, config: LoRAConfig, layers: Mapping[str, BaseLa
     served = [part for layer in layers.values() for part in layer.served_parts(config, model.config)]
     missing = config.modules - {part.kind for part in served}
     # The default names what dense models have: a model whose MLPs are experts is served with the rest.
-    if missing and not (served and config.modules == DENSE_PROJECTIONS):
+    if missing and not (served and config.modules == frozenset(DENSE_PROJECTIONS)):
         raise ModuleNotInModel(sorted(missing))
     return SlotLayout.on_rank([part.slot_slice for part in served], config, model.group)
 

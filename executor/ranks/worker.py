@@ -20,7 +20,6 @@ from executor.config import ExecutorConfig
 from executor.distributed import ParallelGroup, connect, disconnect
 from executor.errors import ExecutorError
 from executor.lifeline import end_with_executor
-from executor.logs import setup_logging
 from executor.lora.image import SlotImage, build_slot_image
 from executor.ranks.messages import (
     Answer,
@@ -39,6 +38,7 @@ from executor.ranks.messages import (
 from executor.ranks.shared_tokens import SharedTokensPass
 from executor.rejection import rejection_of
 from executor.step.shard import Shard
+from lorafleet.doors.logs import set_up
 from lorafleet.garbage import QuietCollector
 
 
@@ -50,7 +50,7 @@ def run_rank(
     # A Ctrl-C goes to every process of the terminal; rank 0 drains first and then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
-    setup_logging(config.log_format, config.log_level)
+    set_up(config.log_format, config.log_level)
     control.send(Hello())
     try:
         group = connect(rank, config.tensor_parallel_size, meeting, config.device, config.step_timeout)

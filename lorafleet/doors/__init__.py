@@ -1,4 +1,4 @@
-"""The doors of both services: who a call is before its body, and bounds on what comes in."""
+"""What both services have at their doors: settings, logs, metrics, who calls, bounds on what comes in."""
 
 from lorafleet.doors.bodies import message_is_done
 from lorafleet.doors.door import HEALTH, REFLECTION, Door, House, Limits

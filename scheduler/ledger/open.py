@@ -3,7 +3,8 @@
 from functools import partial
 
 from adapter_store.store import folder_of
-from scheduler.config import Config, ConfigError
+from lorafleet.doors.settings import ConfigError
+from scheduler.config import Config
 from scheduler.ledger.files import LedgerFile
 from scheduler.ledger.ledger import Ledger
 from scheduler.ledger.metrics import LedgerMetrics

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MODULES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+from adapter_store.module_names import DENSE_PROJECTIONS
+
+MODULES = frozenset(DENSE_PROJECTIONS)
 
 
 @dataclass(frozen=True, slots=True)

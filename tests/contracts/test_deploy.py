@@ -11,12 +11,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from executor.config import load_config
+from executor.config import load_config as load_executor
 from lorafleet.cli import parser
 from scheduler.admission.auth import Authenticator
+from scheduler.config import load_config as load_scheduler
 from scheduler.fleet.discovery.dns_source import SERVICE
 from scheduler.fleet.discovery.flags import DnsName, parse
-from scheduler.settings import load
 from tests.contracts.manifests import ROOT, one, pod, render
 
 PRE_STOP_SECONDS = 5
@@ -146,7 +146,7 @@ def test_probes_bear_a_busy_process(scheduler: dict[str, Any], executor: dict[st
 
 def test_an_executor_on_a_gpu_asks_for_one_and_for_what_it_copies_from() -> None:
     spec, container = pod(one(render("gpu"), "StatefulSet", "lorafleet-executor"))
-    config = load_config(container["args"], {})
+    config = load_executor(container["args"], {})
     assert (config.device, config.listen, config.metrics_port) == ("cuda", "0.0.0.0:50061", 9401)
     assert spec["terminationGracePeriodSeconds"] > config.drain_timeout
     resources = container["resources"]
@@ -193,13 +193,13 @@ def test_prometheus_is_told_where_metrics_are(scheduler: dict[str, Any], executo
 
 def test_the_services_accept_their_flags(scheduler: dict[str, Any], executor: dict[str, Any]) -> None:
     spec, container = pod(scheduler)
-    config = load(container["args"], {})
+    config = load_scheduler(container["args"], {})
     assert spec["terminationGracePeriodSeconds"] > PRE_STOP_SECONDS + config.drain_timeout
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(PRE_STOP_SECONDS)]
     assert_ports(container, config.listen, config.health_port, config.metrics_port)
 
     spec, container = pod(executor)
-    executor_config = load_config(container["args"], {})
+    executor_config = load_executor(container["args"], {})
     assert spec["terminationGracePeriodSeconds"] > executor_config.drain_timeout
     executor_ports = executor_config.health_port, executor_config.metrics_port
     assert_ports(container, executor_config.listen, *executor_ports)
@@ -218,7 +218,7 @@ def test_every_connection_has_certificates_on_both_ends(overlay: str, certificat
     """The names in them are those that are dialled, and what opens executors is no server's."""
     objects = render(overlay)
     spec, container = pod(one(objects, "Deployment", "lorafleet-scheduler"))
-    config, files = load(container["args"], {}), secret_files(spec)
+    config, files = load_scheduler(container["args"], {}), secret_files(spec)
     served = certificates[files[str(config.tls_cert_file)][0]]
     assert files[str(config.tls_key_file)] == (served.secret, "tls.key")
     assert served.is_for("server auth", "lorafleet-scheduler") and not config.insecure
@@ -227,7 +227,7 @@ def test_every_connection_has_certificates_on_both_ends(overlay: str, certificat
     assert files[str(config.executor_ca_file)] == (ours.secret, "ca.crt")
 
     spec, container = pod(one(objects, "StatefulSet", "lorafleet-executor"))
-    executor_config, files = load_config(container["args"], {}), secret_files(spec)
+    executor_config, files = load_executor(container["args"], {}), secret_files(spec)
     theirs = certificates[files[str(executor_config.tls_cert_file)][0]]
     assert files[str(executor_config.tls_key_file)] == (theirs.secret, "tls.key")
     assert files[str(executor_config.tls_client_ca_file)] == (theirs.secret, "ca.crt")
@@ -260,7 +260,7 @@ def test_the_scheduler_asks_for_executors_where_their_service_tells_of_them(
 ) -> None:
     """By names of their own, for which the port must be called as the SRV records are asked for."""
     _, container = pod(scheduler)
-    (flag,) = load(container["args"], {}).executor
+    (flag,) = load_scheduler(container["args"], {}).executor
     place = parse(flag)
     assert isinstance(place, DnsName) and place.name == executor["spec"]["serviceName"]
     service = one(objects, "Service", place.name)["spec"]

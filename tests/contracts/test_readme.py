@@ -9,7 +9,7 @@ import pytest
 from executor.config import load_config as load_executor
 from lorafleet import Client
 from lorafleet.cli import parser
-from scheduler.settings import load as load_scheduler
+from scheduler.config import load_config as load_scheduler
 from tests.contracts.house import PACKAGES, ROOT, folders, line, name
 from tests.support.adapters.peft import make_adapter, make_base
 from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder

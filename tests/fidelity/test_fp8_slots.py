@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 import lorafleet.demo
 from adapter_store import DiskStore, ModelSpec
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.layers.attention import KVCache
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.config import LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import load_model
@@ -43,7 +44,9 @@ def slots(
     """Yields (what runs a sequence in each adapter's slot, the errors of the adapters)."""
     model = load_model(model_folder, torch.float32, "cpu")
     punica = PunicaWrapperCPU(len(digests), 256)
-    arena = attach_lora(model, LoRAConfig(len(digests), 16, DENSE_PROJECTIONS, dtype), punica).arena
+    arena = attach_lora(
+        model, LoRAConfig(len(digests), 16, frozenset(DENSE_PROJECTIONS), dtype), punica
+    ).arena
     errors = []
     for slot, digest in enumerate(digests):
         with store.open(digest) as weights:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from executor.config import ExecutorConfig, load_config
-from executor.errors import ConfigError
+from lorafleet.doors.settings import ConfigError
 from lorafleet.tls.files import Tls
 
 NEEDED = ["--model", "m", "--store", "s"]

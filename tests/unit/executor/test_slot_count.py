@@ -11,10 +11,10 @@ from adapter_store import DiskStore
 from executor.build_shard import build_shard
 from executor.config import AUTO_SLOTS, ExecutorConfig, load_config
 from executor.distributed import SINGLE, ParallelGroup
-from executor.errors import ConfigError
 from executor.models import CausalLM, construction, load_model, read_config
 from executor.slot_count import SLOT_COUNTS, SlotBudget, kv_floor, slot_bytes, with_slot_count
 from executor.step.shard import dtype_of
+from lorafleet.doors.settings import ConfigError
 from tests.support.adapters.peft import DENSE
 from tests.support.engines.driver import PROMPTS, SMALL, greedy, make_driver
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from executor.config import ExecutorConfig
-from executor.errors import ConfigError, StartError
+from executor.errors import StartError
+from lorafleet.doors.settings import ConfigError
 from tests.support.engines.driver import PROMPTS, Driver, greedy, in_both_modes
 
 Make = Callable[..., Driver]

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from lorafleet.doors.settings import ConfigError
 from lorafleet.tls.files import Tls
-from scheduler.config import Config, ConfigError
-from scheduler.settings import load
+from scheduler.config import Config
+from scheduler.config import load_config as load
 
 REQUIRED = ["--model", "m", "--store", "s", "--executor", "e:1"]
 
@@ -42,7 +43,7 @@ def test_executors_are_repeated_or_listed() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--max-queued", "many"], "max_queued: 'many' is not of type int"),
+        (["--max-queued", "many"], "max_queued cannot be 'many', it is an integer"),
         (["--max-queued", "0"], "max_queued: must be above 0"),
         (["--step-timeout", "0"], "step_timeout: must be above 0"),
         (["--report-timeout", "nan"], "report_timeout: must be above 0"),
@@ -127,7 +128,7 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 def test_unknown_keys_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("max_queue = 3\n")
-    with pytest.raises(ConfigError, match="unknown key 'max_queue'"):
+    with pytest.raises(ConfigError, match="there is no setting 'max_queue'"):
         load([*REQUIRED, "--config", str(file)], {})
     with pytest.raises(ConfigError, match="LORAFLEET_SCHEDULER_MAX_QUEUE"):
         load(REQUIRED, {"LORAFLEET_SCHEDULER_MAX_QUEUE": "3"})

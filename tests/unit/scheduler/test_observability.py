@@ -5,8 +5,8 @@ import sys
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from lorafleet.doors.logs import JsonFormatter, TextFormatter
 from scheduler.fleet.state import Phase
-from scheduler.logs import JsonFormatter, TextFormatter
 from scheduler.metrics import OTHER, BoundedLabel, Metrics
 
 

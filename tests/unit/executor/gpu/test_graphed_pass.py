@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.gpu import graphed_pass as graphed_forward
 from executor.gpu.attention.none import NoAttention
 from executor.gpu.graph_plans import GraphSizes, LoRAPlans
@@ -15,7 +16,7 @@ from executor.gpu.graphed_pass import GraphedForwardPass
 from executor.gpu.warm_up import StepLimits
 from executor.layers.attention import KVCache, LayerCache
 from executor.lora.arena import SlotArena
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.config import LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.lora.slot_marks import SlotMarks
@@ -85,7 +86,7 @@ def _served(folder: str, modules: frozenset[str], punica: PunicaWrapperBase) -> 
 
 @pytest.fixture(scope="module", params=["llama-biases", "qwen3", "qwen2-window"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    modules = DENSE_PROJECTIONS
+    modules = frozenset(DENSE_PROJECTIONS)
     if request.param == "llama-biases":
         modules |= {"embed_tokens", "lm_head"}
     if request.param == "qwen2-window":

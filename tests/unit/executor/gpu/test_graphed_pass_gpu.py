@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
 from executor.errors import StartError
 from executor.gpu.layer_kinds import layer_kinds
 from executor.layers.attention import KVCache
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.config import LoRAConfig
 from executor.lora.image import build_slot_image
 from executor.lora.replace import attach_lora
 from executor.models import load_model

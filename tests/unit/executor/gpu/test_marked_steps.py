@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.gpu import graphed_pass as graphed_forward
 from executor.gpu.cuda_graphs import Captured
-from executor.lora.config import DENSE_PROJECTIONS
 from executor.lora.dora import DoRAFactors
 from executor.lora.full_heads import FullHeads
 from executor.lora.slot_marks import SlotMarks
@@ -46,7 +46,7 @@ class MarkedPair(Pair):
     def __init__(self, folder: str) -> None:
         self.dora: list[DoRAFactors] = []
         self.heads: list[FullHeads] = []
-        super().__init__(folder, DENSE_PROJECTIONS, self._attach)
+        super().__init__(folder, frozenset(DENSE_PROJECTIONS), self._attach)
         for slot in range(MAX_LORAS):
             self.load(slot, 1 + slot % 16, seed=slot)
         self.graphed.warm_up()
@@ -125,6 +125,6 @@ def test_each_family_is_captured_once_for_each_size(pair: MarkedPair) -> None:
 
 def test_who_has_no_marks_captures_no_third_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed_forward, "DecodeStep", BufferStep)
-    pair = Pair(save_variant("llama", tmp_path / "model"), DENSE_PROJECTIONS)
+    pair = Pair(save_variant("llama", tmp_path / "model"), frozenset(DENSE_PROJECTIONS))
     pair.graphed.warm_up()
     assert not any(key.marked for key in pair.graphed._graphs)

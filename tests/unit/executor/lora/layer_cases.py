@@ -8,13 +8,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor import layers
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import LinearBase, VocabParallelEmbedding
 from executor.layers.model_config import ModelConfig
 from executor.lora import layers as lora
 from executor.lora.arena import SlotArena
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.config import LoRAConfig
 from executor.lora.layout import SlotLayout
 from executor.lora.replace import class_for
 from kernels.metadata.meta import LoRAMapping, Run
@@ -22,7 +23,7 @@ from kernels.punica import PunicaWrapperBase, PunicaWrapperCPU
 
 HIDDEN, VOCAB = 20, 23
 WHOLE_KINDS = {"qkv_proj", "gate_up_proj", "in_proj", "in_proj_qkv", "in_proj_z", "in_a", "in_b", "in_c"}
-EVERY_KIND = DENSE_PROJECTIONS | {"embed_tokens", "lm_head"} | WHOLE_KINDS
+EVERY_KIND = frozenset(DENSE_PROJECTIONS) | {"embed_tokens", "lm_head"} | WHOLE_KINDS
 MODEL_CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=VOCAB,

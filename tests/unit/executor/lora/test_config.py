@@ -3,11 +3,12 @@ from typing import Any
 import pytest
 import torch
 
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from adapter_store.module_names import DENSE_PROJECTIONS
+from executor.lora.config import LoRAConfig
 
 
 def test_defaults_serve_the_dense_projections() -> None:
-    assert LoRAConfig(max_loras=2, max_lora_rank=8).modules == DENSE_PROJECTIONS
+    assert LoRAConfig(max_loras=2, max_lora_rank=8).modules == frozenset(DENSE_PROJECTIONS)
 
 
 @pytest.mark.parametrize(

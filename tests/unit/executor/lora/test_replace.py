@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from adapter_store import LoRAModule
+from adapter_store.module_names import DENSE_PROJECTIONS
 from executor.layers import LinearBase
 from executor.layers.attention import KVCache
 from executor.lora.arena import SlotArena
-from executor.lora.config import DENSE_PROJECTIONS, LoRAConfig
+from executor.lora.config import LoRAConfig
 from executor.lora.errors import LayerRefused, ModuleNotInModel
 from executor.lora.image import build_slot_image
 from executor.lora.layers import BaseLayerWithLoRA
@@ -23,7 +24,7 @@ from kernels.punica import PunicaWrapperCPU
 from tests.unit.executor.lora.adapters import make_adapter, poison
 from tests.unit.executor.lora.layer_cases import MODEL_CONFIG
 
-EVERYTHING = DENSE_PROJECTIONS | {"embed_tokens", "lm_head"}
+EVERYTHING = frozenset(DENSE_PROJECTIONS) | {"embed_tokens", "lm_head"}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [7], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4], [5, 3]]
 
 

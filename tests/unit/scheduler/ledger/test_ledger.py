@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorafleet.doors.settings import ConfigError
 from lorafleet.usage.record import encode
-from scheduler.config import Config, ConfigError
+from scheduler.config import Config
 from scheduler.errors import LedgerUnavailable
 from scheduler.ledger.files import LedgerFile
 from scheduler.ledger.ledger import Ledger
