@@ -9,7 +9,7 @@ from lorafleet.bench.errors import BenchError
 from lorafleet.commands import adapters, bench, certs, chat, demo, executors, generate, models, serve, top
 from lorafleet.commands.failure import explain
 from lorafleet.commands.near import near_of_command
-from lorafleet.commands.parsing import QuietParser
+from lorafleet.doors.settings import QuietParser
 from lorafleet.errors import LaunchError, LoraFleetError, ServiceEnded
 from lorafleet.plan import command as plan
 from lorafleet.terminal import note

@@ -1,14 +1,25 @@
 """The names of all keys that a store has in Redis."""
 
-from dataclasses import dataclass
-
 from adapter_store.files.seal import seal as seal
 from adapter_store.files.seal import unseal as unseal
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    namespace: str
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.pushes = self._meta("push:")  # What the keys of all pushed files begin with.
+        self.format = self._meta("format")
+        self.leases = self._meta("leases")
+        self.leased = self._meta("leased")
+        self.tellers = self._meta("tellers")
+        self.told = self._meta("told")
+        self.secret = self._meta("secret")
+        self.changes = self._meta("changes")
+        self.first_change = self._meta("first_change")
+        self.changed = self._meta("changed")
+        self.graves = self._meta("graves")
+        self.pending = self._meta("pending")
+        self.doomed = self._meta("doomed")
 
     def record(self, tenant: str, name: str) -> str:
         return self._meta(f"record:{tenant}/{name}")
@@ -35,59 +46,6 @@ class Keys:
     def usage(self, day: str) -> str:
         """Of the usage records of one day."""
         return self._meta(f"usage:{day}")
-
-    @property
-    def pushes(self) -> str:
-        """What the keys of all pushed files begin with."""
-        return self._meta("push:")
-
-    @property
-    def format(self) -> str:
-        return self._meta("format")
-
-    @property
-    def leases(self) -> str:
-        return self._meta("leases")
-
-    @property
-    def leased(self) -> str:
-        return self._meta("leased")
-
-    @property
-    def tellers(self) -> str:
-        return self._meta("tellers")
-
-    @property
-    def told(self) -> str:
-        return self._meta("told")
-
-    @property
-    def secret(self) -> str:
-        return self._meta("secret")
-
-    @property
-    def changes(self) -> str:
-        return self._meta("changes")
-
-    @property
-    def first_change(self) -> str:
-        return self._meta("first_change")
-
-    @property
-    def changed(self) -> str:
-        return self._meta("changed")
-
-    @property
-    def graves(self) -> str:
-        return self._meta("graves")
-
-    @property
-    def pending(self) -> str:
-        return self._meta("pending")
-
-    @property
-    def doomed(self) -> str:
-        return self._meta("doomed")
 
     def chunk(self, digest: str, upload: str, number: int) -> str:
         return f"{self.namespace}:{{{digest}:{upload}}}:{number}"

@@ -8,12 +8,11 @@ from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from lorafleet.commands.parsing import QuietParser
-
 Config = TypeVar("Config")
 REQUIRED = MISSING
 # Kubernetes sets LORAFLEET_EXECUTOR_PORT and the like when a Service is called lorafleet-executor.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
+_WORD = re.compile(r"--?[a-z][a-z0-9-]*")
 _METAVARS: Mapping[Any, str] = {int: "N", float: "SECONDS", bool: "BOOL"}
 _KINDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", tuple: "a list"}
 
@@ -89,6 +88,25 @@ def _parser(
             **switch,
         )
     return parser
+
+
+class QuietParser(argparse.ArgumentParser):
+    """Does not quote what it does not know: it may be a piece of a password."""
+
+    def parse_args(  # type: ignore[override]  # of argparse's overloads this has the one that we call
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> argparse.Namespace:
+        """As argparse, but unknown flags are named without their values, and unknown values only counted: a
+        store's url with a space, or after a misspelt flag, would be printed with its password."""
+        known: argparse.Namespace
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            names = [word.partition("=")[0] for word in unknown]
+            flags = [name for name in names if _WORD.fullmatch(name)]
+            others = len(unknown) - len(flags)
+            told = [*flags, *([f"{others} without a flag"] if others else [])]
+            self.error(f"unrecognized arguments: {', '.join(told)} (values are not shown)")
+        return known
 
 
 class _Parser(QuietParser):
