@@ -15,7 +15,6 @@ import adapter_store
 from adapter_store import Curator, ModelSpec, Ref, Summary, Version, VersionState
 from lorafleet.doors.held import Held
 from lorafleet.v1 import adapters_pb2 as pb
-from lorafleet.v1 import adapters_pb2_grpc
 from scheduler import audit
 from scheduler.adapters.ingest import Ingest, Push, Pushed
 from scheduler.adapters.pinning import Copies
@@ -71,23 +70,11 @@ def held_listings(share: Callable[[str], int]) -> Held:
     return Held("listings", MAX_LISTINGS, too_many, share)
 
 
-class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
+class Calls:
     """A cancelled call leaves its thread to finish."""
 
     def __init__(self, backends: Backends, limits: Limits) -> None:
-        self._limits = limits
-        self._store = backends.store
-        self._spec = backends.spec
-        self._ingest = backends.ingest
-        self._versions = backends.versions
-        self._copies = backends.copies
-        self._retirement = backends.retirement
-        self._pool = backends.pool
-        self._quarantine = backends.quarantine
-        self._spool = backends.spool
-        self._transfers = backends.spool.threads
-        self._listings = backends.listings
-        self._awake = backends.awake
+        self._backends, self._store = backends, backends.store
         self._storing: set[asyncio.Task[Pushed]] = set()
         self._transferring = Held(
             "adapters that are pushed, pulled or verified",
@@ -96,7 +83,7 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
             limits.tenant_transfers,
         )
 
-    async def _find(
+    async def find(
         self,
         text: str,
         context: Context,
@@ -110,48 +97,50 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         audit.asks_for(text)
         identity = audit.caller()
         ref = parse_ref(text, identity, field)
-        version: Version = await self._run(find_version, self._store.find, ref, identity, text)
+        version: Version = await self.run(find_version, self._store.find, ref, identity, text)
         if version.state is VersionState.DELETED:
             raise AdapterNotFound(text)
         if what is not None:
             require(identity, right, what)
         return version
 
-    async def _change(self, text: str, ref: Ref, change: Callable[[], T]) -> T:
+    async def change(self, text: str, ref: Ref, change: Callable[[], T]) -> T:
         """Of the name in `ref`. What another call removed in between is not found, with the caller's own
         words."""
         try:
-            return await self._run(change)
+            return await self.run(change)
         except adapter_store.AdapterNotFound:
             raise AdapterNotFound(text) from None
         finally:
-            self._versions.forget(ref.tenant, ref.name)
+            self._backends.versions.forget(ref.tenant, ref.name)
 
-    async def _message(self, version: Version) -> pb.AdapterVersion:
-        return version_message(version, await self._run(self._store.aliases, version.tenant, version.name))
+    async def message(self, version: Version) -> pb.AdapterVersion:
+        return version_message(version, await self.run(self._store.aliases, version.tenant, version.name))
 
-    async def _run(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+    async def run(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._backends.pool, call, *arguments)
 
-    async def _transfer(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._transfers, call, *arguments)
+    async def transfer(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._backends.spool.threads, call, *arguments
+        )
 
-    async def _list(self, identity: Identity, call: Callable[[], T]) -> T:
-        """As `_run`, of what reads all of a tenant. Raises TooMuchHeld."""
-        with self._listings.one(identity.tenant):
-            return await self._run(call)
+    async def list_all(self, identity: Identity, call: Callable[[], T]) -> T:
+        """As `run`, of what reads all of a tenant. Raises TooMuchHeld."""
+        with self._backends.listings.one(identity.tenant):
+            return await self.run(call)
 
-    def _one_transfer(self, identity: Identity) -> AbstractContextManager[None]:
+    def one_transfer(self, identity: Identity) -> AbstractContextManager[None]:
         """Raises TooMuchHeld."""
         return self._transferring.one(identity.tenant)
 
-    async def _store_files(self, place: Place, push: Push, held: ExitStack) -> Pushed:
+    async def store_files(self, place: Place, push: Push, held: ExitStack) -> Pushed:
         """What is `held` stays so until they are stored, or cannot be: also when their sender is gone."""
 
         async def store() -> Pushed:
             with held:
-                pushed = await self._ingest.put(place.folder, push, self._spec)
-            self._versions.forget(push.tenant, push.name)
+                pushed = await self._backends.ingest.put(place.folder, push, self._backends.spec)
+            self._backends.versions.forget(push.tenant, push.name)
             return pushed
 
         storing = asyncio.create_task(store())
@@ -164,15 +153,15 @@ class AdaptersCalls(adapters_pb2_grpc.AdaptersServicer):
         if not storing.cancelled():
             storing.exception()  # Its caller may be gone, whom it would have been told.
 
-    def _tenants(self, identity: Identity) -> list[str]:
+    def tenants(self, identity: Identity) -> list[str]:
         """Whose adapters a call without a ref is about: the caller's own, of who sees and operates everything
         all. Blocking."""
         everybody = identity.sees_everything and OPERATE in identity.rights
         return self._store.tenants() if everybody else [identity.tenant]
 
-    def _seen(self, identity: Identity) -> Iterator[Summary]:
+    def seen(self, identity: Identity) -> Iterator[Summary]:
         """All versions of these tenants, as far as the caller sees them. Blocking."""
-        for tenant in self._tenants(identity):
+        for tenant in self.tenants(identity):
             after = ""
             while page := self._store.summaries(tenant, after=after, limit=PAGE):
                 yield from (each for each in page if identity.sees(each.tenant, each.name))

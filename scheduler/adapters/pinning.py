@@ -59,8 +59,12 @@ class Copies:
     def unpin(self, digest: str, adapter: str, executors: Collection[str]) -> None:
         self._fleet.unpin(digest, adapter, executors)
 
-    async def drop(self, digest: str, adapter: str, executors: Collection[str]) -> list[str]:
-        """Executors that still hold it after `WAIT_S`."""
+    async def drop(self, digest: str, adapter: str, executors: Collection[str], shared: bool) -> list[str]:
+        """Executors that still hold it after `WAIT_S`. What is `shared` with other active names stays for
+        them: only this one's pins end."""
+        if shared:
+            self._fleet.unpin(digest, adapter, executors)
+            return self.holders(digest, executors)
         self._fleet.drop(digest, adapter, executors)
         return await _wait(lambda: self.holders(digest, executors), WAIT_S)
 

@@ -8,11 +8,11 @@ used is told in the store, for other schedulers' drains and collections (leases.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from adapter_store import AdapterStoreError, NoticeBoard, StoreUnavailable, VersionState
+from adapter_store import AdapterStoreError, NoticeBoard, StoreUnavailable, Summary, VersionState
 from adapter_store.record import VersionEntry
 from scheduler.adapters.leases import Leases, Name
 from scheduler.admission.versions import Versions
@@ -100,9 +100,17 @@ class Retirement:
                 raise PushedAgain(adapter, digest)
             await asyncio.sleep(TICK_S)
 
-    async def all_used(self) -> frozenset[Name]:
-        """What any scheduler has accepted requests of, though it has left ACTIVE. Raises StoreUnavailable."""
-        return await self._leases.all_used()
+    async def needed(self, resident: Container[str]) -> Callable[[Summary], bool]:
+        """Whether a deleted version has to stay: a scheduler has accepted requests of it, or executors have
+        copies that are there for it alone. Blocking. Raises StoreUnavailable."""
+        used = await self._leases.all_used()
+
+        def is_needed(summary: Summary) -> bool:
+            if (f"{summary.tenant}/{summary.name}", summary.digest) in used:
+                return True
+            return summary.digest in resident and not self._store.active_names(summary.digest)
+
+        return is_needed
 
     async def sharers(self, adapter: str, digest: str) -> list[str]:
         """Other active names with the same content: its copies are theirs, too. Raises StoreUnavailable."""

@@ -7,7 +7,7 @@ import adapter_store
 from adapter_store import Summary, VersionState
 from lorafleet.v1 import adapters_pb2 as pb
 from scheduler import audit
-from scheduler.adapters.calls import AdaptersCalls, Context, digest_ref, full_name
+from scheduler.adapters.calls import Backends, Calls, Context, digest_ref, full_name
 from scheduler.admission.identity import MANAGE, OPERATE, Identity
 from scheduler.admission.lookup import parse_ref, require
 from scheduler.errors import AdapterNotFound, InvalidRequest
@@ -15,8 +15,11 @@ from scheduler.fleet.residency import Tier
 from scheduler.rpc_errors import translate_errors
 
 
-class Upkeep(AdaptersCalls):
-    """Translates only."""
+class Upkeep:
+    def __init__(self, calls: Calls, backends: Backends, delete_grace_s: float) -> None:
+        self._calls, self._delete_grace_s = calls, delete_grace_s
+        self._store, self._copies = backends.store, backends.copies
+        self._retirement, self._quarantine = backends.retirement, backends.quarantine
 
     @translate_errors
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
@@ -24,14 +27,14 @@ class Upkeep(AdaptersCalls):
         response = pb.VerifyResponse()
         damaged: dict[str, list[str]] = {}  # all names to push again, by digest
         if request.adapter:
-            version = await self._find(request.adapter, context, "verifying an adapter", right=OPERATE)
+            version = await self._calls.find(request.adapter, context, "verifying an adapter", right=OPERATE)
             checked = [Summary.of(version)]
         else:
             require(identity, OPERATE, "verifying adapters")
-            checked = await self._list(identity, lambda: list(self._seen(identity)))
-        with self._one_transfer(identity):
+            checked = await self._calls.list_all(identity, lambda: list(self._calls.seen(identity)))
+        with self._calls.one_transfer(identity):
             for summary in checked:
-                problem = await self._transfer(self._quarantine.check, digest_ref(summary))
+                problem = await self._calls.transfer(self._quarantine.check, digest_ref(summary))
                 if problem:
                     audit.changed(context, "found damaged", adapter=full_name(summary), digest=summary.digest)
                     names = damaged.setdefault(summary.digest, [])
@@ -41,7 +44,7 @@ class Upkeep(AdaptersCalls):
             if not request.adapter:
                 await self._look_at_records(identity, response)
             if not request.adapter and identity.sees_everything:
-                response.orphans.extend(await self._run(self._store.orphans))
+                response.orphans.extend(await self._calls.run(self._store.orphans))
         return response
 
     @translate_errors
@@ -50,12 +53,12 @@ class Upkeep(AdaptersCalls):
         operate everything, of all."""
         identity = audit.caller()
         if request.adapter:
-            known = [Summary.of(await self._find(request.adapter, context, "looking at executors"))]
+            known = [Summary.of(await self._calls.find(request.adapter, context, "looking at executors"))]
         else:
             require(identity, MANAGE, "looking at executors")
             resident = self._copies.resident()
-            known = await self._list(
-                identity, lambda: [each for each in self._seen(identity) if each.digest in resident]
+            known = await self._calls.list_all(
+                identity, lambda: [each for each in self._calls.seen(identity) if each.digest in resident]
             )
         sharing: dict[str, list[Summary]] = {}
         for each in known:
@@ -69,7 +72,7 @@ class Upkeep(AdaptersCalls):
 
     @translate_errors
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
-        version = await self._find(request.adapter, context, "pinning an adapter")
+        version = await self._calls.find(request.adapter, context, "pinning an adapter")
         if request.tier not in (pb.RESIDENCY_TIER_HOST, pb.RESIDENCY_TIER_SLOT):
             raise InvalidRequest("tier", "is neither HOST nor SLOT")
         self._copies.check(request.executors)
@@ -81,7 +84,7 @@ class Upkeep(AdaptersCalls):
 
     @translate_errors
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
-        version = await self._find(request.adapter, context, "unpinning an adapter")
+        version = await self._calls.find(request.adapter, context, "unpinning an adapter")
         self._copies.check(request.executors)
         self._copies.unpin(version.digest, full_name(version), request.executors)
         audit.changed(context, "unpinned", adapter=full_name(version), digest=version.digest)
@@ -89,32 +92,31 @@ class Upkeep(AdaptersCalls):
 
     @translate_errors
     async def Drop(self, request: pb.DropCopiesRequest, context: Context) -> pb.DropCopiesResponse:
-        version = await self._find(request.adapter, context, "dropping the copies of an adapter")
+        version = await self._calls.find(request.adapter, context, "dropping the copies of an adapter")
         self._copies.check(request.executors)
         audit.changed(context, "copies dropped", adapter=full_name(version), digest=version.digest)
-        if await self._retirement.sharers(full_name(version), version.digest):
-            self._copies.unpin(version.digest, full_name(version), request.executors)
-            remaining = self._copies.holders(version.digest, request.executors)
-        else:
-            remaining = await self._copies.drop(version.digest, full_name(version), request.executors)
+        shared = bool(await self._retirement.sharers(full_name(version), version.digest))
+        remaining = await self._copies.drop(version.digest, full_name(version), request.executors, shared)
         return pb.DropCopiesResponse(digest=version.digest, remaining=remaining)
 
     @translate_errors
     async def Drain(self, request: pb.DrainAdapterRequest, context: Context) -> pb.DrainAdapterResponse:
-        version = await self._find(request.adapter, context, "draining an adapter")
+        version = await self._calls.find(request.adapter, context, "draining an adapter")
         ref = digest_ref(version)
-        await self._change(request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING))
+        await self._calls.change(
+            request.adapter, ref, lambda: self._store.withdraw(ref, VersionState.DRAINING)
+        )
         audit.changed(context, "drained", adapter=full_name(version), digest=version.digest)
         await self._retirement.drained(full_name(version), version.digest)
         return pb.DrainAdapterResponse(digest=version.digest, unreachable=self._copies.unreachable())
 
     @translate_errors
     async def Activate(self, request: pb.ActivateRequest, context: Context) -> pb.ActivateResponse:
-        version = await self._find(request.adapter, context, "activating an adapter")
+        version = await self._calls.find(request.adapter, context, "activating an adapter")
         ref = digest_ref(version)
-        active = await self._change(request.adapter, ref, lambda: self._store.activate(ref))
+        active = await self._calls.change(request.adapter, ref, lambda: self._store.activate(ref))
         audit.changed(context, "activated", adapter=full_name(version), digest=version.digest)
-        return pb.ActivateResponse(version=await self._message(active))
+        return pb.ActivateResponse(version=await self._calls.message(active))
 
     @translate_errors
     async def DeleteDamaged(
@@ -138,7 +140,7 @@ class Upkeep(AdaptersCalls):
                     raise InvalidRequest("adapter", f"{adapter} is not damaged: use Delete") from None
                 raise
 
-        gone = await self._change(request.adapter, ref, delete)
+        gone = await self._calls.change(request.adapter, ref, delete)
         if not request.dry_run:
             audit.changed(context, "damaged name deleted", adapter=adapter)
         return pb.DeleteDamagedResponse(
@@ -152,18 +154,15 @@ class Upkeep(AdaptersCalls):
         """Of all tenants' versions, those that the caller sees."""
         identity = audit.caller()
         require(identity, OPERATE, "collecting deleted adapters")
-        used, resident = await self._retirement.all_used(), self._copies.resident()
+        needed = await self._retirement.needed(self._copies.resident())
 
         def keep(summary: Summary) -> bool:
-            if not identity.sees(summary.tenant, summary.name):
-                return True
-            if (full_name(summary), summary.digest) in used:
-                return True
-            return summary.digest in resident and not self._store.active_names(summary.digest)
+            return not identity.sees(summary.tenant, summary.name) or needed(summary)
 
-        grace_s = self._limits.delete_grace_s
         dry_run = request.dry_run
-        gone = await self._list(identity, lambda: self._store.collect(grace_s, keep, dry_run=dry_run))
+        gone = await self._calls.list_all(
+            identity, lambda: self._store.collect(self._delete_grace_s, keep, dry_run=dry_run)
+        )
         for summary in () if dry_run else gone:
             audit.changed(context, "collected", adapter=full_name(summary), digest=summary.digest)
         return pb.CollectResponse(
@@ -176,10 +175,10 @@ class Upkeep(AdaptersCalls):
         """As far as the caller sees them. A damaged one is in no listing."""
 
         def damaged() -> list[str]:
-            tenants = self._tenants(identity)
+            tenants = self._calls.tenants(identity)
             found = [(tenant, name) for tenant in tenants for name in self._store.damaged(tenant)]
             return [f"{tenant}/{name}" for tenant, name in found if identity.sees(tenant, name)]
 
-        for adapter in await self._run(damaged):
+        for adapter in await self._calls.run(damaged):
             response.damaged[adapter] = f"what the store says of {adapter} is damaged"
             self._quarantine.found_damage()

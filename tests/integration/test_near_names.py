@@ -12,7 +12,7 @@ from adapter_store import open_store
 from adapter_store.record import NameRecord
 from lorafleet.cli import main
 from lorafleet.commands import near
-from scheduler.adapters.service import AdaptersService
+from scheduler.adapters.catalogue import Catalogue
 from scheduler.bench.fill import fill_folder, names
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
@@ -102,14 +102,14 @@ def test_of_a_crowd_only_the_neighbours_are_listed(
     said: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages = list[int]()
-    listed = AdaptersService.List
+    listed = Catalogue.List
 
     async def counted(self, request, context):  # type: ignore[no-untyped-def]
         response = await listed(self, request, context)
         pages.append(len(response.versions))
         return response
 
-    monkeypatch.setattr(AdaptersService, "List", counted)
+    monkeypatch.setattr(Catalogue, "List", counted)
     assert said("owner", "crowd/support-taem") == [
         "error: there is no adapter 'crowd/support-taem'; did you mean crowd/support-team?\n"
     ]

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from lorafleet.v1 import adapters_pb2 as pb
-from scheduler.adapters import service as adapters_service
+from scheduler.adapters import listing
 from tests.support.services.adapters_calls import Running, as_, parts, push, read_all, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -310,7 +310,7 @@ async def test_a_listing_reads_hardly_more_than_the_caller_may_see(
 
 
 async def test_pages_end_before_a_message_is_full(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters_service, "MAX_PAGE_BYTES", 1)
+    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 1)
     for seed in (50, 51):
         await push(service, "large", service.content(seed))
     digests, token, pages = set(), "", 0
