@@ -16,7 +16,7 @@ from adapter_store import ModelSpec, WeightsSource, kind_of
 from adapter_store.base.checkpoint import has_checkpoint
 from executor.adapters.host_pool import HostPool
 from executor.adapters.layout_workers import LayoutWorkers
-from executor.adapters.pager import Adapters, Pager
+from executor.adapters.pager import Adapters, Listeners, Pager, PagerSettings
 from executor.adapters.pooled import EXTRA_ALIGNMENT, PooledAdapters, max_nbytes
 from executor.adapters.slot_writer import SlotWriter, WriterInTurn, make_writer
 from executor.batch.batcher import Batcher
@@ -251,14 +251,9 @@ def _pager(
     return Pager(
         adapters,
         slots,
-        host_bytes=config.host_memory_bytes,
-        loader_threads=config.loader_threads,
-        load_timeout_s=config.load_timeout,
-        wake=wake,
-        load_ended=load_ended,
-        paged_in=metrics.paged_in,
-        page_in_took=page_in_took,
-        discard_copy=discard_copy,
+        PagerSettings(config.host_memory_bytes, config.loader_threads, config.load_timeout),
+        Listeners(wake, load_ended, metrics.paged_in, page_in_took),
+        discard_copy,
     )
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[Result]):
+class Load(Generic[Result]):
     """`result`, or `error` when it is None; `seconds` spent on it."""
 
     digest: str
@@ -34,7 +34,7 @@ class Loader(Generic[Result]):
         self._load = load
         self._wake = wake
         self._todo: SimpleQueue[str | None] = SimpleQueue()
-        self._done: SimpleQueue[Outcome[Result]] = SimpleQueue()
+        self._done: SimpleQueue[Load[Result]] = SimpleQueue()
         self.in_flight: dict[str, float] = {}  # digest -> when it was started
         self._threads = [
             threading.Thread(target=self._run, name=f"adapter-loader-{i}", daemon=True)
@@ -53,7 +53,7 @@ class Loader(Generic[Result]):
             self.in_flight[digest] = now
             self._todo.put(digest)
 
-    def finished(self) -> list[Outcome[Result]]:
+    def finished(self) -> list[Load[Result]]:
         """Outcomes since the last call; their digests may be started again."""
         outcomes = []
         while not self._done.empty():
@@ -78,5 +78,5 @@ class Loader(Generic[Result]):
                 result = self._load(digest)
             except Exception as error:
                 failure = error
-            self._done.put(Outcome(digest, result, failure, time.monotonic() - start))
+            self._done.put(Load(digest, result, failure, time.monotonic() - start))
             self._wake()

@@ -14,7 +14,7 @@ from typing import Generic, Protocol
 from executor.adapters.backoff import Backoffs
 from executor.adapters.drops import DropKey, Drops
 from executor.adapters.host_tier import HostTier, ImageT
-from executor.adapters.loader import Loader, Outcome
+from executor.adapters.loader import Load, Loader
 from executor.adapters.pins import Pins
 from executor.adapters.residency import Copy, Residency, ResidencyDelta, Tier
 from executor.batch.batcher import PageIn
@@ -58,6 +58,21 @@ class Adapters(Protocol[ImageT]):
 
 
 @dataclass(frozen=True, slots=True)
+class PagerSettings:
+    host_bytes: int
+    loader_threads: int
+    load_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    wake: Callable[[], None]
+    load_ended: Callable[[str, float], None]  # told "ok" or a rejection's reason, and seconds
+    paged_in: Callable[[str], None]  # told the digest
+    page_in_took: Callable[[float], None]  # told seconds
+
+
+@dataclass(frozen=True, slots=True)
 class _Hint:
     need_by: float
     uses: int  # expected
@@ -79,30 +94,21 @@ class Pager(Generic[ImageT]):
         self,
         adapters: Adapters[ImageT],
         slots: SlotTable,
-        *,
-        host_bytes: int,
-        loader_threads: int,
-        load_timeout_s: float,
-        wake: Callable[[], None],
-        load_ended: Callable[[str, float], None],
-        paged_in: Callable[[str], None],
-        page_in_took: Callable[[float], None],
+        settings: PagerSettings,
+        listeners: Listeners,
         discard_copy: Callable[[str], None] | None = None,
     ) -> None:
         """`discard_copy` frees what is kept of a version on this machine's disk, without waiting for it;
         `discarded` is to be called then. None: nothing is kept there."""
-        if host_bytes < adapters.nbytes_per_slot:
-            raise ValueError(
-                f"{host_bytes} bytes of host memory hold no adapter of {adapters.nbytes_per_slot} bytes"
-            )
-        self.host: HostTier[ImageT] = HostTier(host_bytes, adapters.nbytes_per_slot, adapters.forget)
+        host_bytes, least = settings.host_bytes, adapters.nbytes_per_slot
+        if host_bytes < least:
+            raise ValueError(f"{host_bytes} bytes of host memory hold no adapter of {least} bytes")
+        self.host: HostTier[ImageT] = HostTier(host_bytes, least, adapters.forget)
         self._adapters = adapters
         self._slots = slots
-        self._loader = Loader(adapters.load_image, loader_threads, wake)
-        self._load_timeout_s = load_timeout_s
-        self._load_ended = load_ended  # told "ok" or a rejection's reason, and seconds
-        self._paged_in = paged_in  # told the digest
-        self._page_in_took = page_in_took  # told seconds
+        self._loader = Loader(adapters.load_image, settings.loader_threads, listeners.wake)
+        self._load_timeout_s = settings.load_timeout_s
+        self._listeners = listeners
         self._residency = Residency()
         self._on_disk: dict[str, Copy] = {}
         self._changed: set[str] = set()  # beside what slots and host tier have noted themselves
@@ -191,7 +197,7 @@ class Pager(Generic[ImageT]):
         Returns the failures that concern waiting sequences or pins.
         """
         for seconds in self._adapters.load_seconds():
-            self._page_in_took(seconds)
+            self._listeners.page_in_took(seconds)
         self.host.lapse(now)
         outcomes = self._loader.finished()
         failures = [failure for outcome in outcomes for failure in self._land(outcome, now)]
@@ -214,7 +220,7 @@ class Pager(Generic[ImageT]):
                 self._adapters.clear(slot)
             self._adapters.load(page_in.slot, self.host.use(page_in.digest))
             self._slots.loaded(page_in.slot)
-            self._paged_in(page_in.digest)
+            self._listeners.paged_in(page_in.digest)
 
     def abandon_loading(self) -> None:
         """After a failed step whose sequences have let go: empty the slots that may be half filled."""
@@ -266,14 +272,14 @@ class Pager(Generic[ImageT]):
         """Accepted sequences by digest (a copy)."""
         return dict(self._users)
 
-    def _land(self, outcome: Outcome[ImageT], now: float) -> list[LoadFailure]:
+    def _land(self, outcome: Load[ImageT], now: float) -> list[LoadFailure]:
         digest = outcome.digest
         if isinstance(outcome.error, HostMemoryFull):
-            self._load_ended("HOST_MEMORY_FULL", outcome.seconds)
+            self._listeners.load_ended("HOST_MEMORY_FULL", outcome.seconds)
         elif outcome.error is not None:
             return self._fail(digest, outcome.error, outcome.seconds, now)
         elif outcome.result is not None:
-            self._load_ended("ok", outcome.seconds)
+            self._listeners.load_ended("ok", outcome.seconds)
             self._backoffs.clear(digest)
             self._take(digest, outcome.result)
         return []
@@ -290,7 +296,7 @@ class Pager(Generic[ImageT]):
 
     def _fail(self, digest: str, error: Exception, seconds: float, now: float) -> list[LoadFailure]:
         rejection = rejection_of(error)
-        self._load_ended(rejection.reason, seconds)
+        self._listeners.load_ended(rejection.reason, seconds)
         logger.warning("adapter load failed: %s", rejection.message, extra={"digest": digest})
         if rejection.retryable:
             self._backoffs.failed(digest, rejection, now)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from executor.lora.arena import Copy, SlotArena
+from executor.lora.arena import SlotArena, TensorCopy
 from executor.lora.image import SlotImage
 from kernels.punica import PunicaWrapperBase
 
@@ -16,12 +16,12 @@ class SlotWriter(Protocol):
     """All calls come from one thread, between steps: every step is enqueued between `before_step` and
     `after_step`, both with its slots."""
 
-    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> torch.cuda.Event | None:
+    def load(self, slot: int, image: SlotImage, extra: Sequence[TensorCopy] = ()) -> torch.cuda.Event | None:
         """The next step that reads this slot finds the image there, and the `extra` copies made. Their
         sources may be reused after the event (None: at once). ValueError, with the slot unchanged, for a
         foreign image or a slot out of range."""
 
-    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None:
+    def clear(self, slot: int, extra: Sequence[TensorCopy] = ()) -> None:
         """The next step that reads this slot finds nothing there, and the `extra` copies made."""
 
     def load_seconds(self) -> list[float]:
@@ -39,7 +39,7 @@ class WriterInTurn:
         self._punica = punica
         self._seconds: list[float] = []
 
-    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> None:
+    def load(self, slot: int, image: SlotImage, extra: Sequence[TensorCopy] = ()) -> None:
         started = time.perf_counter()
         self._arena.load(slot, image)
         _make(extra)
@@ -50,7 +50,7 @@ class WriterInTurn:
         seconds, self._seconds = self._seconds, []
         return seconds
 
-    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None:
+    def clear(self, slot: int, extra: Sequence[TensorCopy] = ()) -> None:
         self._arena.clear(slot)
         _make(extra)
 
@@ -85,7 +85,7 @@ class SideStreamWriter:
         nothing = torch.zeros(arena.layout.block_bytes(0), dtype=torch.uint8, device=device)
         arena.enter(0, nothing)
 
-    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> torch.cuda.Event:
+    def load(self, slot: int, image: SlotImage, extra: Sequence[TensorCopy] = ()) -> torch.cuda.Event:
         self._arena.check(slot, image)
         with self._writing(slot):
             begin = self._mark()
@@ -100,7 +100,7 @@ class SideStreamWriter:
         self._punica.set_slot_rank(slot, image.max_rank)
         return copied
 
-    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None:
+    def clear(self, slot: int, extra: Sequence[TensorCopy] = ()) -> None:
         with self._writing(slot):
             self._arena.clear(slot)
             _make(extra)
@@ -136,7 +136,7 @@ class SideStreamWriter:
         self._written[slot] = self.stream.record_event()
 
 
-def _make(copies: Sequence[Copy]) -> None:
+def _make(copies: Sequence[TensorCopy]) -> None:
     """On the current stream."""
     for target, source in copies:
         target.copy_(source, non_blocking=True)

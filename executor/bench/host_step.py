@@ -9,7 +9,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from executor.adapters.pager import Pager
+from executor.adapters.pager import Listeners, Pager, PagerSettings
 from executor.adapters.pooled import PooledImage
 from executor.batch.batcher import Batcher
 from executor.batch.blocks import BlockPool
@@ -20,7 +20,7 @@ from executor.batch.sequence import Dispatch, StopLimits, StopRules
 from executor.batch.slots import SlotTable
 from executor.engine import Engine
 from executor.events import EngineInfo
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from executor.lora.image import SlotImage
 from executor.metrics import Metrics
 from executor.step.inputs import SequenceRows
@@ -79,8 +79,8 @@ class NoAdapters:
 
 
 class NoWriter:
-    def load(self, slot: int, image: SlotImage, extra: Sequence[Copy] = ()) -> None: ...
-    def clear(self, slot: int, extra: Sequence[Copy] = ()) -> None: ...
+    def load(self, slot: int, image: SlotImage, extra: Sequence[TensorCopy] = ()) -> None: ...
+    def clear(self, slot: int, extra: Sequence[TensorCopy] = ()) -> None: ...
     def load_seconds(self) -> list[float]:
         return []
 
@@ -115,13 +115,8 @@ def _engine(count: int) -> Engine:
     pager: Pager[PooledImage] = Pager(
         NoAdapters(),
         slots,
-        host_bytes=1,
-        loader_threads=1,
-        load_timeout_s=60.0,
-        wake=lambda: None,
-        load_ended=lambda result, seconds: None,
-        paged_in=lambda digest: None,
-        page_in_took=lambda seconds: None,
+        PagerSettings(host_bytes=1, loader_threads=1, load_timeout_s=60.0),
+        Listeners(lambda: None, lambda result, seconds: None, lambda digest: None, lambda seconds: None),
     )
     batcher = Batcher(
         BlockPool(count * LENGTH // 16, 16),

@@ -18,7 +18,7 @@ from executor.bench.traffic import SHAPES
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from executor.step.inputs import SequenceRows
 from executor.step.shard import Shard
 
@@ -96,7 +96,7 @@ def _steps(shard: Shard) -> Iterator[tuple[str, Callable[[int], int]]]:
         yield f"one {name} of its own", lambda row: row
 
 
-def _make(copies: list[Copy]) -> None:
+def _make(copies: list[TensorCopy]) -> None:
     for target, source in copies:
         target.copy_(source)
 

@@ -32,7 +32,7 @@ class StackedWeights:
 
 
 # What an adapter has beside its image: (target on the device, source).
-Copy = tuple[Tensor, Tensor]
+TensorCopy = tuple[Tensor, Tensor]
 Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor], None]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adapter_store import LoRAModule, Weights
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from executor.lora.errors import NonFiniteWeights
 from executor.lora.factor_cache import FactorCache
 from executor.lora.layers import (
@@ -65,14 +65,14 @@ class DoRAFactors:
         """Of one adapter's."""
         return 4 * self._ends[-1]
 
-    def enter(self, slot: int, factors: Tensor | None) -> list[Copy]:
+    def enter(self, slot: int, factors: Tensor | None) -> list[TensorCopy]:
         """They are the slot's from now on, and nothing of the former ones is: with the copies returned, which
         must be made before a step reads the slot. None: the adapter has none."""
         if factors is None:
             return self.clear(slot)
         return [(self._table[slot], factors), *self.marks.put(slot, 0)]
 
-    def clear(self, slot: int) -> list[Copy]:
+    def clear(self, slot: int) -> list[TensorCopy]:
         """As `enter` without factors."""
         return self.marks.put(slot, -1)
 

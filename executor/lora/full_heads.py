@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adapter_store import Weights
 from executor.layers import LogitsProcessor, ParallelLMHead
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from executor.lora.errors import FullHeadNotServed, ModuleShapeMismatch
 from executor.lora.layers import LogitsProcessorWithLoRA
 from executor.lora.slot_marks import SlotMarks
@@ -62,7 +62,7 @@ class FullHeads:
         """Of one matrix."""
         return self._places[0].nbytes
 
-    def enter(self, slot: int, matrices: Mapping[str, Tensor]) -> list[Copy]:
+    def enter(self, slot: int, matrices: Mapping[str, Tensor]) -> list[TensorCopy]:
         """They are the slot's from now on, and nothing of the former ones is: with the copies returned, which
         must be made before a step reads the slot. Raises RuntimeError where no place is free."""
         free = len(self._free) + len(self._held.get(slot, ()))
@@ -79,7 +79,7 @@ class FullHeads:
                 copies += self.tables.put(slot, number)
         return copies
 
-    def clear(self, slot: int) -> list[Copy]:
+    def clear(self, slot: int) -> list[TensorCopy]:
         """As `enter` without matrices."""
         self._free += self._held.pop(slot, [])
         self.heads.pop(slot, None)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from kernels.metadata.meta import LoRAKernelMeta
 
 
@@ -29,7 +29,7 @@ class SlotMarks:
     def slots(self) -> Set[int]:
         return self._numbers.keys()
 
-    def put(self, slot: int, number: int) -> list[Copy]:
+    def put(self, slot: int, number: int) -> list[TensorCopy]:
         """The slot's number from now on, -1 for none: with the copies returned, which must be made before a
         step reads the slot. A slot that stays without one needs none."""
         if number < 0 and slot not in self._numbers:

@@ -171,11 +171,6 @@ def play(
     )
 
 
-def run(scenario: Scenario, policy: str = "production", seeds: int = 1, **settings: Any) -> list[Row]:
-    """Rows of so many seeds."""
-    return [play(scenario, policy, seed, **settings).row() for seed in range(seeds)]
-
-
 def worst(rows: list[Row]) -> Row:
     """Of rows of several seeds: of each figure the worst, `seed` -1."""
     low = ("tokens_s", "goodput_tokens_s", "next_turns_kept", "answered")

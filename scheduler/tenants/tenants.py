@@ -19,7 +19,6 @@ class Tenants:
         defaults = defaults or TenantLimits()
         self._file = WatchedFile(file, lambda path: load(path, defaults)) if file else None
         self._table = self._file.read() if self._file else LimitsTable(defaults, {})
-        self._listeners: list[Callable[[], None]] = []
 
     def limits(self, tenant: str) -> TenantLimits:
         """A look-up in memory, for any path however hot."""
@@ -39,17 +38,8 @@ class Tenants:
         """Infinity without a limit."""
         return self.limits(tenant).max_queued or math.inf
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """`listener` is called after each change of the limits."""
-        self._listeners.append(listener)
-
     def look(self) -> None:
         """Reads the file again if it has changed: to be asked every `LOOK_S` seconds. A file that cannot be
         used changes nothing, and is logged once."""
-        if self._file is None:
-            return
-        table = self._file.read()
-        if table is not self._table:
-            self._table = table
-            for listener in self._listeners:
-                listener()
+        if self._file is not None:
+            self._table = self._file.read()

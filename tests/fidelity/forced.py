@@ -17,7 +17,7 @@ from adapter_store import DiskStore, ModelSpec, Weights
 from executor.build_shard import build_shard
 from executor.config import ExecutorConfig
 from executor.distributed import SINGLE
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from executor.lora.image import build_slot_image
 from executor.step.inputs import SequenceRows
 from executor.step.shard import Shard, with_fused_modules
@@ -144,7 +144,7 @@ class Case:
             torch.cuda.synchronize()
 
     def _load_extras(self, shard: Shard, slot: int, digest: str, weights: Weights) -> None:
-        copies: list[Copy] = []
+        copies: list[TensorCopy] = []
         if (dora := shard.slots.dora) is not None:
             copies += dora.enter(slot, dora.of(digest, weights))
         if (full_heads := shard.slots.full_heads) is not None:

@@ -110,11 +110,6 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
         """[max_loras, experts, out, max_rank], one a served part."""
         return tuple(weight.transpose(2, 3) for weight in self.lora_b)
 
-    @property
-    def adapter_enabled(self) -> Tensor:
-        """bool [max_loras]: the slots whose adapter has anything for these experts."""
-        return (self.stacked.ranks > 0).any(0)
-
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """x [rows, hidden] -> [rows, hidden], as in the base layer; the rows are the step's."""
         base = self.base_layer

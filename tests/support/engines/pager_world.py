@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from executor.adapters.pager import LoadFailure, Pager
+from executor.adapters.pager import Listeners, LoadFailure, Pager, PagerSettings
 from executor.adapters.residency import Copy, Residency
 from executor.batch.slots import SlotTable
 
@@ -103,14 +103,9 @@ def make_world(
     pager = Pager(
         store,
         table,
-        host_bytes=10 * room,
-        loader_threads=2,
-        load_timeout_s=5.0,
-        wake=lambda: None,
-        load_ended=lambda result, seconds: None,
-        paged_in=paged_in.append,
-        page_in_took=lambda seconds: None,
-        discard_copy=discard_copy,
+        PagerSettings(10 * room, loader_threads=2, load_timeout_s=5.0),
+        Listeners(lambda: None, lambda result, seconds: None, paged_in.append, lambda seconds: None),
+        discard_copy,
     )
     return World(store, pager, table, paged_in)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adapter_store import LoRAModule, Weights
-from executor.lora.arena import Copy
+from executor.lora.arena import TensorCopy
 from executor.lora.config import LoRAConfig
 from executor.lora.dora import DoRAFactors, output_factors
 from executor.lora.errors import DoRANotServed, NonFiniteWeights
@@ -84,7 +84,7 @@ def test_rows_of_each_slot_and_what_is_left_of_them(
         arena.load(slot, build_slot_image(adapter, arena.layout, with_dora=True))
         make(factors.enter(slot, factors.of("", cast(Weights, adapter))))
 
-    def make(copies: list[Copy]) -> None:
+    def make(copies: list[TensorCopy]) -> None:
         for target, source in copies:
             target.copy_(source)
 

@@ -2,6 +2,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from scheduler.simulate.executors.settings import ExecutorSettings
 from scheduler.simulate.picture import draw
 from scheduler.simulate.report import table
 from scheduler.simulate.requests import End
-from scheduler.simulate.run import play, run, worst
+from scheduler.simulate.run import Row, play, worst
 from scheduler.simulate.scenario import ALL_RESIDENT, Change, Scenario
 from scheduler.simulate.scenarios import SCENARIOS
 from scheduler.simulate.traffic import Sessions, Traffic
@@ -42,6 +43,11 @@ def test_every_request_is_answered_whole(policy: str) -> None:
         assert record.first_at is not None and record.ended_at is not None
         assert record.asked.at < record.first_at <= record.ended_at
     assert (played.row()["page_ins_per_request"] == 0) == (policy == ALL_RESIDENT)
+
+
+def run(scenario: Scenario, policy: str = "production", seeds: int = 1, **settings: Any) -> list[Row]:
+    """Rows of so many seeds."""
+    return [play(scenario, policy, seed, **settings).row() for seed in range(seeds)]
 
 
 def test_the_same_seed_gives_the_same_row() -> None:
