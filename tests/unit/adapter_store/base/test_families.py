@@ -274,7 +274,7 @@ def test_rope_in_the_spelling_of_either_version(architecture: str, tmp_path: Pat
         ):
             continue  # below; and the class is left without the original length, and its model fails
         if architecture == "Phi3ForCausalLM" and "factor" in str(rope):
-            with pytest.raises((UnsupportedModel, InvalidModel), match="rope_type|short_factor"):
+            with pytest.raises((UnsupportedModel, InvalidModel), match=r"rope_type|short_factor"):
                 as_services_read_it(tmp_path, written | rope)
             continue
         assert_same(architecture, tmp_path, written | rope)
