@@ -7,6 +7,7 @@ import signal
 import sys
 
 from adapter_store import AdapterStoreError
+from lorafleet.constraints.tokens import InvalidTokenizer
 from lorafleet.doors.logs import set_up
 from lorafleet.doors.settings import ConfigError
 from lorafleet.garbage import QuietCollector
@@ -15,7 +16,6 @@ from scheduler.app import CannotListen, Scheduler
 from scheduler.config import Config, load_config
 from scheduler.event_loop import loop_factory
 from scheduler.poller import let_events_gather
-from scheduler.text.tokenizer import InvalidTokenizer
 from scheduler.watched_file import InvalidFile
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lorafleet/v1/common.proto\x12\x0clorafleet.v1\"\xd1\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x39\n\nlogit_bias\x18\t \x03(\x0b\x32%.lorafleet.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\xad\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_sequences\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x15\n\rtime_limit_ms\x18\x06 \x01(\rB\x11\n\x0f_max_new_tokens\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"g\n\x10PositionLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.lorafleet.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.lorafleet.v1.TokenLogprob\"X\n\x0b\x45rrorStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12*\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x19.lorafleet.v1.ErrorDetail\".\n\x0b\x45rrorDetail\x12\x10\n\x08type_url\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x95\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x37\n\x08metadata\x18\x03 \x03(\x0b\x32%.lorafleet.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\":\n\tRetryInfo\x12-\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x18.lorafleet.v1.RetryDelay\",\n\nRetryDelay\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\"D\n\nBadRequest\x12\x36\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32\x1c.lorafleet.v1.FieldViolation\"D\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lorafleet/v1/common.proto\x12\x0clorafleet.v1\"\xd1\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x39\n\nlogit_bias\x18\t \x03(\x0b\x32%.lorafleet.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x19\n\x06\x43hoice\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"\x8b\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x14.lorafleet.v1.ChoiceH\x00\x42\x06\n\x04kind\"\xad\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_sequences\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x15\n\rtime_limit_ms\x18\x06 \x01(\rB\x11\n\x0f_max_new_tokens\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"g\n\x10PositionLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.lorafleet.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.lorafleet.v1.TokenLogprob\"X\n\x0b\x45rrorStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12*\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x19.lorafleet.v1.ErrorDetail\".\n\x0b\x45rrorDetail\x12\x10\n\x08type_url\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x95\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x37\n\x08metadata\x18\x03 \x03(\x0b\x32%.lorafleet.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\":\n\tRetryInfo\x12-\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x18.lorafleet.v1.RetryDelay\",\n\nRetryDelay\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\"D\n\nBadRequest\x12\x36\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32\x1c.lorafleet.v1.FieldViolation\"D\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,32 +35,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_ERRORINFO_METADATAENTRY']._loaded_options = None
   _globals['_ERRORINFO_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1251
-  _globals['_FINISHREASON']._serialized_end=1376
+  _globals['_FINISHREASON']._serialized_start=1420
+  _globals['_FINISHREASON']._serialized_end=1545
   _globals['_SAMPLING']._serialized_start=44
   _globals['_SAMPLING']._serialized_end=381
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=291
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=339
-  _globals['_STOPPING']._serialized_start=384
-  _globals['_STOPPING']._serialized_end=557
-  _globals['_TOKENLOGPROB']._serialized_start=559
-  _globals['_TOKENLOGPROB']._serialized_end=608
-  _globals['_POSITIONLOGPROBS']._serialized_start=610
-  _globals['_POSITIONLOGPROBS']._serialized_end=713
-  _globals['_ERRORSTATUS']._serialized_start=715
-  _globals['_ERRORSTATUS']._serialized_end=803
-  _globals['_ERRORDETAIL']._serialized_start=805
-  _globals['_ERRORDETAIL']._serialized_end=851
-  _globals['_ERRORINFO']._serialized_start=854
-  _globals['_ERRORINFO']._serialized_end=1003
-  _globals['_ERRORINFO_METADATAENTRY']._serialized_start=956
-  _globals['_ERRORINFO_METADATAENTRY']._serialized_end=1003
-  _globals['_RETRYINFO']._serialized_start=1005
-  _globals['_RETRYINFO']._serialized_end=1063
-  _globals['_RETRYDELAY']._serialized_start=1065
-  _globals['_RETRYDELAY']._serialized_end=1109
-  _globals['_BADREQUEST']._serialized_start=1111
-  _globals['_BADREQUEST']._serialized_end=1179
-  _globals['_FIELDVIOLATION']._serialized_start=1181
-  _globals['_FIELDVIOLATION']._serialized_end=1249
+  _globals['_CHOICE']._serialized_start=383
+  _globals['_CHOICE']._serialized_end=408
+  _globals['_CONSTRAINT']._serialized_start=411
+  _globals['_CONSTRAINT']._serialized_end=550
+  _globals['_STOPPING']._serialized_start=553
+  _globals['_STOPPING']._serialized_end=726
+  _globals['_TOKENLOGPROB']._serialized_start=728
+  _globals['_TOKENLOGPROB']._serialized_end=777
+  _globals['_POSITIONLOGPROBS']._serialized_start=779
+  _globals['_POSITIONLOGPROBS']._serialized_end=882
+  _globals['_ERRORSTATUS']._serialized_start=884
+  _globals['_ERRORSTATUS']._serialized_end=972
+  _globals['_ERRORDETAIL']._serialized_start=974
+  _globals['_ERRORDETAIL']._serialized_end=1020
+  _globals['_ERRORINFO']._serialized_start=1023
+  _globals['_ERRORINFO']._serialized_end=1172
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_start=1125
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_end=1172
+  _globals['_RETRYINFO']._serialized_start=1174
+  _globals['_RETRYINFO']._serialized_end=1232
+  _globals['_RETRYDELAY']._serialized_start=1234
+  _globals['_RETRYDELAY']._serialized_end=1278
+  _globals['_BADREQUEST']._serialized_start=1280
+  _globals['_BADREQUEST']._serialized_end=1348
+  _globals['_FIELDVIOLATION']._serialized_start=1350
+  _globals['_FIELDVIOLATION']._serialized_end=1418
 # @@protoc_insertion_point(module_scope)

@@ -22,8 +22,14 @@ class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TokenSequence(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Dispatch(_message.Message):
-    __slots__ = ("dispatch_id", "request_id", "digest", "prompt_token_ids", "output_token_ids", "sampling", "stopping", "cache_salt", "time_left_ms", "logprobs", "prompt_logprobs", "waited_ms", "adapter")
+    __slots__ = ("dispatch_id", "request_id", "digest", "prompt_token_ids", "output_token_ids", "sampling", "stopping", "cache_salt", "time_left_ms", "logprobs", "prompt_logprobs", "waited_ms", "adapter", "constraint", "allowed_token_ids", "bad_words", "masked_logprobs")
     DISPATCH_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +43,10 @@ class Dispatch(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MASKED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     dispatch_id: str
     request_id: str
     digest: str
@@ -50,7 +60,11 @@ class Dispatch(_message.Message):
     prompt_logprobs: int
     waited_ms: int
     adapter: str
-    def __init__(self, dispatch_id: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    constraint: _common_pb2.Constraint
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    masked_logprobs: bool
+    def __init__(self, dispatch_id: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., masked_logprobs: bool = ...) -> None: ...
 
 class DispatchBatch(_message.Message):
     __slots__ = ("dispatches",)
@@ -129,7 +143,7 @@ class ExecutorCommand(_message.Message):
     def __init__(self, dispatch: _Optional[_Union[DispatchBatch, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., pin: _Optional[_Union[PinAdapter, _Mapping]] = ..., unpin: _Optional[_Union[UnpinAdapter, _Mapping]] = ..., drop: _Optional[_Union[DropAdapter, _Mapping]] = ..., drain: _Optional[_Union[DrainExecutor, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads", "tells_drops", "knows_waits")
+    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "max_model_len", "max_rank", "modules", "max_loras", "max_seats", "num_kv_blocks", "block_size", "residency", "residency_number", "max_full_heads", "tells_drops", "knows_waits", "knows_constraints")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +159,7 @@ class Hello(_message.Message):
     MAX_FULL_HEADS_FIELD_NUMBER: _ClassVar[int]
     TELLS_DROPS_FIELD_NUMBER: _ClassVar[int]
     KNOWS_WAITS_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     instance_id: str
     model_fingerprint: str
@@ -160,7 +175,8 @@ class Hello(_message.Message):
     max_full_heads: int
     tells_drops: bool
     knows_waits: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ..., tells_drops: bool = ..., knows_waits: bool = ...) -> None: ...
+    knows_constraints: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., max_seats: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., residency: _Optional[_Iterable[_Union[ResidencyEntry, _Mapping]]] = ..., residency_number: _Optional[int] = ..., max_full_heads: _Optional[int] = ..., tells_drops: bool = ..., knows_waits: bool = ..., knows_constraints: bool = ...) -> None: ...
 
 class ResidencyEntry(_message.Message):
     __slots__ = ("digest", "tier", "slot", "num_bytes", "pinned")

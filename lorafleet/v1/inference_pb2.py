@@ -25,41 +25,43 @@ _sym_db = _symbol_database.Default()
 from lorafleet.v1 import common_pb2 as lorafleet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1clorafleet/v1/inference.proto\x12\x0clorafleet.v1\x1a\x19lorafleet/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.lorafleet.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"u\n\x0fResponseOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x03 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"[\n\x06Resume\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x11\n\tanswer_id\x18\x04 \x01(\t\"\x97\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x07\x61\x64\x61pter\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.lorafleet.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x12.lorafleet.v1.ChatH\x00\x12(\n\x08sampling\x18\x06 \x01(\x0b\x32\x16.lorafleet.v1.Sampling\x12(\n\x08stopping\x18\x07 \x01(\x0b\x32\x16.lorafleet.v1.Stopping\x12/\n\x08response\x18\x08 \x01(\x0b\x32\x1d.lorafleet.v1.ResponseOptions\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\nsession_id\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12$\n\x06resume\x18\x0c \x01(\x0b\x32\x14.lorafleet.v1.ResumeB\x08\n\x06promptB\n\n\x08_adapter\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xd5\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x14\n\x0coutput_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x30\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x37\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x31\n\rfinish_reason\x18\t \x01(\x0e\x32\x1a.lorafleet.v1.FinishReason\x12\"\n\x05usage\x18\n \x01(\x0b\x32\x13.lorafleet.v1.Usage\x12\x11\n\tanswer_id\x18\x0b \x01(\t\"\xc2\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x37\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x31\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1a.lorafleet.v1.FinishReason\x12\"\n\x05usage\x18\t \x01(\x0b\x32\x13.lorafleet.v1.Usage\x12\x11\n\tanswer_id\x18\n \x01(\t\"q\n\x0fTokenizeRequest\x12\x14\n\x07\x61\x64\x61pter\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.lorafleet.v1.ChatH\x00\x42\x08\n\x06promptB\n\n\x08_adapter\"L\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\":\n\x05Model\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08max_rank\x18\x03 \x01(\r\"\x92\x01\n\x12ListModelsResponse\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.lorafleet.v1.Model\x12\x17\n\x0fnext_page_token\x18\x05 \x01(\t2\xc2\x02\n\tInference\x12I\n\x08Generate\x12\x1d.lorafleet.v1.GenerateRequest\x1a\x1e.lorafleet.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.lorafleet.v1.GenerateRequest\x1a\x1b.lorafleet.v1.GenerateChunk0\x01\x12I\n\x08Tokenize\x12\x1d.lorafleet.v1.TokenizeRequest\x1a\x1e.lorafleet.v1.TokenizeResponse\x12O\n\nListModels\x12\x1f.lorafleet.v1.ListModelsRequest\x1a .lorafleet.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1clorafleet/v1/inference.proto\x12\x0clorafleet.v1\x1a\x19lorafleet/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.lorafleet.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8e\x01\n\x0fResponseOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x03 \x01(\x08\x12\x17\n\x0fmasked_logprobs\x18\x04 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"[\n\x06Resume\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x11\n\tanswer_id\x18\x04 \x01(\t\"\xf7\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x07\x61\x64\x61pter\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.lorafleet.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x12.lorafleet.v1.ChatH\x00\x12(\n\x08sampling\x18\x06 \x01(\x0b\x32\x16.lorafleet.v1.Sampling\x12(\n\x08stopping\x18\x07 \x01(\x0b\x32\x16.lorafleet.v1.Stopping\x12/\n\x08response\x18\x08 \x01(\x0b\x32\x1d.lorafleet.v1.ResponseOptions\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\nsession_id\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12$\n\x06resume\x18\x0c \x01(\x0b\x32\x14.lorafleet.v1.Resume\x12,\n\nconstraint\x18\r \x01(\x0b\x32\x18.lorafleet.v1.Constraint\x12\x1d\n\x11\x61llowed_token_ids\x18\x0e \x03(\rB\x02\x10\x01\x12\x11\n\tbad_words\x18\x0f \x03(\tB\x08\n\x06promptB\n\n\x08_adapter\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xd5\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x14\n\x0coutput_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x30\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x37\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x31\n\rfinish_reason\x18\t \x01(\x0e\x32\x1a.lorafleet.v1.FinishReason\x12\"\n\x05usage\x18\n \x01(\x0b\x32\x13.lorafleet.v1.Usage\x12\x11\n\tanswer_id\x18\x0b \x01(\t\"\xc2\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x37\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1e.lorafleet.v1.PositionLogprobs\x12\x31\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1a.lorafleet.v1.FinishReason\x12\"\n\x05usage\x18\t \x01(\x0b\x32\x13.lorafleet.v1.Usage\x12\x11\n\tanswer_id\x18\n \x01(\t\"q\n\x0fTokenizeRequest\x12\x14\n\x07\x61\x64\x61pter\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.lorafleet.v1.ChatH\x00\x42\x08\n\x06promptB\n\n\x08_adapter\"L\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\":\n\x05Model\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08max_rank\x18\x03 \x01(\r\"\x92\x01\n\x12ListModelsResponse\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.lorafleet.v1.Model\x12\x17\n\x0fnext_page_token\x18\x05 \x01(\t2\xc2\x02\n\tInference\x12I\n\x08Generate\x12\x1d.lorafleet.v1.GenerateRequest\x1a\x1e.lorafleet.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.lorafleet.v1.GenerateRequest\x1a\x1b.lorafleet.v1.GenerateChunk0\x01\x12I\n\x08Tokenize\x12\x1d.lorafleet.v1.TokenizeRequest\x1a\x1e.lorafleet.v1.TokenizeResponse\x12O\n\nListModels\x12\x1f.lorafleet.v1.ListModelsRequest\x1a .lorafleet.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lorafleet.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['allowed_token_ids']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['allowed_token_ids']._serialized_options = b'\020\001'
   _globals['_CHATMESSAGE']._serialized_start=73
   _globals['_CHATMESSAGE']._serialized_end=117
   _globals['_CHAT']._serialized_start=119
   _globals['_CHAT']._serialized_end=170
   _globals['_TOKENIDS']._serialized_start=172
   _globals['_TOKENIDS']._serialized_end=195
-  _globals['_RESPONSEOPTIONS']._serialized_start=197
-  _globals['_RESPONSEOPTIONS']._serialized_end=314
-  _globals['_RESUME']._serialized_start=316
-  _globals['_RESUME']._serialized_end=407
-  _globals['_GENERATEREQUEST']._serialized_start=410
-  _globals['_GENERATEREQUEST']._serialized_end=817
-  _globals['_USAGE']._serialized_start=819
-  _globals['_USAGE']._serialized_end=906
-  _globals['_GENERATECHUNK']._serialized_start=909
-  _globals['_GENERATECHUNK']._serialized_end=1250
-  _globals['_GENERATERESPONSE']._serialized_start=1253
-  _globals['_GENERATERESPONSE']._serialized_end=1575
-  _globals['_TOKENIZEREQUEST']._serialized_start=1577
-  _globals['_TOKENIZEREQUEST']._serialized_end=1690
-  _globals['_TOKENIZERESPONSE']._serialized_start=1692
-  _globals['_TOKENIZERESPONSE']._serialized_end=1768
-  _globals['_LISTMODELSREQUEST']._serialized_start=1770
-  _globals['_LISTMODELSREQUEST']._serialized_end=1828
-  _globals['_MODEL']._serialized_start=1830
-  _globals['_MODEL']._serialized_end=1888
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1891
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2037
-  _globals['_INFERENCE']._serialized_start=2040
-  _globals['_INFERENCE']._serialized_end=2362
+  _globals['_RESPONSEOPTIONS']._serialized_start=198
+  _globals['_RESPONSEOPTIONS']._serialized_end=340
+  _globals['_RESUME']._serialized_start=342
+  _globals['_RESUME']._serialized_end=433
+  _globals['_GENERATEREQUEST']._serialized_start=436
+  _globals['_GENERATEREQUEST']._serialized_end=939
+  _globals['_USAGE']._serialized_start=941
+  _globals['_USAGE']._serialized_end=1028
+  _globals['_GENERATECHUNK']._serialized_start=1031
+  _globals['_GENERATECHUNK']._serialized_end=1372
+  _globals['_GENERATERESPONSE']._serialized_start=1375
+  _globals['_GENERATERESPONSE']._serialized_end=1697
+  _globals['_TOKENIZEREQUEST']._serialized_start=1699
+  _globals['_TOKENIZEREQUEST']._serialized_end=1812
+  _globals['_TOKENIZERESPONSE']._serialized_start=1814
+  _globals['_TOKENIZERESPONSE']._serialized_end=1890
+  _globals['_LISTMODELSREQUEST']._serialized_start=1892
+  _globals['_LISTMODELSREQUEST']._serialized_end=1950
+  _globals['_MODEL']._serialized_start=1952
+  _globals['_MODEL']._serialized_end=2010
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2013
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2159
+  _globals['_INFERENCE']._serialized_start=2162
+  _globals['_INFERENCE']._serialized_end=2484
 # @@protoc_insertion_point(module_scope)

@@ -3,7 +3,7 @@
 import json
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,10 @@ import tokenizers
 
 from adapter_store.base.end_tokens import read_end_tokens
 from adapter_store.base.fields import Fields
-from adapter_store.base.special_tokens import (
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
-    AddedToken,
-    SpecialTokens,
-    read_special_tokens,
-)
-from adapter_store.files.lfs_pointer import WHAT_IT_IS, is_pointer_file
+from adapter_store.base.special_tokens import TOKENIZER_CONFIG_FILE, read_special_tokens
+from lorafleet.constraints.tokens import read_tokenizer
 
 _LETTERS = string.ascii_letters.encode()
-
-
-class InvalidTokenizer(Exception):
-    """The folder's tokenizer.json cannot be used; the text names it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,22 +45,13 @@ class Tokenizer:
     def from_folder(cls, path: Path) -> "Tokenizer":
         """Reads tokenizer.json and what is beside it. Raises InvalidTokenizer for the one, InvalidModel for
         the others."""
-        file = path / TOKENIZER_FILE
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # The library raises plain Exception.
-            pointer = file.is_file() and is_pointer_file(file)
-            raise InvalidTokenizer(f"{file}: {f'it is {WHAT_IT_IS}' if pointer else error}") from error
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        special = read_special_tokens(path)
-        _add_tokens(tokenizer, special)
+        tokenizer = read_tokenizer(path)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         pieces = _Pieces.make(tokenizer)
         return cls(
             vocab_size=max(vocabulary.values(), default=-1) + 1,
             eos_token_ids=frozenset(read_end_tokens(path)),
-            special_tokens=special.named,
+            special_tokens=read_special_tokens(path).named,
             chat_template=_chat_template(path),
             longest_token=max(map(len, vocabulary), default=1),
             most_letters=max(map(_letters, vocabulary), default=0),
@@ -204,24 +185,6 @@ def _decoder_types(decoder: Mapping[str, Any] | None) -> set[str]:
         return set()
     types = {str(decoder["type"])}
     return types.union(*(_decoder_types(part) for part in decoder.get("decoders", ())))
-
-
-def _add_tokens(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
-    """What the files beside tokenizer.json add to it."""
-    there = tokenizer.get_added_tokens_decoder().values()
-    forms = {repr(token) for token in there}
-    listed = [token for token in map(_library_token, special.listed) if repr(token) not in forms]
-    known = {token.content for token in (*there, *listed)}
-    mentioned = {token.content: _library_token(token) for token in special.mentioned}
-    for token in (*listed, *(token for content, token in mentioned.items() if content not in known)):
-        is_new = tokenizer.token_to_id(token.content) is None
-        if special.vocab_size is None or not is_new or tokenizer.get_vocab_size() < special.vocab_size:
-            tokenizer.add_tokens([token])
-
-
-def _library_token(token: AddedToken) -> tokenizers.AddedToken:
-    form = asdict(token)
-    return tokenizers.AddedToken(form.pop("content"), **form)
 
 
 def _letters(text: str) -> int:

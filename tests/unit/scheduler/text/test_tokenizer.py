@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from adapter_store import InvalidModel
-from scheduler.text.tokenizer import InvalidTokenizer, Tokenizer
+from lorafleet.constraints.tokens import InvalidTokenizer
+from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.tokenizers import byte_fallback, byte_level, write_folder
 
 
