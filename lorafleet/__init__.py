@@ -2,6 +2,7 @@
 
 from lorafleet.aio import AsyncClient
 from lorafleet.client import Client
+from lorafleet.constraints.constraint import Constraint
 from lorafleet.errors import (
     Aborted,
     AdapterNotFound,
@@ -57,6 +58,7 @@ __all__ = [
     "Chunk",
     "Client",
     "Collection",
+    "Constraint",
     "DataLoss",
     "DeadlineExceeded",
     "Executor",

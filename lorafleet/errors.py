@@ -21,7 +21,8 @@ LoraFleetError
 └── InternalError         INTERNAL, UNKNOWN: a bug; the message holds an id that is in the server's log.
                           Without a reason, the call broke on its way
 
-A code that is not listed (UNIMPLEMENTED, for one) raises LoraFleetError itself.
+A code that is not listed raises LoraFleetError itself, as UNIMPLEMENTED does: with reason
+CONSTRAINTS_UNSUPPORTED no executor takes constraints, or none can for this model.
 
 LaunchError               services could not be started on this machine (lorafleet/local.py)
 └── ServiceEnded          one of them ended by itself; `status` is its exit status

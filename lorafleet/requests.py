@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
+from lorafleet.constraints.constraint import Constraint
 from lorafleet.errors import invalid
 from lorafleet.v1 import inference_pb2
 
@@ -42,9 +43,17 @@ class Options(TypedDict, total=False):
     seed: int | None
     """Drawn by the server when left out, and told in the result."""
     logit_bias: Mapping[int, float] | None
+    constraint: Constraint | None
+    """What the answer's text must be, as `Constraint.json_schema({...})`."""
+    allowed_token_ids: Sequence[int] | None
+    """Only these are drawn."""
+    bad_words: Sequence[str] | None
+    """Strings that are not written, by tokens."""
     logprobs: int | None
     """0: of each generated token; n: also of the n most likely ones."""
     prompt_logprobs: int | None
+    masked_logprobs: bool | None
+    """Of generated tokens among those that constraint, allowed_token_ids and bad_words allow."""
     echo: bool | None
     """Begin the text with the prompt."""
     priority: int | None
@@ -74,8 +83,12 @@ _FIELDS = {
     "frequency_penalty": "sampling.frequency_penalty",
     "seed": "sampling.seed",
     "logit_bias": "sampling.logit_bias",
+    "constraint": "constraint",
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
     "logprobs": "response.logprobs",
     "prompt_logprobs": "response.prompt_logprobs",
+    "masked_logprobs": "response.masked_logprobs",
     "echo": "response.echo",
     "priority": "priority",
     "session_id": "session_id",
@@ -157,7 +170,9 @@ def _set(
     for parent in parents:
         target = getattr(target, parent)
     try:
-        if isinstance(value, Mapping):
+        if isinstance(value, Constraint):
+            getattr(target, field).CopyFrom(value.to_proto())
+        elif isinstance(value, Mapping):
             getattr(target, field).update(value)
         elif isinstance(value, Sequence) and not isinstance(value, str):
             getattr(target, field).extend(value)

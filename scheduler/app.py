@@ -33,6 +33,7 @@ from scheduler.adapters.service import AdaptersService
 from scheduler.adapters.spool import Spool
 from scheduler.admission.admission import Admission
 from scheduler.admission.auth import Authenticator
+from scheduler.admission.constraints import Constraints
 from scheduler.admission.json_web_tokens import JwtSettings
 from scheduler.admission.quarantine import Quarantine
 from scheduler.admission.versions import Versions
@@ -159,6 +160,7 @@ class Scheduler:
             self._max_model_len,
             self._pool,
             config.max_admitting,
+            constraints=Constraints(config.model, self._spec.vocab_size, self._tokenizer.eos_token_ids),
             max_template_calls=self._tenants.each("max_template_calls"),
         )
         push_limits = PushLimits(config.max_adapter_rank or None, config.max_versions_per_tenant or None)

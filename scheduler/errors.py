@@ -7,6 +7,7 @@ SchedulerError
 ├── PermissionDenied     PERMISSION_DENIED     a right is missing on something the caller may see
 ├── AdapterNotFound      NOT_FOUND             unknown, or not the caller's to see: the same text for both
 ├── IncompatibleAdapter  FAILED_PRECONDITION   wrong base, more rank or modules than a slot holds
+├── NoConstraints        UNIMPLEMENTED         no executor, or not this model, takes constraints
 ├── InUse                FAILED_PRECONDITION   an alias or a protection points at it
 ├── AdapterRemoved       FAILED_PRECONDITION   it was removed at once, requests in flight included
 ├── PushedAgain          ABORTED               what was to be drained takes requests again
@@ -136,6 +137,11 @@ class AdapterNotFound(SchedulerError):
 class IncompatibleAdapter(SchedulerError):
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "INCOMPATIBLE_ADAPTER"
+
+
+class NoConstraints(SchedulerError):
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "CONSTRAINTS_UNSUPPORTED"
 
 
 class InUse(SchedulerError):

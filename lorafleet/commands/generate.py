@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from lorafleet.commands import connection
 from lorafleet.commands.parsing import Subparsers, add_command, add_json
+from lorafleet.constraints.constraint import Constraint
+from lorafleet.errors import invalid
 from lorafleet.requests import Options, Prompt
 from lorafleet.terminal import say, say_json
 
@@ -17,6 +20,8 @@ def add_parser(commands: Subparsers) -> None:
         "Answer one prompt on the base model or on an adapter, and print the text as it is made.",
         "  lorafleet generate 'The capital of France is' --max-new-tokens 8\n"
         "  lorafleet generate --chat 'Where is my parcel?' --adapter acme/support\n"
+        "  lorafleet generate --chat 'Yes or no?' --choice yes --choice no\n"
+        "  lorafleet generate --chat 'Who wrote Faust?' --json-schema person.json\n"
         "  lorafleet generate --temperature 0.8 --seed 7 --json < prompt.txt",
         run,
     )
@@ -31,6 +36,7 @@ def add_parser(commands: Subparsers) -> None:
         "--system", metavar="TEXT", help="a system message before it, with which --chat goes without saying"
     )
     add_sampling_arguments(parser)
+    _add_constraint_arguments(parser)
     add_json(parser)
     connection.add_arguments(parser)
 
@@ -52,6 +58,38 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--time-limit-ms", type=int, metavar="MS", help="end well after so long")
 
 
+def _add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
+    told = "hold the answer to one of these; one that is cut short is the beginning of such a text"
+    group = parser.add_argument_group("what the answer must be", told).add_mutually_exclusive_group()
+    group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that fits this JSON schema")
+    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument("--regex", metavar="R", help="a text that this regular expression matches as a whole")
+    group.add_argument("--lark", type=Path, metavar="FILE", help="a text of this grammar, from its `start`")
+    group.add_argument(
+        "--choice", action="append", metavar="TEXT", help="this text, or another one; repeatable"
+    )
+
+
+def _constraint(args: argparse.Namespace) -> Constraint | None:
+    if args.json_schema:
+        return Constraint.json_schema(_read("json_schema", args.json_schema))
+    if args.json_object:
+        return Constraint.json_object()
+    if args.regex is not None:
+        return Constraint.regex(args.regex)
+    if args.lark:
+        return Constraint.lark(_read("lark", args.lark))
+    return Constraint.choice(*args.choice) if args.choice else None
+
+
+def _read(kind: str, file: Path) -> str:
+    """Raises InvalidRequest, OSError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid(f"constraint.{kind}", f"{file} is not a text in UTF-8") from error
+
+
 def sampling_options(args: argparse.Namespace) -> Options:
     return Options(
         max_new_tokens=args.max_new_tokens,
@@ -67,7 +105,7 @@ def sampling_options(args: argparse.Namespace) -> Options:
 
 def run(args: argparse.Namespace) -> int:
     options = sampling_options(args)
-    options["adapter"] = args.adapter
+    options["adapter"], options["constraint"] = args.adapter, _constraint(args)
     with connection.connect(args) as client:
         if args.json:
             say_json(client.generate(_prompt(args), **options))

@@ -15,14 +15,17 @@ from adapter_store import InvalidRef, ModelSpec, Ref, Version
 from lorafleet.doors.held import Held
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler.admission import validation
+from scheduler.admission.constraints import Constraints
 from scheduler.admission.identity import INFER, Identity
 from scheduler.admission.lookup import check_fits, find_version, parse_ref, require
+from scheduler.admission.masks import NO_MASKS, Masks, bad_word_tokens, check_masks
 from scheduler.admission.versions import Versions
 from scheduler.errors import InvalidRequest, QueueFull, StoreUnavailable
-from scheduler.text.chat import MAX_TENANT_CALLS, ChatTemplates
+from scheduler.text.chat import ChatTemplates
 from scheduler.text.long_texts import TextThreads
 from scheduler.text.text_stream import PROMPT_TAIL
 from scheduler.text.tokenizer import Tokenizer
+from scheduler.workers.workers import MAX_TENANT_CALLS
 
 MAX_FITTING = 4096
 MAX_LOOKS = 10
@@ -40,6 +43,7 @@ class AdmittedRequest:
     what the version needs of an executor (0 and nothing for the base model). `session` is equal for turns of
     one session that can share a prefix, and "" without a session_id. `stopping.max_new_tokens` is set, fits
     the model's length, and counts the resumed tokens; `stopping.stop_token_ids` has the version's own ends.
+    `masks` are what its answer is held to.
     """
 
     request_id: str
@@ -58,6 +62,7 @@ class AdmittedRequest:
     modules: frozenset[str]
     full_heads: int = 0
     session: str = ""
+    masks: Masks = NO_MASKS
 
 
 class Admission:
@@ -76,6 +81,7 @@ class Admission:
         pool: Executor,
         max_admitting: int = 1024,
         *,
+        constraints: Constraints,
         max_template_calls: Callable[[str], int] = lambda tenant: MAX_TENANT_CALLS,
     ) -> None:
         self._versions = versions
@@ -83,6 +89,7 @@ class Admission:
         self._spec = spec
         self._max_model_len = max_model_len
         self._pool = pool
+        self._constraints = constraints
         self._admitting = Held("requests under check", max_admitting, QueueFull, first=2.0)
         self._fitting: set[str] = set()  # Digests.
         self._texts = TextThreads(pool)
@@ -102,8 +109,8 @@ class Admission:
         it takes requests when this returns, so submit the request at once. An alias that moved on from a
         version that was withdrawn meanwhile is looked up again.
 
-        Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, StoreUnavailable,
-        QueueFull.
+        Raises InvalidRequest, AdapterNotFound, PermissionDenied, IncompatibleAdapter, NoConstraints,
+        StoreUnavailable, QueueFull, TooMuchHeld.
         """
         with self._admitting.one(identity.tenant, request.request_id):
             return await self._admit(request, identity, one_message)
@@ -115,6 +122,7 @@ class Admission:
         validation.check_sampling(request.sampling, self._spec.vocab_size)
         validation.check_stopping(request.stopping, self._spec.vocab_size)
         validation.check_response(request.response)
+        check_masks(request, self._spec.vocab_size)
         request_id = request.request_id or uuid.uuid4().hex
         for _ in range(MAX_LOOKS):
             version = await self._version(request, identity, request.session_id or request_id)
@@ -132,6 +140,7 @@ class Admission:
         version: Version | None,
         one_message: bool,
     ) -> AdmittedRequest:
+        masks = await self._masks(request, identity.tenant)
         prompt = await self._prompt(request, version, identity.tenant)
         stopping = validation.complete_stopping(request.stopping, len(prompt), self.max_model_len)
         resumed = validation.check_resume(request, stopping, self._spec.vocab_size)
@@ -159,6 +168,7 @@ class Admission:
             modules=version.manifest.module_kinds if version else frozenset(),
             full_heads=len(version.manifest.full_heads) if version else 0,
             session=_session(salt, digest, request.session_id),
+            masks=masks,
         )
 
     async def tokenize(
@@ -179,8 +189,9 @@ class Admission:
             return ids, written
 
     async def close(self) -> None:
-        """Ends the worker processes of chat templates, and the thread of long texts."""
+        """Ends the worker processes of chat templates and constraints, and the thread of long texts."""
         self._texts.close()
+        await self._constraints.close()
         await self.templates.close()
 
     async def _version(
@@ -238,6 +249,16 @@ class Admission:
             if len(self._fitting) >= MAX_FITTING:
                 self._fitting.clear()
             self._fitting.add(version.digest)
+
+    async def _masks(self, request: inference_pb2.GenerateRequest, tenant: str) -> Masks:
+        constraint = None
+        if request.HasField("constraint"):
+            await self._constraints.check(request.constraint, tenant=tenant, key=request.request_id)
+            constraint = common_pb2.Constraint()
+            constraint.CopyFrom(request.constraint)  # A part of a message keeps all of it in memory.
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        words = bad_word_tokens(request.bad_words, encode)
+        return Masks(constraint, tuple(request.allowed_token_ids), tuple(words))
 
     async def _prompt(
         self,

@@ -28,6 +28,7 @@ class Waiting:
     full_heads: int = 0  # Places for such that an executor must have.
     max_length: int = 0  # Tokens of prompt and answer that an executor must take.
     refused: frozenset[str] = frozenset()  # Names of executors that can never serve it.
+    masked: bool = False  # Whether an executor must know of constraints.
     session: str = ""  # Equal for turns whose prefixes an executor may share; "" for none.
     arrived: float = 0.0  # When it was accepted, in seconds on the clock of `Queue.age`.
 

@@ -39,6 +39,7 @@ class LiveRequest:
             modules=admitted.modules,
             full_heads=admitted.full_heads,
             max_length=len(admitted.prompt_token_ids) + admitted.stopping.max_new_tokens,
+            masked=bool(admitted.masks),
             session=admitted.session,
             arrived=now,
         )

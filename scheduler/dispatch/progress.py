@@ -61,4 +61,6 @@ class Progress:
             dispatch.logprobs = admitted.response.logprobs
         if admitted.response.HasField("prompt_logprobs") and not self.has_prompt_logprobs:
             dispatch.prompt_logprobs = admitted.response.prompt_logprobs
+        admitted.masks.put_into(dispatch)
+        dispatch.masked_logprobs = admitted.response.masked_logprobs
         return dispatch

@@ -96,6 +96,7 @@ class Queue:
             request.full_heads,
             self.lengths[at] if at < len(self.lengths) else ANY_LENGTH,
             request.refused,
+            request.masked,
         )
 
     def oldest(self, lane: Lane) -> float:

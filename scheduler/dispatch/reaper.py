@@ -7,7 +7,7 @@ from itertools import islice
 from scheduler.dispatch.live_request import LiveRequest
 from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.queue import Queue
-from scheduler.errors import IncompatibleAdapter, NoExecutor, SchedulerError
+from scheduler.errors import IncompatibleAdapter, NoConstraints, NoExecutor, SchedulerError
 from scheduler.fleet.fleet import Fleet
 from scheduler.fleet.needs import Needs
 
@@ -57,6 +57,10 @@ class Reaper:
         length = live.waiting.max_length
         if self._fleet.index.longest < length:
             return NoExecutor(f"no executor takes {length} tokens any more, for prompt and answer together")
+        if live.waiting.masked and self._fleet.index.may_ever_run(
+            self._queue.needs(live.waiting)._replace(masked=False)
+        ):
+            return NoConstraints("no executor takes constraints, allowed_token_ids or bad_words yet")
         return _incompatible(live)
 
     def unserved_since(self, needs: Needs) -> float | None:

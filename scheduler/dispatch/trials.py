@@ -21,6 +21,7 @@ from scheduler.dispatch.live_requests import LiveRequests
 from scheduler.dispatch.planner import Planner
 from scheduler.errors import NoExecutor, SchedulerError, from_exception
 from scheduler.fleet.fleet import Fleet
+from scheduler.fleet.needs import Needs
 from scheduler.fleet.state import ExecutorState
 from scheduler.metrics import Metrics
 
@@ -153,7 +154,13 @@ class Trials:
 
 def _can_run(state: ExecutorState, request: Waiting) -> bool:
     """Busy or not."""
-    limits = state.limits
-    if limits is None or request.max_length > limits.max_model_len or state.name in request.refused:
+    if state.limits is None or state.name in request.refused:
         return False
-    return limits.can_hold(request.max_rank, request.modules, request.full_heads)
+    needs = Needs(
+        request.max_rank,
+        request.modules,
+        request.full_heads,
+        request.max_length,
+        masked=request.masked,
+    )
+    return needs.fit(state.limits)

@@ -38,6 +38,7 @@ class Limits:
     max_full_heads: int = 0
     tells_drops: bool = False  # when they are done
     knows_waits: bool = False  # repeats to all schedulers who waits for a slot
+    knows_constraints: bool = False  # and the other masks over what may be drawn
 
     def can_hold(self, max_rank: int, modules: frozenset[str], full_heads: int = 0) -> bool:
         """Whether a version fits one of its slots; the base model (rank 0, no modules) always does."""

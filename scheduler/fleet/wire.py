@@ -49,6 +49,7 @@ def limits_of(hello: executor_pb2.Hello) -> Limits:
         max_full_heads=hello.max_full_heads,
         tells_drops=hello.tells_drops,
         knows_waits=hello.knows_waits,
+        knows_constraints=hello.knows_constraints,
     )
 
 

@@ -1,20 +1,17 @@
 """Chat templates: Jinja with the helpers that transformers gives them, in a sandbox.
 
 The sandbox keeps a template away from Python's insides, but not from burning time or memory. So a template
-that came with an adapter is rendered by this module run as a program of its own (see main), which has limits
-on both. It imports nothing of ours.
+that came with an adapter is rendered by this module run as a worker (scheduler/workers), which has limits on
+both.
 """
 
 import datetime
 import functools
 import json
-import os
 import resource
-import signal
-import struct
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -22,13 +19,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from scheduler.workers.program import serve
+
 MAX_RENDERED_CHARS = 4 * 1024 * 1024
 MAX_ERROR_CHARS = 500
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
-# Frames on the pipe: the length in 4 bytes, then that much JSON.
-FRAME_HEADER = struct.Struct("<I")
-READY = b"ready"
-NICENESS = 5  # A template that burns its time burns none that the event loop wants.
 
 
 class TemplateFailed(Exception):
@@ -132,39 +127,14 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def main(cpu_limit_s: float) -> None:
-    """Serves render() over stdin and stdout until stdin ends.
-
-    A job that takes more CPU time than `cpu_limit_s` ends the process: SIGPROF is not handled, and no code in
-    C can put it off. CPU time, because a busy machine must not fail honest templates.
-    """
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    os.nice(NICENESS)
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    _compile("")  # What is loaded late is loaded now, outside of the first job's time.
-    _write(sink, READY)
-    while (job := _read(source)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-        try:
-            answer = {"text": render(**json.loads(job))}
-        except TemplateFailed as error:
-            answer = {"error": str(error)[:MAX_ERROR_CHARS], "kind": type(error).__name__}
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(sink, json.dumps(answer).encode())
-
-
-def _read(source: IO[bytes]) -> bytes | None:
-    header = source.read(FRAME_HEADER.size)
-    if len(header) < FRAME_HEADER.size:
-        return None
-    return source.read(FRAME_HEADER.unpack(header)[0])
-
-
-def _write(sink: IO[bytes], data: bytes) -> None:
-    sink.write(FRAME_HEADER.pack(len(data)) + data)
-    sink.flush()
+def _answer(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return {"text": render(**job)}
+    except TemplateFailed as error:
+        return {"error": str(error)[:MAX_ERROR_CHARS], "kind": type(error).__name__}
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    _compile("")
+    serve(_answer, float(sys.argv[1]))

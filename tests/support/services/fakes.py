@@ -48,6 +48,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             max_seats=seats,
             tells_drops=True,
             knows_waits=True,
+            knows_constraints=True,
         )
         self.step_s = step_s
         self.token_at: Callable[[executor_pb2.Dispatch, int], int] = next_token

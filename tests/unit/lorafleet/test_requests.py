@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from lorafleet import InvalidRequest, Options
+from lorafleet.constraints.constraint import Constraint
 from lorafleet.errors import ACCEPTED, ANSWER_ID, REQUEST_ID
 from lorafleet.operations import generate
 from lorafleet.requests import generate_request, tokenize_request
@@ -34,6 +35,10 @@ def test_every_option_reaches_its_field() -> None:
         session_id="s",
         cache_salt="c",
         request_id="r",
+        constraint=Constraint.choice("yes", "no"),
+        allowed_token_ids=[8, 9],
+        bad_words=["x", "y z"],
+        masked_logprobs=True,
         timeout=9.0,
     )
     assert set(options) == set(Options.__annotations__)
@@ -60,7 +65,12 @@ def test_every_option_reaches_its_field() -> None:
             ignore_eos=True,
             time_limit_ms=4,
         ),
-        response=inference_pb2.ResponseOptions(logprobs=0, prompt_logprobs=1, echo=True),
+        response=inference_pb2.ResponseOptions(
+            logprobs=0, prompt_logprobs=1, echo=True, masked_logprobs=True
+        ),
+        constraint=common_pb2.Constraint(choice=common_pb2.Choice(choices=["yes", "no"])),
+        allowed_token_ids=[8, 9],
+        bad_words=["x", "y z"],
         priority=-3,
         session_id="s",
         cache_salt="c",

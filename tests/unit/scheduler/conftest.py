@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from adapter_store import DiskStore, ModelSpec
+from scheduler.admission.constraints import Constraints
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.peft import lora_pair, make_base, raw_adapter
 from tests.support.adapters.tokenizers import CHAT_TEMPLATE, byte_level, write_folder
@@ -30,6 +31,11 @@ def spec(base: Path) -> ModelSpec:
 @pytest.fixture(scope="session")
 def tokenizer(base: Path) -> Tokenizer:
     return Tokenizer.from_folder(base)
+
+
+@pytest.fixture
+def constraints(base: Path, spec: ModelSpec, tokenizer: Tokenizer) -> Constraints:
+    return Constraints(base, spec.vocab_size, tokenizer.eos_token_ids)
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ ALL: list[tuple[Callable[[], Exception], grpc.StatusCode, str]] = [
     (lambda: errors.PermissionDenied("no"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     (lambda: errors.AdapterNotFound("a/b"), grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"),
     (lambda: errors.IncompatibleAdapter("x"), grpc.StatusCode.FAILED_PRECONDITION, "INCOMPATIBLE_ADAPTER"),
+    (lambda: errors.NoConstraints("x"), grpc.StatusCode.UNIMPLEMENTED, "CONSTRAINTS_UNSUPPORTED"),
     (lambda: errors.InUse("x"), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE"),
     (lambda: errors.AdapterRemoved("a/b", "x"), grpc.StatusCode.FAILED_PRECONDITION, "ADAPTER_REMOVED"),
     (lambda: errors.TenantFull("no more"), grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_FULL"),

@@ -14,6 +14,7 @@ from adapter_store import DiskStore, ModelSpec, NameRecord, PushOptions, Ref, Ve
 from lorafleet.v1 import common_pb2, inference_pb2
 from scheduler import errors
 from scheduler.admission.admission import Admission, Identity
+from scheduler.admission.constraints import Constraints
 from scheduler.admission.identity import INFER, MANAGE, PUSH
 from scheduler.admission.versions import Versions
 from scheduler.text.tokenizer import Tokenizer
@@ -48,9 +49,11 @@ def asking(store: DiskStore) -> Versions:
 
 
 @pytest_asyncio.fixture
-async def admission(store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec) -> AsyncIterator[Admission]:
+async def admission(
+    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, constraints: Constraints
+) -> AsyncIterator[Admission]:
     with ThreadPoolExecutor(2) as pool:
-        admission = Admission(asking(store), tokenizer, spec, 100, pool)
+        admission = Admission(asking(store), tokenizer, spec, 100, pool, constraints=constraints)
         yield admission
         await admission.close()
 
@@ -131,7 +134,7 @@ async def test_a_digest_of_another_name_is_not_found(
 
 
 async def test_invisible_and_unknown_look_and_cost_the_same(
-    tokenizer: Tokenizer, spec: ModelSpec, tmp_path: Path, stored: Stored
+    tokenizer: Tokenizer, spec: ModelSpec, constraints: Constraints, tmp_path: Path, stored: Stored
 ) -> None:
     class Counting(DiskStore):
         calls: list[str]
@@ -144,7 +147,7 @@ async def test_invisible_and_unknown_look_and_cost_the_same(
     counting.calls = []
     texts = []
     with ThreadPoolExecutor(1) as pool:
-        admission = Admission(asking(counting), tokenizer, spec, 100, pool)
+        admission = Admission(asking(counting), tokenizer, spec, 100, pool, constraints=constraints)
         for name in ("rival/secret", "rival/nobody"):
             with pytest.raises(errors.AdapterNotFound) as caught:
                 await admission.admit(Request(text="x", adapter=name), ACME)
@@ -165,11 +168,11 @@ async def test_without_the_right_what_is_visible_is_refused_and_the_rest_unknown
 
 
 async def test_a_version_for_another_base_is_refused(
-    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, stored: Stored
+    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, constraints: Constraints, stored: Stored
 ) -> None:
     other = dataclasses.replace(spec, modules={**spec.modules, "q_proj": (64, 128)})
     with ThreadPoolExecutor(1) as pool:
-        admission = Admission(asking(store), tokenizer, other, 100, pool)
+        admission = Admission(asking(store), tokenizer, other, 100, pool, constraints=constraints)
         with pytest.raises(errors.IncompatibleAdapter, match=r"layers\.0\.q_proj"):
             await admission.admit(Request(text="x", adapter="support"), ACME)
 
@@ -188,7 +191,11 @@ async def test_chat_goes_through_the_adapter_s_template_or_the_model_s(
 
 
 async def test_what_an_adapter_s_folder_says_about_text_holds_for_its_requests(
-    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, peft_folder: Callable[..., Path]
+    store: DiskStore,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    constraints: Constraints,
+    peft_folder: Callable[..., Path],
 ) -> None:
     folder, end = peft_folder(9), "<|endoftext|>"
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
@@ -198,7 +205,7 @@ async def test_what_an_adapter_s_folder_says_about_text_holds_for_its_requests(
     assert end_id not in tokenizer.eos_token_ids
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="Hi")])
     with ThreadPoolExecutor(2) as pool:
-        admission = Admission(asking(store), tokenizer, spec, 100, pool)
+        admission = Admission(asking(store), tokenizer, spec, 100, pool, constraints=constraints)
         admitted = await admission.admit(Request(chat=chat, adapter="own"), ACME)
         assert admitted.prompt_token_ids == tuple(tokenizer.encode(f"Hi{end}", add_special_tokens=False))
         for asked, ends in ({}, [end_id]), ({"stop_token_ids": [5, end_id]}, [5, end_id]):
@@ -343,6 +350,7 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
     store: DiskStore,
     tokenizer: Tokenizer,
     spec: ModelSpec,
+    constraints: Constraints,
     stored: Stored,
     state: VersionState,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,7 +368,7 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
 
     with ThreadPoolExecutor(2) as pool:
         versions = asking(store)
-        admission = Admission(versions, tokenizer, spec, 100, pool)
+        admission = Admission(versions, tokenizer, spec, 100, pool, constraints=constraints)
         request = Request(text="x", adapter=f"support@{stored.older.digest}")
         assert (await admission.admit(request, ACME)).digest == stored.older.digest
         monkeypatch.setattr(Tokenizer, "encode", slow)
@@ -376,7 +384,12 @@ async def test_what_is_withdrawn_while_its_request_is_made_ready_is_not_accepted
 
 
 async def test_an_alias_that_moves_on_while_its_request_is_made_ready_is_followed(
-    store: DiskStore, tokenizer: Tokenizer, spec: ModelSpec, stored: Stored, monkeypatch: pytest.MonkeyPatch
+    store: DiskStore,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    constraints: Constraints,
+    stored: Stored,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From a version that is withdrawn at once: the alias was there all the time."""
     encode, older, newer = Tokenizer.encode, stored.older.digest, stored.support.digest
@@ -391,7 +404,7 @@ async def test_an_alias_that_moves_on_while_its_request_is_made_ready_is_followe
 
     with ThreadPoolExecutor(2) as pool:
         versions = asking(store)
-        admission = Admission(versions, tokenizer, spec, 100, pool)
+        admission = Admission(versions, tokenizer, spec, 100, pool, constraints=constraints)
         monkeypatch.setattr(Tokenizer, "encode", slow)
         request = Request(text="x", adapter="support@prod")
         assert (await admission.admit(request, ACME)).digest == newer

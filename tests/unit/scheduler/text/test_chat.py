@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
+from scheduler import workers
 from scheduler.errors import InvalidRequest, TooMuchHeld
 from scheduler.text import template as program
 from scheduler.text.chat import ChatTemplates
@@ -94,6 +96,7 @@ async def test_modules_are_found_where_this_process_finds_them_and_nothing_else_
     folder = tmp_path / "two:parts"
     copy = folder / "scheduler" / "text"
     copy.mkdir(parents=True)
+    shutil.copytree(Path(workers.__file__).parent, copy.parent / "workers")
     for package in (copy, copy.parent):
         (package / "__init__.py").touch()
     text = Path(program.__file__).read_text()

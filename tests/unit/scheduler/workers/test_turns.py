@@ -1,11 +1,11 @@
-"""Turns at the template workers: by tenant, and later for those whose templates had to be stopped."""
+"""Turns at the workers: by tenant, and later for those whose jobs had to be stopped."""
 
 import asyncio
 
 import pytest
 
-from scheduler.text import template_turns
-from scheduler.text.template_turns import TemplateTurns
+from scheduler.workers import turns
+from scheduler.workers.turns import WorkerTurns
 
 
 async def settle() -> None:
@@ -16,7 +16,7 @@ async def settle() -> None:
 class Callers:
     """Each caller that has a turn is in `having`, in order."""
 
-    def __init__(self, turns: TemplateTurns) -> None:
+    def __init__(self, turns: WorkerTurns) -> None:
         self.turns = turns
         self.having: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -36,7 +36,7 @@ class Callers:
 
 
 async def test_one_tenant_has_half_of_the_workers_and_others_come_in_turn() -> None:
-    callers = Callers(TemplateTurns(2))
+    callers = Callers(WorkerTurns(2))
     await callers.come("a", "a", "a", "b", "b", "c")
     assert callers.having == ["a", "b"]
     order = []
@@ -49,8 +49,8 @@ async def test_one_tenant_has_half_of_the_workers_and_others_come_in_turn() -> N
 async def test_who_had_one_stopped_rests_and_leaves_a_worker_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(template_turns, "REST", 1.0)
-    callers = Callers(TemplateTurns(2))
+    monkeypatch.setattr(turns, "REST", 1.0)
+    callers = Callers(WorkerTurns(2))
     await callers.come("bomber", "worse", "bomber", "worse")
     await callers.end("bomber", stopped_after_s=1000.0)
     await callers.end("worse", stopped_after_s=0.001)
@@ -68,7 +68,7 @@ async def test_who_had_one_stopped_rests_and_leaves_a_worker_to_others(
 
 
 async def test_who_is_cancelled_in_the_line_leaves_nothing_behind() -> None:
-    callers = Callers(TemplateTurns(1))
+    callers = Callers(WorkerTurns(1))
     await callers.come("a", "b", "c")
     callers.tasks[1].cancel()
     await settle()

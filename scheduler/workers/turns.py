@@ -1,15 +1,15 @@
-"""Whose turn it is at the template workers: no tenant's templates hold up those of another."""
+"""Whose turn it is at the workers: no tenant's jobs hold up those of another."""
 
 import asyncio
 from collections import Counter, deque
 
 REST = 3.0
 """Who had a worker stopped waits for so many times as long as that took: a core is theirs for a quarter."""
-REMEMBERED_S = 60.0  # That a tenant's template had to be stopped.
+REMEMBERED_S = 60.0  # That a tenant's job had to be stopped.
 
 
-class TemplateTurns:
-    """Tenants have workers by turns, and one of them half of the workers at most. Those whose templates had
+class WorkerTurns:
+    """Tenants have workers by turns, and one of them half of the workers at most. Those whose jobs had
     to be stopped lately leave, all together, one worker to others. Used from one event loop."""
 
     def __init__(self, workers: int) -> None:
