@@ -16,6 +16,7 @@ import grpc
 
 from lorafleet import wire
 from lorafleet.errors import DeadlineExceeded, InternalError, LoraFleetError, QueueFull, Unavailable
+from lorafleet.requests import asks_for_masks
 from lorafleet.results import Chunk, FinishReason, Generation, PositionLogprobs, Usage
 from lorafleet.v1 import inference_pb2
 
@@ -125,7 +126,8 @@ class Answer:
         return self._deadline - now
 
     def accept(self, message: inference_pb2.GenerateChunk) -> Chunk:
-        """Fold a message in. Raises InternalError when it does not continue this answer."""
+        """Fold a message in. Raises InternalError when it does not continue this answer, and LoraFleetError
+        when the server is older than what the request asks."""
         if self._new_stream:
             self._check_first(message)
         if self._first is None:
@@ -203,7 +205,14 @@ class Answer:
         return is_away or isinstance(error, QueueFull)
 
     def _check_first(self, message: inference_pb2.GenerateChunk) -> None:
-        """A stream that goes on must go on with the same version and seed: never with another's answer."""
+        """A stream that goes on must go on with the same version and seed: never with another's answer.
+        And no server may pass over what the answer is to be held to."""
+        if asks_for_masks(self._request) and not message.masked:
+            raise LoraFleetError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "the server is too old for constraints, allowed_token_ids and bad_words",
+                reason="CONSTRAINTS_UNSUPPORTED",
+            )
         if self._first is None:
             return
         if (message.adapter_digest, message.seed) != (self._first.adapter_digest, self._first.seed):

@@ -111,6 +111,11 @@ def generate_request(prompt: Prompt, options: Options) -> inference_pb2.Generate
     return request
 
 
+def asks_for_masks(request: inference_pb2.GenerateRequest) -> bool:
+    """Whether its answer is to be held to something, which servers of before would pass over."""
+    return bool(request.HasField("constraint") or request.allowed_token_ids or request.bad_words)
+
+
 def tokenize_request(
     prompt: str | Sequence[Mapping[str, str]], adapter: str | None
 ) -> inference_pb2.TokenizeRequest:

@@ -181,4 +181,5 @@ def _begin_response(entry: LedgerEntry) -> inference_pb2.GenerateResponse:
         adapter_digest=live.admitted.digest,
         seed=live.admitted.sampling.seed,
         answer_id=str(entry.answer_id),
+        masked=bool(live.admitted.masks),
     )

@@ -145,6 +145,7 @@ def _introduce(chunk: inference_pb2.GenerateChunk, entry: LedgerEntry) -> None:
     chunk.request_id = live.admitted.request_id
     chunk.adapter_digest = live.admitted.digest
     chunk.seed = live.admitted.sampling.seed
+    chunk.masked = bool(live.admitted.masks)
     chunk.text = live.admitted.echo_text + chunk.text
 
 

@@ -96,7 +96,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("request_id", "adapter_digest", "seed", "output_index", "token_ids", "text", "logprobs", "prompt_logprobs", "finish_reason", "usage", "answer_id")
+    __slots__ = ("request_id", "adapter_digest", "seed", "output_index", "token_ids", "text", "logprobs", "prompt_logprobs", "finish_reason", "usage", "answer_id", "masked")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class GenerateChunk(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     adapter_digest: str
     seed: int
@@ -119,10 +120,11 @@ class GenerateChunk(_message.Message):
     finish_reason: _common_pb2.FinishReason
     usage: Usage
     answer_id: str
-    def __init__(self, request_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., seed: _Optional[int] = ..., output_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., answer_id: _Optional[str] = ...) -> None: ...
+    masked: bool
+    def __init__(self, request_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., seed: _Optional[int] = ..., output_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., answer_id: _Optional[str] = ..., masked: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "adapter_digest", "seed", "token_ids", "text", "logprobs", "prompt_logprobs", "finish_reason", "usage", "answer_id")
+    __slots__ = ("request_id", "adapter_digest", "seed", "token_ids", "text", "logprobs", "prompt_logprobs", "finish_reason", "usage", "answer_id", "masked")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class GenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     adapter_digest: str
     seed: int
@@ -143,7 +146,8 @@ class GenerateResponse(_message.Message):
     finish_reason: _common_pb2.FinishReason
     usage: Usage
     answer_id: str
-    def __init__(self, request_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., answer_id: _Optional[str] = ...) -> None: ...
+    masked: bool
+    def __init__(self, request_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., answer_id: _Optional[str] = ..., masked: bool = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("adapter", "text", "chat")

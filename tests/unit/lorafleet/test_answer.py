@@ -16,6 +16,7 @@ from lorafleet import (
     Unavailable,
 )
 from lorafleet.answer import Answer, RetryPolicy
+from lorafleet.constraints.constraint import Constraint
 from lorafleet.requests import Options, generate_request
 from lorafleet.v1 import common_pb2, inference_pb2
 
@@ -265,6 +266,29 @@ def test_another_version_or_seed_is_refused(change: dict[str, object]) -> None:
         setattr(other, name, value)
     with pytest.raises(InternalError):
         answer.accept(other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"constraint": Constraint.json_object()}, {"allowed_token_ids": [1]}, {"bad_words": ["a"]}],
+)
+def test_a_server_that_is_too_old_for_constraints_is_told_apart(options: dict[str, object]) -> None:
+    """At the beginning, and where another one goes on."""
+    answer = make(**options)
+    header, token, *_ = serve(answer.next_request())
+    with pytest.raises(LoraFleetError, match="too old") as caught:
+        answer.accept(header)
+    assert (caught.value.code, caught.value.reason) == (
+        grpc.StatusCode.UNIMPLEMENTED,
+        "CONSTRAINTS_UNSUPPORTED",
+    )
+    answer = make(**options)
+    header.masked = True
+    answer.accept(header)
+    answer.accept(token)
+    resumed = serve(answer.next_request())
+    with pytest.raises(LoraFleetError, match="too old"):
+        answer.accept(resumed[0])
 
 
 def test_a_whole_answer_survives_the_loss_of_its_connection() -> None:
