@@ -15,24 +15,9 @@ from scheduler.errors import InvalidRequest, NoConstraints
 from scheduler.text.tokenizer import Tokenizer
 from tests.support.adapters.peft import make_base
 from tests.support.adapters.tokenizers import byte_level, write_folder
+from tests.support.constrained.hostile import BRANCHES, REFUSED
 
 Constraint, Choice = common_pb2.Constraint, common_pb2.Choice
-BRANCHES = [
-    {"properties": {f"p{name}": {"enum": [f"{branch}-{name}-{i}" for i in range(9)]} for name in range(40)}}
-    for branch in range(60)
-]
-NESTED = json.dumps({"anyOf": BRANCHES})
-WIDE = json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(15_000)}})
-HOSTILE = {
-    "deep": Constraint(json_schema='{"items":' * 50_000 + "{}" + "}" * 50_000),
-    "wide": Constraint(json_schema=WIDE),
-    "nested": Constraint(json_schema=NESTED),
-    "alternatives": Constraint(regex="|".join(f"word{i}" for i in range(90_000))),
-    "repeated": Constraint(regex="((a{1000}){1000}){1000}"),
-    "a megabyte": Constraint(regex="[a-z]" * 200_000),
-    "groups": Constraint(regex="(" * 500_000 + ")" * 500_000),
-    "grammar": Constraint(lark="start: " + " | ".join(f'"a{i}" start "b{i}"' for i in range(20_000))),
-}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -59,11 +44,11 @@ async def test_what_is_wrong_is_named_with_its_place(checked: Constraints) -> No
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", REFUSED)
 async def test_hostile_ones_are_refused_and_the_next_one_is_checked(checked: Constraints, kind: str) -> None:
-    assert HOSTILE[kind].ByteSize() < 1 << 20
-    told = await refusal(checked, HOSTILE[kind])
-    assert told.startswith(f"constraint.{HOSTILE[kind].WhichOneof('kind')}")
+    assert REFUSED[kind].to_proto().ByteSize() < 1 << 20
+    told = await refusal(checked, REFUSED[kind].to_proto())
+    assert told.startswith(f"constraint.{REFUSED[kind].to_proto().WhichOneof('kind')}")
     await checked.check(Constraint(regex=f"fine {kind}"), tenant="honest")
 
 
