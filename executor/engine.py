@@ -201,10 +201,11 @@ class Engine:
         self._trace.lap("page_in")
 
     def _launch(self, plan: StepPlan, now: float) -> None:
-        launched = self._runner.launch(plan)
+        launched = self._runner.launch_draw(self._runner.launch_forward(plan))
         self.batcher.launched(plan)
         launch_s = self._clock() - now
         traced = self._trace.launched(plan, self.batcher, self.pager)
+        self._trace.drawn(traced)
         self._flights.append(_Flight(plan, launched, now, launch_s, traced))
 
     def _land(self, flight: _Flight) -> None:

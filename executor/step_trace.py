@@ -39,7 +39,6 @@ class StepTrace(Trace):
         self._steps = 0
         self._captured = 0
         self._begins: torch.cuda.Event | None = None
-        self._ends: torch.cuda.Event | None = None
         self._ended_before: torch.cuda.Event | None = None  # the last step whose times were read
         self._latest: TracedStep | None = None  # of this heartbeat
         self._landed: deque[TracedStep] = deque()  # not written yet
@@ -57,16 +56,17 @@ class StepTrace(Trace):
         self._captured = 0
         self._begins = self._event()
 
-    def device_ends(self) -> None:
-        self._ends = self._event()
-
     def launched(self, plan: StepPlan, batcher: Batcher, pager: Pager[Any]) -> TracedStep:
         self._steps += 1
         told = {"step": self._steps, "at": round(self._began, 6), "captured": self._captured}
         told |= _of_plan(plan) | _of_books(batcher, pager, self._began)
-        self._latest = TracedStep(told, self._begins, self._ends)
+        self._latest = TracedStep(told, self._begins, None)
         self._host.give(self._latest)
         return self._latest
+
+    def drawn(self, step: TracedStep | None) -> None:
+        if step is not None:
+            step.ends = self._event()
 
     def landed(self, step: TracedStep | None, seconds: float) -> None:
         if step is None:

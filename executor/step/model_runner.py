@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from executor.adapters.slot_writer import SlotWriter
 from executor.batch.batcher import StepPlan
 from executor.batch.sampling import Outcome, Row, SampledToken, SampleFailure, SampleRequest, ScoreRequest
@@ -27,6 +29,16 @@ class Share:
     @property
     def computed(self) -> int:
         return self.rows.start + len(self.rows.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A step whose draw is not launched yet. `wanted` is as of its launch: what becomes known meanwhile must
+    not count twice. `logits` are valid until the next forward pass is launched."""
+
+    shares: tuple[Share, ...]
+    logits: Tensor  # float32 [wanted, vocab]
+    wanted: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ class NoOtherRanks:
 
 
 class ModelRunner:
-    """`others` may raise RankLost in `launch`."""
+    """`others` may raise RankLost in `launch_forward`."""
 
     def __init__(
         self,
@@ -83,9 +95,9 @@ class ModelRunner:
         self._others = others
         self._trace = trace
 
-    def launch(self, plan: StepPlan) -> Launched:
-        """Enqueue a step behind those launched before; waits for none of them. The i-th of `plan.draws` draws
-        into row i of the sampler's last tokens."""
+    def launch_forward(self, plan: StepPlan) -> Forward:
+        """Enqueue a step's rows behind those launched before, whose draws are launched; waits for none of
+        them."""
         draws = set(plan.draws)
         shares = tuple(
             _share(sequence, count, sequence in draws) for sequence, count in plan.num_tokens.items()
@@ -98,9 +110,12 @@ class ModelRunner:
             logits = self._forward_pass.run(rows, self._sampler.last_tokens, self._trace)
         self._writer.after_step(slots)
         self._trace.lap("launch")
-        wanted = [row for share in shares for row in self._wanted(share)]
-        launched = Launched(shares, self._sampler.launch(logits, wanted))
-        self._trace.device_ends()
+        return Forward(shares, logits, tuple(row for share in shares for row in self._wanted(share)))
+
+    def launch_draw(self, forward: Forward) -> Launched:
+        """Enqueue the step's draw behind its rows. The i-th of its plan's `draws` draws into row i of the
+        sampler's last tokens."""
+        launched = Launched(forward.shares, self._sampler.launch(forward.logits, forward.wanted))
         self._trace.lap("sample")
         return launched
 

@@ -25,7 +25,7 @@ class TracedStep:
 class Trace:
     """This one forgets all that it is told. All calls are on the engine's thread.
 
-    A heartbeat is `beat_begins`, laps, perhaps `launched` and some `landed`, and `beat_over`.
+    A heartbeat is `beat_begins`, laps, perhaps `launched`, some `drawn` and `landed`, and `beat_over`.
     """
 
     def beat_begins(self) -> None:
@@ -40,12 +40,12 @@ class Trace:
     def device_begins(self) -> None:
         """Nothing of the step is enqueued yet."""
 
-    def device_ends(self) -> None:
-        """All of it is."""
-
     def launched(self, plan: "StepPlan", batcher: "Batcher", pager: "Pager[Any]") -> TracedStep | None:
         """The laps since the last step's are this one's, and so is what waits now."""
         return None
+
+    def drawn(self, step: TracedStep | None) -> None:
+        """All of it is enqueued, its draw, too."""
 
     def landed(self, step: TracedStep | None, seconds: float) -> None:
         """It took so long since it was launched, or since the one before it was over."""

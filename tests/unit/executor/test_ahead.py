@@ -218,7 +218,7 @@ def test_draining_lets_what_runs_go_on(ahead: Make) -> None:
     assert driver.rejected[0, "late"].reason == "DRAINING"
 
 
-@pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("where", ["launch_forward", "launch_draw", "collect"])
 def test_a_failed_step_takes_its_own_sequences_only(
     ahead: Make, digests: list[str], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_failed_step_takes_its_own_sequences_only(
             driver.engine.step()
     driver.take(driver.engine.fail(error.value))
     assert driver.rejected.pop((0, "in")).reason == "INTERNAL"
-    if where == "launch":
+    if where != "collect":
         driver.engine.add(greedy("joins", range(40, 60), digest=digests[1]))
     driver.until(lambda: bool(driver.finished))
     assert driver.token_ids((0, "joins")) == expected
@@ -321,7 +321,7 @@ def test_a_failed_launch_of_what_ends_meanwhile_rejects_nobody_who_waits(
     monkeypatch.setattr(driver.engine.pager, "collect", lambda *_: [])  # its adapter is not there yet
     driver.engine.add(greedy("waits", range(40, 60), digest=digests[1]))
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner, "launch", lambda *_: 1 / 0)
+        patch.setattr(driver.engine._runner, "launch_forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError) as error:
             driver.engine.step()
     driver.take(driver.engine.fail(error.value))

@@ -11,7 +11,7 @@ from executor.adapters.residency import Tier
 from executor.batch.batcher import StepPlan
 from executor.build import build_engine
 from executor.config import ExecutorConfig
-from executor.step.model_runner import Launched
+from executor.step.model_runner import Forward, Launched
 from tests.support.engines.driver import SMALL, Driver, greedy, in_both_modes
 from tests.support.engines.set_pace import SetPace
 
@@ -39,9 +39,9 @@ class Timed:
         config = ExecutorConfig(model=str(model), **settings)
         self.engine = build_engine(config, store, clock=lambda: self.now)
         runner, times = self.engine._runner, self.engine._pace.times
-        launch, collect, observe = runner.launch, runner.collect, times.observe
+        launch, collect, observe = runner.launch_forward, runner.collect, times.observe
 
-        def launched(plan: StepPlan) -> Launched:
+        def launched(plan: StepPlan) -> Forward:
             rows = sum(plan.num_tokens.values())
             self.rows.append(rows)
             self.now += self.host(rows)
@@ -57,7 +57,7 @@ class Timed:
             self.observed.append((rows, decode, round(seconds, 6)))
             observe(rows, decode, seconds)
 
-        monkeypatch.setattr(runner, "launch", launched)
+        monkeypatch.setattr(runner, "launch_forward", launched)
         monkeypatch.setattr(runner, "collect", collected)
         monkeypatch.setattr(times, "observe", observed)
 

@@ -40,8 +40,9 @@ async def test_drain_finishes_accepted_work_and_refuses_new(tiny_base: Path, tin
         go_on = threading.Event()
 
         def hold(engine: Engine) -> None:
-            launch, beats = engine._runner.launch, itertools.count()
-            engine._runner.launch = lambda plan: (next(beats) < 3 or go_on.wait(60)) and launch(plan)  # type: ignore
+            launch, beats = engine._runner.launch_forward, itertools.count()
+            held = lambda plan: (next(beats) < 3 or go_on.wait(60)) and launch(plan)  # noqa: E731
+            engine._runner.launch_forward = held  # type: ignore
 
         app._engine.submit(hold)  # the drain is not over before all below has been asked
         await scheduler.dispatch(dispatch("old", tokens=200))
@@ -151,14 +152,14 @@ async def test_slow_steps_with_work_waiting_are_no_stuck_ones(
     ):
 
         def slow_down(engine: Engine) -> None:
-            launch = engine._runner.launch
+            launch = engine._runner.launch_forward
 
             def slowly(plan: Any) -> Any:
                 begun.release()
                 go_on.acquire(timeout=60)
                 return launch(plan)
 
-            engine._runner.launch = slowly  # type: ignore[method-assign]
+            engine._runner.launch_forward = slowly  # type: ignore[method-assign]
 
         app._engine.submit(slow_down)
         names = [f"{number}" for number in range(16)]
@@ -187,7 +188,7 @@ async def test_a_stuck_step_fails_liveness(tiny_base: Path, tiny_store: DiskStor
         release = threading.Event()
 
         def hang(engine: Engine) -> None:
-            engine._runner.launch = lambda plan: release.wait(120)  # type: ignore
+            engine._runner.launch_forward = lambda plan: release.wait(120)  # type: ignore
 
         app._engine.submit(hang)
         await scheduler.dispatch(dispatch("x"))
@@ -220,7 +221,7 @@ async def test_a_stuck_step_of_several_ranks_ends_the_executor(
         release = threading.Event()
 
         def hang(engine: Engine) -> None:
-            engine._runner.launch = lambda plan: release.wait(60)  # type: ignore
+            engine._runner.launch_forward = lambda plan: release.wait(60)  # type: ignore
 
         app._engine.submit(hang)
         await scheduler.dispatch(dispatch("x"))
@@ -239,7 +240,7 @@ async def test_an_engine_that_keeps_failing_rejects_then_ends(tiny_base: Path, t
             raise ZeroDivisionError("secret")
 
         def break_it(engine: Engine) -> None:
-            engine._runner.launch = fail  # type: ignore
+            engine._runner.launch_forward = fail  # type: ignore
 
         app._engine.submit(break_it)
         for name in ("a", "b"):

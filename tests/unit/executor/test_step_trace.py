@@ -84,7 +84,7 @@ def test_a_step_that_fails_has_no_line_and_the_next_one_has(
     driver = make_engine(step_trace=str(tmp_path / "steps"))
     driver.engine.add(greedy("lost", PROMPTS[0]))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no device"):
-        patch.setattr(driver.engine._runner, "launch", _fail)
+        patch.setattr(driver.engine._runner, "launch_forward", _fail)
         driver.step()
     driver.take(driver.engine.fail(OSError("no device")))
     driver.rejected.clear()
