@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from adapter_store import ModelSpec, WeightsSource, kind_of
+from adapter_store import InvalidModel, ModelSpec, WeightsSource, kind_of
 from adapter_store.base.checkpoint import has_checkpoint
 from executor.adapters.host_pool import HostPool
 from executor.adapters.layout_workers import LayoutWorkers
@@ -32,6 +32,9 @@ from executor.engine import Engine
 from executor.errors import StartError
 from executor.events import EngineInfo
 from executor.gpu.graph_plans import GraphSizes
+from executor.guides.guide import Vocabulary
+from executor.guides.guides import Guides
+from executor.guides.workshop import Workshop
 from executor.lora.arena import SlotArena
 from executor.lora.full_heads import check_full_heads
 from executor.lora.image import SlotImage, build_slot_image
@@ -46,9 +49,11 @@ from executor.step.forward_pass import ForwardPass
 from executor.step.model_runner import ModelRunner, NoOtherRanks, OtherRanks
 from executor.step.sampler import Sampler
 from executor.step.shard import Shard, dtype_of, lora_dtype_of, with_fused_modules
+from executor.step.token_masks import MaskBuffers
 from executor.step.trace import NO_TRACE
 from executor.step_trace import StepTrace
 from kernels.launching.slot_block import table_bytes
+from lorafleet.constraints.tokens import InvalidTokenizer, guide_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +95,8 @@ def build_engine(
         raise
     sampler = Sampler(config.max_seats, shard.kv_cache.device)
     sampler.warm_up(spec.vocab_size)
-    info = _info(config, spec, limits, kv_blocks)
+    guides = _guides(config, spec, limits, shard.kv_cache.device, wake)
+    info = _info(config, spec, limits, kv_blocks, guides)
     logger.info("model %s is loaded: %s", spec.name, info)
     trace = StepTrace(Path(config.step_trace), shard.kv_cache.device) if config.step_trace else NO_TRACE
     return Engine(
@@ -98,6 +104,7 @@ def build_engine(
         runner=ModelRunner(parts.forward_pass, sampler, parts.writer, limits, parts.others, trace),
         batcher=_batcher(config, slots, kv_blocks),
         pager=_pager(config, parts.adapters, slots, metrics, meter, wake, discard_copy),
+        guides=guides,
         limits=limits,
         vocab_size=spec.vocab_size,
         metrics=metrics,
@@ -269,7 +276,26 @@ def _max_model_len(config: ExecutorConfig, spec: ModelSpec, kv_blocks: int) -> i
     return config.max_model_len or min(spec.max_model_len, room)
 
 
-def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks: int) -> EngineInfo:
+def _guides(
+    config: ExecutorConfig,
+    spec: ModelSpec,
+    limits: StopLimits,
+    device: torch.device,
+    wake: Callable[[], None],
+) -> Guides:
+    try:
+        tokenizer = guide_tokenizer(Path(config.model), spec.vocab_size, limits.eos_token_ids)
+    except (InvalidTokenizer, InvalidModel) as error:
+        logger.warning("answers cannot be held to constraints: %s", error)
+        tokenizer = None
+    vocabulary = Vocabulary(spec.vocab_size, limits.eos_token_ids)
+    buffers = MaskBuffers(config.max_seats, spec.vocab_size, device)
+    return Guides(Workshop(tokenizer, vocabulary, wake), buffers)
+
+
+def _info(
+    config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks: int, guides: Guides
+) -> EngineInfo:
     return EngineInfo(
         model_name=spec.name,
         model_dtype=config.model_dtype,
@@ -282,4 +308,5 @@ def _info(config: ExecutorConfig, spec: ModelSpec, limits: StopLimits, kv_blocks
         max_seats=config.max_seats,
         num_kv_blocks=kv_blocks,
         block_size=config.block_size,
+        knows_constraints=guides.knows_constraints,
     )

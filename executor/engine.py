@@ -1,11 +1,12 @@
 """The engine: accepted dispatches in, tokens out, one mixed batch a step. It belongs to one thread.
 
 With `steps_ahead` 1 a step is planned and launched while the one before it runs; what is drawn there is known
-on the device only. So a sequence that ends may be part of one more step: what that step draws for it is
+on the device only. The draw of a step with guided answers waits until the one before it has landed, and then
+comes before the next launch: their masks follow from all tokens before, which are filled in while the step's
+rows run. So a sequence that ends may be part of one more step: what that step draws for it is
 dropped, and its blocks, slot and adapter are free when that step is over.
 """
 
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,27 +15,28 @@ from typing import Any
 from executor.adapters.drops import DropKey
 from executor.adapters.pager import Pager
 from executor.adapters.residency import Copy, Tier
+from executor.batch.admission import check_fits
 from executor.batch.batcher import Batcher, StepPlan
 from executor.batch.pace import Pace
 from executor.batch.rates import RateMeter
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import Dispatch, FinishReason, Key, Sequence, StopLimits
 from executor.errors import InvalidDispatch
-from executor.events import EngineInfo, Finished, NewToken, Rejected, Status, StepEvents
+from executor.events import EngineInfo, NewToken, Status, StepEvents
+from executor.guides.guides import Guides
 from executor.metrics import Metrics
+from executor.outcomes import Outcomes
 from executor.rejection import Rejection, draining, internal, no_seats, no_token, rejection_of
-from executor.step.model_runner import Launched, ModelRunner, ShareResult
+from executor.step.model_runner import Forward, Launched, ModelRunner, ShareResult
 from executor.step.trace import NO_TRACE, Trace, TracedStep
 
-logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
-    """A step on its way."""
+    """A step on its way. A draw may be owed to it: then no step is behind it."""
 
     plan: StepPlan
-    launched: Launched
+    step: Forward | Launched
     launched_at: float  # when its planning began
     launch_s: float  # what the host took to plan and launch it
     traced: TracedStep | None
@@ -52,6 +54,7 @@ class Engine:
         runner: ModelRunner,
         batcher: Batcher,
         pager: Pager[Any],
+        guides: Guides,
         limits: StopLimits,
         vocab_size: int,
         metrics: Metrics,
@@ -66,6 +69,7 @@ class Engine:
         self.batcher = batcher
         self.pager = pager
         self._runner = runner
+        self._guides = guides
         self._limits = limits
         self._vocab_size = vocab_size
         self._metrics = metrics
@@ -80,12 +84,14 @@ class Engine:
         self._steps = 0
         self._landed_at = 0.0
         self._arrivals = 0
-        self._tokens: list[NewToken] = []
-        self._finished: list[Finished] = []
-        self._rejected: list[Rejected] = []
+        self._outcomes = Outcomes(metrics)
 
     def step(self) -> StepEvents:
         """One heartbeat. When it raises, call `fail` with the exception before anything else."""
+        self._trace.beat_begins()
+        self._plan = StepPlan()
+        for flight in self._flights:
+            self._draw(flight)
         self._settle(now := self._clock())
         plan = self._plan = self._next_plan(now)
         self._page_in(plan)
@@ -100,15 +106,16 @@ class Engine:
         """Accept or reject; either way the events say how it ends."""
         rejection = self._refusal(dispatch)
         if rejection is not None:
-            self._tell_rejected(dispatch, rejection)
+            self._outcomes.rejected(dispatch, rejection)
             return
         self._arrivals += 1
         sequence = Sequence(dispatch, self._arrivals, self._clock(), self._limits.max_length(dispatch))
         reason = self._limits.finished(sequence)
         if reason is not None:
-            self._tell_finished(sequence, reason)
+            self._outcomes.finished(sequence, reason)
             return
         self.batcher.add(sequence)
+        self._guides.begin(sequence)
         if dispatch.digest:
             self.pager.acquire(dispatch.digest)
 
@@ -161,8 +168,9 @@ class Engine:
         return self._emit(ran=False)
 
     def close(self) -> None:
-        """Stop the loader threads and end the other ranks."""
+        """Stop the threads that load and make guides, and end the other ranks."""
         self.pager.close()
+        self._guides.close()
         self._runner.close()
         self._trace.close()
 
@@ -183,13 +191,15 @@ class Engine:
         return self.batcher.plan(now, loaded, self._pace.most_tokens(self.batcher.load(loaded)))
 
     def _settle(self, now: float) -> None:
-        """What happened since the last step: time limits that passed, loads that ended."""
-        self._trace.beat_begins()
-        self._plan = StepPlan()
+        """What happened since the last step: time limits that passed, guides made, loads that ended."""
         for sequence in list(self.batcher.sequences.values()):
             deadline = sequence.dispatch.deadline
             if deadline is not None and now >= deadline:
                 self._finish(sequence, FinishReason.TIME_LIMIT)
+        for made in self._guides.collect():
+            if made.failure:
+                self._reject(made.sequence, rejection_of(made.failure))
+            self._end_by_guide(made.sequence)
         for failure in self.pager.collect(self.batcher.wanted(), now):
             for sequence in self.batcher.without_slot(failure.digest):
                 self._reject(sequence, failure.rejection)
@@ -201,17 +211,33 @@ class Engine:
         self._trace.lap("page_in")
 
     def _launch(self, plan: StepPlan, now: float) -> None:
-        launched = self._runner.launch_draw(self._runner.launch_forward(plan))
+        forward = self._runner.launch_forward(plan)
+        owed = self._guides.guide_any(plan.draws)
+        step = forward if owed else self._runner.launch_draw(forward)
         self.batcher.launched(plan)
         launch_s = self._clock() - now
         traced = self._trace.launched(plan, self.batcher, self.pager)
-        self._trace.drawn(traced)
-        self._flights.append(_Flight(plan, launched, now, launch_s, traced))
+        if not owed:
+            self._trace.drawn(traced)
+        self._flights.append(_Flight(plan, step, now, launch_s, traced))
+
+    def _draw(self, flight: _Flight) -> Launched:
+        """If that is owed: all steps before it have landed. Who has ended meanwhile draws whatever comes."""
+        if isinstance(flight.step, Launched):
+            return flight.step
+        self._plan = flight.plan
+        masks = self._guides.masks(flight.plan.draws)
+        self._trace.lap("mask")
+        flight.step = launched = self._runner.launch_draw(flight.step, masks)
+        self._trace.drawn(flight.traced)
+        for sequence in flight.plan.draws:
+            self._end_by_guide(sequence)  # whose mask was too much
+        return launched
 
     def _land(self, flight: _Flight) -> None:
         """Wait for the oldest step, take in what it brought, and let go of those who have ended meanwhile."""
         self._plan = flight.plan
-        told = len(self._tokens)
+        told = len(self._outcomes.tokens)
         try:
             self._take_in(flight)
         except Exception as error:
@@ -219,7 +245,7 @@ class Engine:
             self._reject_all(flight.plan.num_tokens, internal(error))
             raise
         now, begin = self._clock(), max(flight.launched_at, self._landed_at)
-        rows, drawn = sum(flight.plan.num_tokens.values()), len(self._tokens) - told
+        rows, drawn = sum(flight.plan.num_tokens.values()), len(self._outcomes.tokens) - told
         self._metrics.step_done(flight.plan, drawn, now - begin)
         self._meter.step(rows, len(flight.plan.draws), now - begin)
         self._observe(flight, now)
@@ -241,7 +267,7 @@ class Engine:
 
     def _take_in(self, flight: _Flight) -> None:
         try:
-            results = self._runner.collect(flight.launched)
+            results = self._runner.collect(self._draw(flight))
         finally:
             self._trace.lap("wait")
             for sequence in self.batcher.landed(flight.plan.num_tokens):
@@ -259,8 +285,9 @@ class Engine:
     def _apply(self, result: ShareResult) -> None:
         sequence = result.sequence
         if result.failure is not None:
+            guided = self._guides.of(sequence) is not None
             of = (self.info.model_name, self.info.model_dtype, sequence.digest)
-            self._reject(sequence, no_token(result.failure, *of))
+            self._reject(sequence, no_token(result.failure, guided, *of))
             return
         sequence.prompt_scores += result.scores
         self.batcher.commit(sequence, result.computed)
@@ -272,8 +299,11 @@ class Engine:
         first = sequence.num_outputs == len(dispatch.output_token_ids)
         scores = tuple(sequence.prompt_scores) if first else ()
         wanted = dispatch.sampling.logprobs is not None
-        self._tokens.append(NewToken(dispatch.key, sequence.num_outputs, drawn, wanted, scores))
+        self._outcomes.tokens.append(NewToken(dispatch.key, sequence.num_outputs, drawn, wanted, scores))
         sequence.append(drawn.token_id)
+        self._guides.advance(sequence, drawn.token_id)
+        if self._end_by_guide(sequence):
+            return
         reason = self._limits.finished(sequence)
         if reason is not None:
             self._finish(sequence, reason)
@@ -286,32 +316,29 @@ class Engine:
         if self.batcher.free_seats <= 0:
             return no_seats(self.batcher.max_seats)
         try:
-            self._check_fits(dispatch)
+            check_fits(dispatch, self.info.max_model_len, self._vocab_size)
+            self._guides.check(dispatch)
         except InvalidDispatch as error:
             return rejection_of(error)
         return None
 
-    def _check_fits(self, dispatch: Dispatch) -> None:
-        known = (*dispatch.prompt_token_ids, *dispatch.output_token_ids)
-        if not dispatch.prompt_token_ids:
-            raise InvalidDispatch("prompt_token_ids is empty")
-        if len(dispatch.prompt_token_ids) >= self.info.max_model_len or len(known) > self.info.max_model_len:
-            raise InvalidDispatch(
-                f"prompt_token_ids has {len(dispatch.prompt_token_ids)} tokens, "
-                f"and max_model_len {self.info.max_model_len} leaves no room for an answer"
-            )
-        if not 0 <= min(known) <= max(known) < self._vocab_size:
-            raise InvalidDispatch(f"a token id is outside the vocabulary of {self._vocab_size}")
-        if not all(token < self._vocab_size for token, _ in dispatch.sampling.logit_bias):
-            raise InvalidDispatch(f"logit_bias names a token outside the vocabulary of {self._vocab_size}")
-
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._let_go(sequence)
-        self._tell_finished(sequence, reason)
+        self._outcomes.finished(sequence, reason)
+
+    def _end_by_guide(self, sequence: Sequence) -> bool:
+        guide = self._guides.of(sequence)
+        if guide is None or not self.batcher.lives(sequence):
+            return False
+        if guide.failure:
+            self._reject(sequence, rejection_of(guide.failure))
+        elif guide.ended:
+            self._finish(sequence, FinishReason.STOP)
+        return bool(guide.failure or guide.ended)
 
     def _reject(self, sequence: Sequence, rejection: Rejection) -> None:
         self._let_go(sequence)
-        self._tell_rejected(sequence.dispatch, rejection)
+        self._outcomes.rejected(sequence.dispatch, rejection)
 
     def _reject_all(self, sequences: Iterable[Sequence], rejection: Rejection) -> None:
         """Those of them that have not ended."""
@@ -319,6 +346,7 @@ class Engine:
             self._reject(sequence, rejection)
 
     def _let_go(self, sequence: Sequence) -> None:
+        self._guides.drop(sequence)
         if self.batcher.remove(sequence):
             self._release(sequence)
 
@@ -326,37 +354,24 @@ class Engine:
         if sequence.digest:
             self.pager.release(sequence.digest)
 
-    def _tell_finished(self, sequence: Sequence, reason: FinishReason) -> None:
-        dispatch = sequence.dispatch
-        self._finished.append(Finished(dispatch.key, reason, sequence.cached_prompt_tokens))
-        self._metrics.dispatch_ended(reason.value)
-        logger.debug(
-            "finished: %s after %d tokens", reason.value, sequence.num_outputs, extra=_names(dispatch)
-        )
-
-    def _tell_rejected(self, dispatch: Dispatch, rejection: Rejection) -> None:
-        self._rejected.append(Rejected(dispatch.key, rejection))
-        self._metrics.dispatch_ended("rejected")
-        logger.info("rejected: %s: %s", rejection.reason, rejection.message, extra=_names(dispatch))
-
     def _emit(self, *, ran: bool) -> StepEvents:
         residency = self.pager.take_delta()
         for gone in residency.removed if residency else ():
             if not self.pager.holds(gone.digest):
                 self._metrics.adapter_gone(gone.digest)
                 self.batcher.blocks.evict_first(gone.digest)
+        tokens, finished, rejected = self._outcomes.take()
         events = StepEvents(
             step=self._steps,
             ran=ran,
             runs=bool(self._flights),
-            tokens=tuple(self._tokens),
-            finished=tuple(self._finished),
-            rejected=tuple(self._rejected),
+            tokens=tokens,
+            finished=finished,
+            rejected=rejected,
             residency=residency,
             status=self._status(),
             dropped=self.pager.take_dropped(),
         )
-        self._tokens, self._finished, self._rejected = [], [], []
         self._trace.beat_over()
         return events
 
@@ -380,11 +395,3 @@ class Engine:
 
 def _by_digest(sequences: Iterable[Sequence]) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(sequence.digest for sequence in sequences if sequence.digest).items())
-
-
-def _names(dispatch: Dispatch) -> dict[str, str]:
-    return {
-        "request_id": dispatch.request_id,
-        "dispatch_id": dispatch.key[1],
-        "digest": dispatch.digest or "base",
-    }

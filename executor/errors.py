@@ -7,7 +7,8 @@ ExecutorError
 ├── RankLost             a rank of this executor ended or left the others; only a restart helps
 ├── AdapterLoadTimeout   the store takes too long
 ├── HostMemoryFull       an adapter that nobody waits for has no room in host memory
-└── InvalidDispatch      a scheduler sent something that cannot run; names the field
+├── InvalidDispatch      a scheduler sent something that cannot run; names the field
+└── ConstraintFailed     an answer cannot be held to its constraint any further
 """
 
 
@@ -44,3 +45,7 @@ class HostMemoryFull(ExecutorError):
 
 class InvalidDispatch(ExecutorError):
     """A bug in a scheduler, or one that serves another model."""
+
+
+class ConstraintFailed(ExecutorError):
+    """Of one answer: its constraint takes too much to follow, or leaves nothing to go on with."""

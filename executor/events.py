@@ -84,3 +84,4 @@ class EngineInfo:
     num_kv_blocks: int
     block_size: int
     max_full_heads: int = 0
+    knows_constraints: bool = False

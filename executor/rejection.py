@@ -9,7 +9,7 @@ import grpc
 import adapter_store.errors as store
 import executor.lora.errors as lora
 from executor.batch.sampling import SampleFailure
-from executor.errors import AdapterLoadTimeout, ExecutorError, InvalidDispatch
+from executor.errors import AdapterLoadTimeout, ConstraintFailed, ExecutorError, InvalidDispatch
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,12 @@ def draining() -> Rejection:
     return Rejection("DRAINING", "this executor is shutting down", True, grpc.StatusCode.UNAVAILABLE)
 
 
-def no_token(failure: SampleFailure, model: str, dtype: str, digest: str) -> Rejection:
-    """Of a request's own biases and penalties; or of what it asks for, an adapter (its digest) or else the
-    model, whose numbers do not fit into the dtype that this executor computes in."""
+def no_token(failure: SampleFailure, guided: bool, model: str, dtype: str, digest: str) -> Rejection:
+    """Of what guides the answer; of a request's own biases and penalties; or of what it asks for, an adapter
+    (its digest) or else the model, whose numbers do not fit into the dtype that this executor computes in."""
+    if failure is SampleFailure.NOTHING_LEFT and guided:
+        told = "constraint, allowed_token_ids and bad_words leave nothing to draw"
+        return rejection_of(ConstraintFailed(told))
     if failure is SampleFailure.NOTHING_LEFT:
         return Rejection("NOTHING_TO_DRAW", failure.value, False, grpc.StatusCode.INVALID_ARGUMENT)
     whose = f"with adapter {digest}" if digest else f"of base model {model}"
@@ -70,6 +73,7 @@ def internal(error: Exception) -> Rejection:
 
 _TABLE: tuple[tuple[type[Exception], str, bool, grpc.StatusCode], ...] = (
     (InvalidDispatch, "INVALID_REQUEST", False, grpc.StatusCode.INVALID_ARGUMENT),
+    (ConstraintFailed, "CONSTRAINT_FAILED", False, grpc.StatusCode.FAILED_PRECONDITION),
     (store.InvalidRef, "INVALID_REQUEST", False, grpc.StatusCode.INVALID_ARGUMENT),
     (AdapterLoadTimeout, "ADAPTER_LOAD_TIMEOUT", True, grpc.StatusCode.UNAVAILABLE),
     (store.AdapterNotFound, "ADAPTER_NOT_FOUND", False, grpc.StatusCode.NOT_FOUND),

@@ -9,6 +9,7 @@ from executor.batch.sampling import SamplingParams
 from executor.batch.sequence import Dispatch, FinishReason, PromptLogprob, StopRules
 from executor.errors import InvalidDispatch
 from executor.events import EngineInfo, Finished, NewToken, Rejected, Status
+from lorafleet.constraints.constraint import Constraint
 from lorafleet.v1 import adapters_pb2, common_pb2, executor_pb2
 
 PROTOCOL_VERSION = 1
@@ -53,7 +54,25 @@ def dispatch_from(message: executor_pb2.Dispatch, stream: int, now: float) -> Di
         deadline=now + message.time_left_ms / 1000 if message.time_left_ms else None,
         accepted_at=now - message.waited_ms / 1000,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        constraint=_constraint(message),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=_bad_words(message),
     )
+
+
+def _constraint(message: executor_pb2.Dispatch) -> Constraint | None:
+    if not message.HasField("constraint"):
+        return None
+    constraint = Constraint.from_proto(message.constraint)
+    if constraint is None:
+        raise InvalidDispatch("constraint has no kind that is known here")
+    return constraint
+
+
+def _bad_words(message: executor_pb2.Dispatch) -> tuple[tuple[int, ...], ...]:
+    if not all(word.token_ids for word in message.bad_words):
+        raise InvalidDispatch("bad_words has one of no tokens")
+    return tuple(tuple(word.token_ids) for word in message.bad_words)
 
 
 def _sampling(message: executor_pb2.Dispatch) -> SamplingParams:
@@ -70,6 +89,7 @@ def _sampling(message: executor_pb2.Dispatch) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        masked_logprobs=message.masked_logprobs,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
@@ -96,6 +116,7 @@ def hello(info: EngineInfo, instance_id: str, residency: Residency) -> executor_
         residency_number=residency.number,
         tells_drops=True,
         knows_waits=True,
+        knows_constraints=info.knows_constraints,
     )
 
 

@@ -17,12 +17,13 @@ waited since. Rules, in order:
    get few tokens.
 2. When KV blocks run out, the youngest running sequence is preempted: it holds nothing any more and computes
    its tokens anew later. What it delivered stays delivered. Nothing new starts in such a step.
-3. Waiting sequences follow, oldest first. One whose adapter cannot have a slot now, or is not in host
-   memory yet, is passed over and holds nothing, and so is one whose adapter would be page-in number
-   `max_page_ins` + 1 of the step: everybody in a step waits for its page-ins, and so many are done while the
-   step before it runs. One that lacks KV blocks, beside those that prompts under way will need, ends the
-   search. When a step has no token left, further ones begin without one until `MOST_UNFINISHED` prompts are
-   under way: a short one can have its part of the next step so, and its page-in runs meanwhile.
+3. Waiting sequences follow, oldest first. One that is not ready (its grammar is being compiled), or whose
+   adapter cannot have a slot now or is not in host memory yet, is passed over and holds nothing, and so is
+   one whose adapter would be page-in number `max_page_ins` + 1 of the step: everybody in a step waits for its
+   page-ins, and so many are done while the step before it runs. One that lacks KV blocks, beside those that
+   prompts under way will need, ends the search. When a step has no token left, further ones begin without one
+   until `MOST_UNFINISHED` prompts are under way: a short one can have its part of the next step so, and its
+   page-in runs meanwhile.
 4. Against starvation: once the oldest waiting sequence whose adapter is loaded but has no slot has waited
    `aging_s`, no younger one may join an adapter in use, except those that waited for it when its use began.
    So some slot is idle, at the latest, when all that runs, all that is older and all such have ended; and
@@ -166,12 +167,14 @@ class Batcher:
         return [sequence for sequence in self.running if sequence.slot in loading]
 
     def load(self, loaded: Container[str]) -> Load:
-        """What the next step could have, about: waiting sequences count if their adapter has a slot, or is
-        among `loaded` and could get one."""
+        """What the next step could have, about: waiting sequences count if they are ready and their adapter
+        has a slot, or is among `loaded` and could get one."""
         wanted = [sequence.uncomputed for sequence in self.running]
         prompts = [count for count in wanted if count > 1]
         page_ins = min(self.max_page_ins, len(self.slots) - self.slots.in_use) if self.waiting else 0
         for sequence in self.waiting:
+            if not sequence.ready:
+                continue
             if sequence.digest and self.slots.find(sequence.digest) is None:
                 if not page_ins or sequence.digest not in loaded:
                     continue
@@ -242,7 +245,7 @@ class Batcher:
         for sequence in list(self.waiting):
             if budget == 0 and num_unfinished >= MOST_UNFINISHED:
                 break
-            if not self._may_have_slot(sequence, starving, loaded, plan):
+            if not sequence.ready or not self._may_have_slot(sequence, starving, loaded, plan):
                 continue
             if not self._open(sequence, plan, promised):
                 break
@@ -263,7 +266,7 @@ class Batcher:
         """Place of the oldest waiting sequence that only lacks a slot and has lacked it for too long."""
         for sequence in self.waiting:
             digest = sequence.digest
-            if digest in loaded and self.slots.find(digest) is None:
+            if sequence.ready and digest in loaded and self.slots.find(digest) is None:
                 return sequence.order if now - sequence.arrived_at >= self.aging_s else None
         return None
 

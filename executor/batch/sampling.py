@@ -19,6 +19,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output
     seed: int = 0  # 64 bits, unsigned
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    masked_logprobs: bool = False  # among the tokens that the answer's guide leaves
     logprobs: int | None = None  # how many of the likeliest tokens to report beside the chosen one
 
     def __post_init__(self) -> None:
@@ -74,8 +75,8 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """`logprob` is of the model's own distribution: before biases, penalties and temperature. NaN unless it
-    was asked for."""
+    """`logprob` is of the model's own distribution: before biases, penalties and temperature, and before
+    masks unless `masked_logprobs`. NaN unless it was asked for."""
 
     token_id: int
     logprob: float

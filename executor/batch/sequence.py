@@ -6,6 +6,7 @@ from enum import Enum
 
 from executor.batch.blocks import BlockTable
 from executor.batch.sampling import SamplingParams
+from lorafleet.constraints.constraint import Constraint
 
 # Which stream, and the dispatch id on it: schedulers name dispatches independently of each other.
 Key = tuple[int, str]
@@ -49,6 +50,9 @@ class Dispatch:
     deadline: float | None = None
     prompt_logprobs: int | None = None
     accepted_at: float = 0.0
+    constraint: Constraint | None = None
+    allowed_token_ids: tuple[int, ...] = ()  # none: all are
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the last token of each is not drawn behind the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Sequence:
     in_flight: int = 0  # launched steps that it is part of
     table: BlockTable | None = None
     slot: int = -1
+    ready: bool = True  # False: what its answer is held to is still being made
     started: bool = False
     cached_prompt_tokens: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list)
@@ -155,8 +160,11 @@ class StopLimits:
         return room if most is None else min(room, len(dispatch.prompt_token_ids) + most)
 
     def forbidden(self, sequence: Sequence) -> frozenset[int]:
-        """Tokens that may not be drawn next: all ends, while fewer than min_new_tokens are there."""
+        """Tokens that may not be drawn next: all ends, while fewer than min_new_tokens are there. With a
+        constraint it is up to the sequence's guide."""
         rules = sequence.dispatch.stop
+        if sequence.dispatch.constraint is not None:
+            return frozenset()
         if not rules.min_new_tokens or sequence.num_outputs + sequence.ahead >= rules.min_new_tokens:
             return frozenset()
         return rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | self.eos_token_ids

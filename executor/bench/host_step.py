@@ -20,12 +20,16 @@ from executor.batch.sequence import Dispatch, StopLimits, StopRules
 from executor.batch.slots import SlotTable
 from executor.engine import Engine
 from executor.events import EngineInfo
+from executor.guides.guide import Vocabulary
+from executor.guides.guides import Guides
+from executor.guides.workshop import Workshop
 from executor.lora.arena import TensorCopy
 from executor.lora.image import SlotImage
 from executor.metrics import Metrics
 from executor.step.inputs import SequenceRows
 from executor.step.model_runner import ModelRunner, NoOtherRanks
 from executor.step.sampler import Sampler
+from executor.step.token_masks import MaskBuffers
 from executor.step.trace import NO_TRACE, Trace
 
 VOCAB, LENGTH, PROMPT, STEPS = 128_256, 2048, 64, 100
@@ -116,7 +120,7 @@ def _engine(count: int) -> Engine:
         NoAdapters(),
         slots,
         PagerSettings(host_bytes=1, loader_threads=1, load_timeout_s=60.0),
-        Listeners(lambda: None, lambda result, seconds: None, lambda digest: None, lambda seconds: None),
+        Listeners(_nothing, lambda result, seconds: None, lambda digest: None, lambda seconds: None),
     )
     batcher = Batcher(
         BlockPool(count * LENGTH // 16, 16),
@@ -131,6 +135,10 @@ def _engine(count: int) -> Engine:
         ModelRunner(NoModel(count), sampler, NoWriter(), limits, NoOtherRanks()),
         batcher,
         pager,
+        Guides(
+            Workshop(None, Vocabulary(VOCAB, limits.eos_token_ids), _nothing),
+            MaskBuffers(count, VOCAB, "cuda"),
+        ),
         limits,
         VOCAB,
         metrics,
@@ -139,3 +147,7 @@ def _engine(count: int) -> Engine:
         RateMeter(),
         steps_ahead=1,
     )
+
+
+def _nothing() -> None:
+    """Nobody waits to be woken."""

@@ -14,6 +14,7 @@ from executor.batch.sequence import PromptLogprob, Sequence, StopLimits
 from executor.step.forward_pass import ForwardPass
 from executor.step.inputs import SequenceRows
 from executor.step.sampler import Drawn, Sampler
+from executor.step.token_masks import Masks
 from executor.step.trace import NO_TRACE, Trace
 
 
@@ -112,10 +113,10 @@ class ModelRunner:
         self._trace.lap("launch")
         return Forward(shares, logits, tuple(row for share in shares for row in self._wanted(share)))
 
-    def launch_draw(self, forward: Forward) -> Launched:
+    def launch_draw(self, forward: Forward, masks: Masks | None = None) -> Launched:
         """Enqueue the step's draw behind its rows. The i-th of its plan's `draws` draws into row i of the
-        sampler's last tokens."""
-        launched = Launched(forward.shares, self._sampler.launch(forward.logits, forward.wanted))
+        sampler's last tokens, and is number i in `masks`."""
+        launched = Launched(forward.shares, self._sampler.launch(forward.logits, forward.wanted, masks))
         self._trace.lap("sample")
         return launched
 

@@ -1,8 +1,9 @@
 """Turns logits into tokens: edits, penalties, filters, and noise from (seed, position, token id).
 
-Order of operations: logit_bias; forbidden tokens; repetition, presence and frequency penalties; temperature;
-top_k; min_p; top_p; Gumbel-max draw. Of equal logits the lowest token id comes first. Log-probabilities are
-reported from the logits as the model made them, before all of this.
+Order of operations: masks; logit_bias; forbidden tokens; repetition, presence and frequency penalties;
+temperature; top_k; min_p; top_p; Gumbel-max draw. Of equal logits the lowest token id comes first.
+Log-probabilities are reported from the logits as the model made them, before all of this, or behind the masks
+alone for who wants them so.
 
 All of it happens on the device, and the next step can read the drawn tokens there.
 """
@@ -10,6 +11,7 @@ All of it happens on the device, and the next step can read the drawn tokens the
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +28,10 @@ from executor.batch.sampling import (
 )
 from executor.step.sampler_edits import edited
 from executor.step.sampler_ops import chunks, logprobs_of, on_device
+from executor.step.token_masks import WORD_BITS, Masks
 from kernels.reference.gumbel_draw import gumbel_draw
 from kernels.reference.nucleus import nucleus
+from kernels.reference.token_masks import mask_tokens
 
 # What stands in for a token when there is none, and why.
 _FAILURES = {-1: SampleFailure.NOT_FINITE, -2: SampleFailure.NOTHING_LEFT}
@@ -71,18 +75,29 @@ class Sampler:
         kinds: list[Row] = [SampleRequest(SamplingParams(**way), 1, (0,), (0,), (0,), 0) for way in ways]
         for rows in (*([kind] for kind in kinds), [kinds[0], ScoreRequest(0, 1)]):
             self.collect(self.launch(torch.zeros(len(rows), vocab, device=self.last_tokens.device), rows))
+        self._warm_up_masks(vocab)
+
+    def _warm_up_masks(self, vocab: int) -> None:
+        """A mask, and one for a report, which lies elsewhere."""
+        device = self.last_tokens.device
+        words = torch.full((1, -(-vocab // WORD_BITS)), -1, dtype=torch.int32, device=device)
+        masks = Masks((0,), torch.zeros(1, dtype=torch.int32, device=device), words)
+        way = SamplingParams(temperature=0, logprobs=1, masked_logprobs=True)
+        rows = [SampleRequest(way, 1, (), ())]
+        self.collect(self.launch(torch.zeros(1, vocab, device=device), rows, masks))
 
     @torch.inference_mode()
-    def launch(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+    def launch(self, logits: Tensor, rows: Sequence[Row], masks: Masks | None = None) -> Drawn:
         """logits [n, vocab] float32, unchanged; row i is for rows[i]. Waits for nothing on the device."""
         if len(logits) != len(rows):
             raise ValueError(f"{len(logits)} rows of logits for {len(rows)} requests")
-        tokens = self._choose_all(logits, rows)
+        tokens = self._choose_all(logits, rows, masks)
         reported = tuple(i for i, row in enumerate(rows) if row.reports is not None)
         count = min(max((rows[i].reports or 0 for i in reported), default=0), logits.shape[1])
         reports = tokens.new_empty(0, 1 + 2 * count)
         if reported:
-            reports = _report(logits, tokens.clamp(min=0), reported, count)
+            told = _masked_for_reports(self._ops, logits, rows, masks) if masks else logits
+            reports = _report(told, tokens.clamp(min=0), reported, count)
         on_host, arrived = _to_host(torch.cat((tokens, reports.flatten())) if reported else tokens)
         return Drawn(
             tuple(rows), on_host[: len(rows)], reported, on_host[len(rows) :].view(reports.shape), arrived
@@ -103,26 +118,27 @@ class Sampler:
             outcomes[i] = _reported(tokens[i], values[0], tuple(pair for pair in best if pair[1] > -math.inf))
         return outcomes
 
-    def _choose_all(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    def _choose_all(self, logits: Tensor, rows: Sequence[Row], masks: Masks | None) -> Tensor:
         """int64 [n]; what is drawn is in `last_tokens`, too."""
         draws = [i for i, row in enumerate(rows) if isinstance(row, SampleRequest)]
         requests = [row for row in rows if isinstance(row, SampleRequest)]
         if len(draws) == len(rows):
-            tokens = self._choose(logits, requests)
+            tokens = self._choose(logits, requests, masks)
             torch.clamp(tokens, min=0, out=self.last_tokens[: len(draws)])
             return tokens
         given = [row.token_id if isinstance(row, ScoreRequest) else 0 for row in rows]
         tokens = on_device(given, torch.int64, logits.device)
         if draws:
             where = on_device(draws, torch.int64, logits.device)
-            drawn = self._choose(logits[where], requests)
+            drawn = self._choose(logits[where], requests, masks)
             torch.clamp(drawn, min=0, out=self.last_tokens[: len(draws)])
             tokens.index_copy_(0, where, drawn)
         return tokens
 
-    def _choose(self, logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+    def _choose(self, logits: Tensor, requests: Sequence[SampleRequest], masks: Masks | None) -> Tensor:
         """int64 [n], with a key of _FAILURES where there is nothing to draw."""
-        changed = edited(logits, requests, self.last_tokens)
+        mask = partial(self._ops.mask, rows=masks.rows, words=masks.words) if masks else None
+        changed = edited(logits, requests, self.last_tokens, mask)
         best, tokens = changed.max(-1)  # the first of equals
         drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
         for part in chunks(len(drawn), logits.shape[1], self._ops.most_elements):
@@ -142,6 +158,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Mask = Callable[..., None]  # logits, rows, words
 Filter = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
 
 
@@ -151,16 +168,18 @@ class _Ops:
 
     keep: Filter
     draw: Draw
+    mask: Mask
     most_elements: int
 
     @classmethod
     def on(cls, device: torch.device) -> "_Ops":
         if device.type != "cuda":
-            return cls(nucleus, gumbel_draw, 1 << 22)
+            return cls(nucleus, gumbel_draw, mask_tokens, 1 << 22)
         from kernels.gumbel_draw import gumbel_draw as draw_on_gpu  # these need triton
         from kernels.nucleus import nucleus as keep_on_gpu
+        from kernels.token_masks import mask_tokens as mask_on_gpu
 
-        return cls(keep_on_gpu, draw_on_gpu, 1 << 24)
+        return cls(keep_on_gpu, draw_on_gpu, mask_on_gpu, 1 << 24)
 
 
 def _drawn(ops: _Ops, logits: Tensor, best: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
@@ -187,6 +206,22 @@ def _drawn(ops: _Ops, logits: Tensor, best: Tensor, requests: Sequence[SampleReq
     seeds = column([each.seed - (each.seed >> 63 << 64) for each in params], torch.int64)
     positions = column([request.position for request in requests], torch.int64)
     return ops.draw(logits, best, temperatures, seeds, positions, kept)
+
+
+def _masked_for_reports(ops: _Ops, logits: Tensor, rows: Sequence[Row], masks: Masks) -> Tensor:
+    """With the masks of those who want log-probabilities behind them; `logits` itself where nobody does."""
+    draws = [i for i, row in enumerate(rows) if isinstance(row, SampleRequest)]
+    wanted = [
+        (draws[draw], number)
+        for number, draw in enumerate(masks.draws)
+        if isinstance(row := rows[draws[draw]], SampleRequest) and row.params.masked_logprobs
+    ]
+    if not wanted:
+        return logits
+    table = on_device(wanted, torch.int32, logits.device)
+    logits = logits.clone()
+    ops.mask(logits, rows=table[:, 0].contiguous(), words=masks.words[table[:, 1]])
+    return logits
 
 
 def _report(logits: Tensor, tokens: Tensor, reported: Sequence[int], count: int) -> Tensor:

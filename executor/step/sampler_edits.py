@@ -1,7 +1,7 @@
-"""What requests change about their logits before a draw: biases, forbidden tokens, penalties."""
+"""What requests change about their logits before a draw: masks, biases, forbidden tokens, penalties."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +15,22 @@ from executor.step.sampler_ops import chunks, on_device
 Ints = npt.NDArray[np.int64]
 
 
-def edited(logits: Tensor, requests: Sequence[SampleRequest], last_tokens: Tensor) -> Tensor:
-    """Biases, forbidden tokens and penalties, in this order, on a copy of `logits` [n, vocab]; without any of
-    them `logits` itself."""
+def edited(
+    logits: Tensor,
+    requests: Sequence[SampleRequest],
+    last_tokens: Tensor,
+    mask: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """What `mask` does, biases, forbidden tokens and penalties, in this order, on a copy of `logits`
+    [n, vocab]; without any of them `logits` itself."""
     biased = [row for row, request in enumerate(requests) if request.params.logit_bias]
     barred = [row for row, request in enumerate(requests) if request.forbidden_token_ids]
     penalized = [row for row, request in enumerate(requests) if request.params.penalizes]
-    if not (biased or barred or penalized):
+    if not (mask or biased or barred or penalized):
         return logits
     logits = logits.clone()
+    if mask:
+        mask(logits)
     if biased:
         _add_biases(logits, biased, requests)
     if barred:

@@ -1,8 +1,14 @@
+from typing import Any
+
+import pytest
+
 from executor.batch.sampling import SampledToken
 from executor.batch.sequence import PromptLogprob
+from executor.errors import InvalidDispatch
 from executor.events import NewToken
 from executor.wire import MAX_STEP_BYTES, dispatch_from, step_events
-from lorafleet.v1 import executor_pb2
+from lorafleet.constraints.constraint import Constraint
+from lorafleet.v1 import common_pb2, executor_pb2
 
 TOP = tuple((2**20 + i, -1.5) for i in range(20))
 
@@ -39,3 +45,28 @@ def test_large_prompts_that_end_in_one_step_are_split() -> None:
 def test_a_request_is_as_old_as_its_scheduler_says() -> None:
     message = executor_pb2.Dispatch(dispatch_id="a", prompt_token_ids=[5], waited_ms=2500)
     assert dispatch_from(message, 1, now=100.0).accepted_at == 97.5
+
+
+def test_what_holds_an_answer_comes_with_its_dispatch() -> None:
+    message = executor_pb2.Dispatch(
+        dispatch_id="a",
+        prompt_token_ids=[5],
+        constraint=Constraint.choice("x", "y").to_proto(),
+        allowed_token_ids=[7, 3],
+        bad_words=[{"token_ids": [1]}, {"token_ids": [2, 3]}],
+        masked_logprobs=True,
+    )
+    dispatch = dispatch_from(message, 1, now=100.0)
+    assert dispatch.constraint == Constraint.choice("x", "y")
+    assert (dispatch.allowed_token_ids, dispatch.bad_words) == ((7, 3), ((1,), (2, 3)))
+    assert dispatch.sampling.masked_logprobs
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("constraint", common_pb2.Constraint()), ("bad_words", [executor_pb2.TokenSequence()])],
+)
+def test_what_holds_nothing_is_refused_by_name(field: str, value: Any) -> None:
+    message = executor_pb2.Dispatch(dispatch_id="a", prompt_token_ids=[5], **{field: value})
+    with pytest.raises(InvalidDispatch, match=f"^{field}"):
+        dispatch_from(message, 1, now=100.0)
