@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PROTOS := $(wildcard protos/lorafleet/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander fairness simulate check format lint types contracts stubs wire-baseline bills soak
+.PHONY: help map demo test test-fast crash cancels rotation elastic leavers chaos fuzz bystander fairness constraints simulate check format lint types contracts stubs wire-baseline bills soak
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,6 +68,10 @@ bystander: $(STAMP)  ## tenants who take all that is shared for two minutes, and
 
 fairness: $(STAMP)  ## a tenant at ten times its quota beside an honest one, whose first tokens must come as before
 	$(BIN)/python -m tests.support.flood.fairness --json tests/faults/results/fairness.json $(FAIRNESS_ARGS)
+
+constraints: $(STAMP)  ## answers that fit 1,000 random schemas and a folder's (SUITE=), and streams beside hostile ones
+	$(BIN)/python -m tests.support.constrained --json tests/fidelity/results/constraints.json $(if $(SUITE),--suite $(SUITE)) $(CONSTRAINTS_ARGS)
+	$(BIN)/python -m tests.support.constrained.gaps --json tests/faults/results/constraints.json
 
 simulate: $(STAMP)  ## ten minutes of 100 executors and 100,000 adapters at 1,000 requests/s, on virtual time
 	$(BIN)/python -m scheduler.simulate large --json scheduler/simulate/results/large.json $(SIMULATE_ARGS)
