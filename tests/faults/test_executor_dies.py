@@ -1,5 +1,6 @@
 """Executors that are killed and started again, and one that is told to end, with streams under way."""
 
+import re
 import signal
 from collections.abc import Iterator
 from itertools import pairwise
@@ -7,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lorafleet import Client
+from lorafleet import Client, Constraint, FinishReason, Options
 from tests.support.adapters.peft import make_adapter
 from tests.support.services.cluster import Cluster, Node, Pair, wait_until
 from tests.support.services.proxy import Proxy
 from tests.support.services.resumption import (
+    NUM_TOKENS,
     PROMPT,
     Expected,
     all_go_on,
@@ -20,7 +22,7 @@ from tests.support.services.resumption import (
     prepare,
     start,
 )
-from tests.support.services.streams import undisturbed
+from tests.support.services.streams import no_near_ties, undisturbed, watch
 
 SLOTS = ("--max-loras", "2", "--max-lora-rank", "8")
 
@@ -67,6 +69,42 @@ def test_streams_move_to_the_other_executor(
     check(streams, expected)
     assert 1 <= scheduler.count("resumptions") - before <= lost
     executors[0].start().wait_ready()
+
+
+HELD = re.compile(r"([a-d]{1,3} ){150}end")
+
+
+def test_answers_with_constraints_go_on_with_them(
+    scheduler: Node, executors: list[Node], client: Client, expected: dict[str, Expected]
+) -> None:
+    """Of the base and of an adapter, greedy and not, on the other executor."""
+    constraint = Constraint.regex(HELD.pattern)
+    asked = [
+        Options(constraint=constraint, adapter=name, **drawn)
+        for name in (None, "held")
+        for drawn in (Options(), Options(temperature=1.0, seed=5))
+    ]
+    answers = [
+        client.generate(PROMPT, max_new_tokens=NUM_TOKENS, logprobs=2, masked_logprobs=True, **options)
+        for options in asked
+    ]
+    for answer, options in zip(answers, asked, strict=True):
+        if "seed" not in options:
+            no_near_ties(answer)
+        assert answer.finish_reason is FinishReason.STOP and HELD.fullmatch(answer.text)
+    before = scheduler.count("resumptions")
+    streams = [watch(client, PROMPT, NUM_TOKENS, ignore_eos=None, **options) for options in asked]
+    for stream in streams:
+        stream.wait_for(20)
+    victim = max(executors, key=lambda executor: executor.gauge("running_sequences"))
+    victim.kill()
+    for stream, answer in zip(streams, answers, strict=True):
+        stream.wait_end()
+        assert stream.error is None
+        assert (tuple(stream.tokens), stream.text) == (answer.token_ids, answer.text)
+        assert stream.finish_reason == FinishReason.STOP
+    assert scheduler.count("resumptions") > before
+    victim.start().wait_ready()
 
 
 def test_an_executor_that_restarts_alone_takes_its_streams_up_again(

@@ -17,10 +17,16 @@ LOOSE: dict[str, Any] = {"ignore_eos": True}
 def undisturbed(client: Client, prompt: list[int], num_tokens: int, **options: Any) -> Generation:
     """The greedy answer on a quiet fleet. Fails if it comes near a tie: choose another prompt then."""
     answer = client.generate(prompt, max_new_tokens=num_tokens, logprobs=2, **LOOSE, **options)
-    gaps = [position.top[0].logprob - position.top[1].logprob for position in answer.logprobs]
     assert len(answer.token_ids) == num_tokens
-    assert min(gaps) > NEAR_TIE, f"a near tie, {min(gaps):.1e}, at token {gaps.index(min(gaps))}"
+    no_near_ties(answer)
     return answer
+
+
+def no_near_ties(answer: Generation) -> None:
+    """Of the two likeliest tokens at each position, where two are allowed."""
+    pairs = [position.top for position in answer.logprobs if len(position.top) > 1]
+    gaps = [best.logprob - next_best.logprob for best, next_best in pairs]
+    assert min(gaps) > NEAR_TIE, f"a near tie, {min(gaps):.1e}, at choice {gaps.index(min(gaps))}"
 
 
 @dataclass
@@ -44,12 +50,13 @@ class Watched:
 
 
 def watch(client: Client, prompt: Any, num_tokens: int, **options: Any) -> Watched:
-    """Starts a stream; it ends by itself, or when the client is closed."""
+    """Starts a stream; it ends by itself, or when the client is closed. It goes on after the model's own end
+    of the answer unless `ignore_eos` says otherwise."""
     watched = Watched()
 
     def read() -> None:
         try:
-            for chunk in client.stream(prompt, max_new_tokens=num_tokens, **LOOSE, **options):
+            for chunk in client.stream(prompt, max_new_tokens=num_tokens, **{**LOOSE, **options}):
                 watched.tokens += chunk.token_ids
                 watched.text += chunk.text
                 watched.digest = chunk.adapter_digest
