@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from lorafleet.constraints.constraint import Constraint, Kind
 from lorafleet.constraints.grammar import InvalidConstraint, matcher_of
+from lorafleet.constraints.literals import check_literals, pointer_step
 
 PLACE_S = 0.4  # Of CPU time, to find where in a schema something is.
 MAX_FORCED_BYTES = 16_384
@@ -27,6 +28,7 @@ def check(guide: LLTokenizer, constraint: Constraint) -> None:
         matcher = matcher_of(guide, constraint)
     except InvalidConstraint as error:
         raise _explained(guide, constraint, str(error)) from error
+    check_literals(guide, constraint)
     _check_begins(matcher)
 
 
@@ -127,4 +129,4 @@ def _inner(items: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 
 
 def _step(name: str) -> str:
-    return "/" + name.replace("~", "~0").replace("/", "~1")
+    return f"/{pointer_step(name)}"

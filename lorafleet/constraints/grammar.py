@@ -18,7 +18,7 @@ _JSON_OPTIONS: "JsonCompileOptions" = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[ \t\r\n]{1,32}",
+    "whitespace_pattern": r"[ \t\r\n]{1,16}",
 }
 
 

@@ -102,8 +102,8 @@ def test_where_an_answer_is_whole_the_model_s_ends_are_allowed_all(folder: Path)
 
 def test_spaces_end_some_time(guide: LLTokenizer) -> None:
     matcher = matcher_of(guide, Constraint.json_object())
-    assert takes(matcher, guide, "{" + " " * 32 + "}")
-    assert not takes(matcher, guide, "{" + " " * 33 + "}")
+    assert takes(matcher, guide, "{" + " " * 16 + "}")
+    assert not takes(matcher, guide, "{" + " " * 17 + "}")
 
 
 def test_a_schema_cannot_ask_for_what_is_no_json(guide: LLTokenizer) -> None:
@@ -144,6 +144,7 @@ def test_what_a_schema_asks_in_vain_is_named_where_it_is(
         (Constraint.json_schema('{"type":'), "line 1 column"),
         (Constraint.json_schema('{"items":' * 200 + "{}" + "}" * 200), "recursion limit"),
         (Constraint.json_schema({"enum": []}), "."),
+        (Constraint.json_schema({"enum": [1, 1 << 64]}), "more than 64 bits"),
         (Constraint.regex("x(?=a)b"), "character 2 .* look-around"),
         (Constraint.regex("a("), "character 2 .* unclosed group"),
         (Constraint.regex(r"\bfoo"), "lookarounds"),
