@@ -1,4 +1,4 @@
-"""What a constraint spells out: characters that the model has tokens for, numbers that stay what they are."""
+"""What a constraint spells out: characters that the model has tokens for, numbers that it can write."""
 
 import json
 from collections.abc import Iterator, Mapping

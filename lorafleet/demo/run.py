@@ -1,6 +1,7 @@
 """`lorafleet demo`: a small real model, all services, and answers from all its adapters at once."""
 
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,16 +12,27 @@ from typing import TextIO
 
 from lorafleet.aio import AsyncClient
 from lorafleet.client import Client
+from lorafleet.constraints.constraint import Constraint
 from lorafleet.demo.counts import SlotCounts, read_counts
 from lorafleet.demo.live import View
 from lorafleet.demo.model import MODEL_NAME, prepare_model
 from lorafleet.errors import LoraFleetError
 from lorafleet.local import LocalConfig, LocalFleet
+from lorafleet.requests import Options
 
 ADAPTERS = Path(__file__).parent / "adapters"
 BASE = "base"
 QUESTIONS = ("What is the capital of France?", "Why is the sky blue?")
 MAX_NEW_TOKENS = 40
+# What answers of the adapter "json" are held to: trained or not, they fit, and are short enough to be whole.
+JSON_TOKENS = 96
+JSON_NAMES = ("topic", "answer")
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 60} for name in JSON_NAMES},
+    "required": list(JSON_NAMES),
+    "additionalProperties": False,
+}
 READY_SECONDS = 300.0
 # The services are on this machine: what does not come back soon has died.
 RESUME_SECONDS = 10.0
@@ -142,10 +154,13 @@ async def _ask_rounds(target: str, names: Sequence[str], view: View) -> list[Ans
 async def _answer(client: AsyncClient, name: str, question: str, view: View) -> Answer:
     prompt = [{"role": "user", "content": question}]
     adapter = None if name == BASE else name
+    constraint = Constraint.json_schema(JSON_SCHEMA) if name == "json" else None
     started = time.perf_counter()
     first = 0.0
     text, tokens, digest, finish_reason = "", 0, "", ""
-    async with aclosing(client.stream(prompt, adapter=adapter, max_new_tokens=MAX_NEW_TOKENS)) as chunks:
+    most = JSON_TOKENS if constraint else MAX_NEW_TOKENS
+    options = Options(adapter=adapter, constraint=constraint, max_new_tokens=most)
+    async with aclosing(client.stream(prompt, **options)) as chunks:
         async for chunk in chunks:
             if chunk.token_ids:
                 first = first or time.perf_counter()
@@ -170,6 +185,11 @@ def _report(max_loras: int, digests: Mapping[str, str], answers: list[Answer], c
         for a in answers
         if a.digest != digests.get(a.adapter, "")
     ]
+    problems += [
+        f"json answered {a.question!r} with what does not fit its schema: {a.text}"
+        for a in answers
+        if a.adapter == "json" and not _fits(a.text)
+    ]
     if not counts.page_ins.total():
         problems.append("no adapter was paged in")
     return Report(
@@ -181,6 +201,14 @@ def _report(max_loras: int, digests: Mapping[str, str], answers: list[Answer], c
         page_ins=counts.page_ins.total(),
         problems=tuple(problems),
     )
+
+
+def _fits(text: str) -> bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and tuple(value) == JSON_NAMES
 
 
 def _row(name: str, digest: str, answers: list[Answer], counts: SlotCounts) -> Row:

@@ -48,6 +48,16 @@ def test_the_demo_fails_when_it_did_not_show_what_it_should() -> None:
     )
 
 
+def test_the_demo_fails_when_an_answer_does_not_fit_its_schema() -> None:
+    whole, cut = '{"topic": "sky", "answer": "It is blue."}', '{"topic": "sky'
+    counts = SlotCounts(page_ins=Counter({"sha256:c": 1}))
+    for text, problems in ((whole, 0), (cut, 1), ('{"answer": ""}', 1), ("[1]", 1)):
+        found = run._report(
+            2, {"json": "sha256:c"}, [answer("base"), answer("json", text, "sha256:c")], counts
+        )
+        assert len(found.problems) == problems
+
+
 def test_counts_are_read_from_the_executors_metrics() -> None:
     """From real instruments, and added up over two executors."""
     urls, servers = [], []
