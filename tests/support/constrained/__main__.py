@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--suite", type=Path, help="a checkout of the JSON Schema test suite")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
     args = parser.parse_args()
-    said, sources = about("tests.support.constrained"), {"random": drawn(args.count, args.seed)}
+    said, sources = about("tests.support.constrained"), dict[str, list[Schema]]()
+    if args.count:
+        sources["random"] = drawn(args.count, args.seed)
     if args.suite:
         sources["suite"] = list(of_suite(args.suite))
     model = prepare_model(default_cache(), ProgressBar().update)
