@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scheduler.bench.about import about
+
 from adapter_store import ModelSpec
 from adapter_store.base.end_tokens import read_end_tokens
 from lorafleet import AsyncClient, Client
@@ -19,7 +21,6 @@ from lorafleet.constraints.tokens import guide_tokenizer
 from lorafleet.demo.model import default_cache, prepare_model
 from lorafleet.demo.run import ADAPTERS
 from lorafleet.terminal import ProgressBar
-from scheduler.bench.about import about
 from tests.support.constrained.asking import ANSWER_S, Asker
 from tests.support.constrained.schemas import Schema, drawn, of_suite
 from tests.support.services.fleet import running_fleet

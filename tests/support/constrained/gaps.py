@@ -16,10 +16,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from scheduler.bench.about import about
+
 from lorafleet import AsyncClient
 from lorafleet.demo.model import default_cache, prepare_model
 from lorafleet.terminal import ProgressBar
-from scheduler.bench.about import about
 from tests.support.constrained.hostile import WAYS
 from tests.support.flood.run import token_entry
 from tests.support.services.fleet import running_fleet
