@@ -47,7 +47,7 @@ class CachedStore:
                 self._evict()
 
     def open(self, digest: str) -> Weights:
-        """As the store behind it, whose state matters only for what is not here."""
+        """Opens as the store behind it, whose state matters only for what is not here."""
         check_digest(digest)
         with medium_errors(), exclusive(self._locks / digest.removeprefix("sha256:")[:2]):
             weights = self._find(digest)

@@ -76,17 +76,17 @@ class Catalogue(ABC):
 
     @abstractmethod
     def _put(self, source: Path, tenant: str, name: str, spec: ModelSpec, options: PushOptions) -> Version:
-        """As put, of names that are checked."""
+        """Does what put does, of names that are checked."""
 
     @abstractmethod
     def _lines(
         self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
     ) -> builtins.list[str]:
-        """As summaries, in lines (summary.py), of names that are checked."""
+        """The same as summaries, in lines (summary.py), of names that are checked."""
 
     @abstractmethod
     def _change_content(self, ref: Ref, change: Change, upload: str) -> bool:
-        """As _change, while what is stored of the version in `ref` is that upload; else False."""
+        """Does what _change does, while what is stored of the version in `ref` is that upload; else False."""
 
     @abstractmethod
     def _change(self, ref: Ref, change: Change) -> NameRecord:

@@ -31,12 +31,12 @@ class ModuleInfo:
 
     @property
     def a_shape(self) -> tuple[int, ...]:
-        """Of A in the packed form: [rank, in], or [experts, rank, in]."""
+        """The shape of A in the packed form: [rank, in], or [experts, rank, in]."""
         return self._stacked(self.rank, self.in_features)
 
     @property
     def b_shape(self) -> tuple[int, ...]:
-        """Of B in the packed form: [rank, out], or [experts, rank, out]."""
+        """The shape of B in the packed form: [rank, out], or [experts, rank, out]."""
         return self._stacked(self.rank, self.out_features)
 
     def _stacked(self, *shape: int) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ _module = lru_cache(maxsize=1 << 14, typed=True)(ModuleInfo)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Of a dataclass, without dataclasses.asdict's copies of all that is in it."""
+    """The fields of a dataclass, without dataclasses.asdict's copies of all that is in it."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 

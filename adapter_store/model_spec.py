@@ -49,7 +49,7 @@ class ModelSpec:
 
     @classmethod
     def from_config_alone(cls, path: Path) -> "ModelSpec":
-        """For a model with random weights. No spec with a checkpoint has its fingerprint.
+        """The spec of a model with random weights. No spec with a checkpoint has its fingerprint.
 
         Raises InvalidModel, naming the file and the field.
         """

@@ -153,8 +153,9 @@ class NameRecord:
         return replace(self, aliases={**self.aliases, alias: new})
 
     def taking_over(self, other: "NameRecord") -> "NameRecord":
-        """With what `other` says of the versions that are here, too, and with its aliases of these. A version
-        that an alias points to stays as it is here where `other` has DELETED it. Pushes are this store's."""
+        """The record with what `other` says of the versions that are here, too, and with its aliases of
+        these. A version that an alias points to stays as it is here where `other` has DELETED it. Pushes are
+        this store's."""
         aliases = {
             alias: entry
             for alias, entry in other.aliases.items()
@@ -302,7 +303,7 @@ def _entry(targets: Mapping[str, int], generation: int) -> AliasEntry:
 
 
 def _told(value: Any) -> Any:
-    """As JSON has it: records are read often, so what is as it mostly is takes no place in them."""
+    """Fields as JSON has it: records are read often, so what is as it mostly is takes no place in them."""
     if isinstance(value, Mapping):
         return {key: _told(each) for key, each in value.items()}
     if isinstance(value, tuple):

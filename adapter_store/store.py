@@ -78,7 +78,7 @@ class NoticeBoard(Resolver, Protocol):
         ...
 
     def leases(self) -> builtins.list[Lease]:
-        """Of all holders, but for those that did not renew theirs in time."""
+        """The leases of all holders, but for those that did not renew theirs in time."""
         ...
 
     def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str] | None:
@@ -156,7 +156,7 @@ class Curator(Resolver, Protocol):
         limit: int = 100,
         deleted: bool = False,
     ) -> builtins.list[Summary]:
-        """As list, without manifests; `deleted`: those that are DELETED, too."""
+        """The same as list, without manifests; `deleted`: those that are DELETED, too."""
         ...
 
     def set_alias(
@@ -177,7 +177,8 @@ class Curator(Resolver, Protocol):
         *,
         expected_generation: int | None = None,
     ) -> Alias:
-        """As set_alias, at several versions: `targets` says how much of the traffic each gets, by digest.
+        """Does what set_alias does, at several versions: `targets` says how much of the traffic each gets, by
+        digest.
 
         Raises InvalidRef, too, for weights that are not 1 to 1,000,000 or more than 16 targets.
         """
@@ -288,8 +289,9 @@ def open_store(url: str, *, create: bool = True, allow_volatile: bool = False) -
 
 
 def folder_of(url: str) -> Path | None:
-    """Of a store's url; None for a Redis. Raises InvalidRef, which quotes nothing, for another scheme: it may
-    be a Redis's url with a password in it that was misspelt. So a path that looks like one needs "disk:"."""
+    """The folder of a store's url; None for a Redis. Raises InvalidRef, which quotes nothing, for another
+    scheme: it may be a Redis's url with a password in it that was misspelt. So a path that looks like one
+    needs "disk:"."""
     scheme, colon, rest = url.partition(":")
     if colon and scheme in ("redis", "rediss"):
         return None

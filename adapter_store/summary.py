@@ -72,7 +72,7 @@ def after_line(key: str) -> str:
 
 
 def hex_of(line: str) -> str:
-    """Of its digest."""
+    """The hex part of its digest."""
     return line[: line.index(" ")].partition("@sha256:")[2]
 
 

@@ -172,7 +172,7 @@ def _max_image_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
 
 
 def _max_extra_bytes(config: ExecutorConfig, spec: ModelSpec) -> int:
-    """Of DoRA's factors, one for each output of a layer, and of full heads; the same bound."""
+    """The bytes of DoRA's factors, one for each output of a layer, and of full heads; the same bound."""
     tables = {place: spec.modules[place][1] for place in ("embed_tokens", "lm_head")}
     within = sum(sizes[1] for place, sizes in spec.modules.items() if place not in tables)
     served = sum(outputs for place, outputs in tables.items() if place in config.lora_modules)

@@ -94,7 +94,7 @@ class Hub:
         return max(0, status.free_slots - len(live - seen))
 
     def snapshot(self) -> Snapshot | None:
-        """For the gauges; from any thread."""
+        """The figures for the gauges; from any thread."""
         if self.info is None:
             return None
         return Snapshot(self.info, self._status, self._residency.copies, self._names.of)
@@ -210,7 +210,7 @@ class Hub:
         self.end_streams()
 
     def end_streams(self, *, engine_lost: bool = False) -> None:
-        """As soon as what is in their outboxes is written."""
+        """Ends them as soon as what is in their outboxes is written."""
         for stream in self.streams.values():
             stream.engine_lost = engine_lost
             stream.outbox.close()

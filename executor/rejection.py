@@ -41,8 +41,9 @@ def draining() -> Rejection:
 
 
 def no_token(failure: SampleFailure, guided: bool, model: str, dtype: str, digest: str) -> Rejection:
-    """Of what guides the answer; of a request's own biases and penalties; or of what it asks for, an adapter
-    (its digest) or else the model, whose numbers do not fit into the dtype that this executor computes in."""
+    """The rejection for want of a token: because of what guides the answer; of a request's own biases and
+    penalties; or of what it asks for, an adapter (its digest) or else the model, whose numbers do not fit into
+    the dtype that this executor computes in."""
     if failure is SampleFailure.NOTHING_LEFT and guided:
         told = "constraint, allowed_token_ids and bad_words leave nothing to draw"
         return rejection_of(ConstraintFailed(told))
@@ -55,8 +56,8 @@ def no_token(failure: SampleFailure, guided: bool, model: str, dtype: str, diges
 
 
 def rejection_of(error: Exception) -> Rejection:
-    """As another rank told it, or the first match of the table. Anything else is a bug: its text stays in the
-    log, under the id told."""
+    """The rejection as another rank told it, or the first match of the table. Anything else is a bug: its
+    text stays in the log, under the id told."""
     if isinstance(error, RejectedByRank):
         return error.rejection
     for kind, reason, retryable, code in _TABLE:

@@ -87,7 +87,8 @@ def with_slot_count(config: ExecutorConfig) -> ExecutorConfig:
 
 
 def _budget(config: ExecutorConfig) -> SlotBudget:
-    """Of settings with one slot: from the model's shapes alone, on the first rank. No other has more."""
+    """The budget of settings with one slot: from the model's shapes alone, on the first rank. No other has
+    more."""
     group = ParallelGroup(0, config.tensor_parallel_size)
     model_config = read_config(Path(config.model), expert_parallel=config.expert_parallel)
     check_splits(model_config, group.size)

@@ -12,7 +12,7 @@ EVERY_S = 10.0
 
 
 class StartPart:
-    """Of a start, while it lasts. `advance` may be called on any thread."""
+    """A part of a start, while it lasts. `advance` may be called on any thread."""
 
     def __init__(self, what: str, total: int, named: tuple[str, ...]) -> None:
         self._what = what

@@ -114,7 +114,7 @@ class StepTrace(Trace):
 
 
 class _HostTimes:
-    """Of the engine's thread, since a step took them last: seconds by part, and what else adds up.
+    """The times of the engine's thread, since a step took them last: seconds by part, and what else adds up.
 
     A collection of garbage stops that thread, on whichever one it runs.
     """
@@ -167,7 +167,7 @@ class _HostTimes:
             self._gc_ms += 1e3 * (time.monotonic() - self._collects_since)
 
     def _use(self) -> dict[str, float]:
-        """Of this thread: its CPU time, page faults, and how often it lost its core to somebody else."""
+        """Use of this thread: its CPU time, page faults, and how often it lost its core to somebody else."""
         usage = resource.getrusage(resource.RUSAGE_THREAD)
         return {
             "cpu_ms": 1e3 * time.thread_time(),

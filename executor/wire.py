@@ -239,7 +239,7 @@ def _cold_wait(wait: ColdWait, now: float) -> executor_pb2.ColdWait:
 
 
 def _microseconds(seconds: float) -> int:
-    """As the wire holds them: a load that took more than an hour is told as an hour."""
+    """The microseconds as the wire holds them: a load that took more than an hour is told as an hour."""
     return min(round(seconds * 1e6), 3_600_000_000)
 
 

@@ -195,7 +195,7 @@ class ExpandLaunch:
         return self.kernel.bound(_kept(lora_b, ranks, output_scale, work, meta), self.strides)
 
     def grid(self, meta: LoRAKernelMeta) -> tuple[int, int, int]:
-        """Of the step's plan, which the config must be for."""
+        """The grid of the step's plan, which the config must be for."""
         tiled = self.config.rows == ROWS_PER_TILE
         return self.tiles, meta.plan.tiles if tiled else meta.plan.items, 1
 

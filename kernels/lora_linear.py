@@ -204,7 +204,7 @@ def _check_stacks(**stacks: Sequence[Tensor]) -> None:
 
 
 def _width(rows: Tensor, argument: str, meta: LoRAKernelMeta) -> int:
-    """Of a tensor that is [the step's rows, width]."""
+    """The width of a tensor that is [the step's rows, width]."""
     shape = rows.shape
     if len(shape) != 2 or shape[0] != meta.num_rows:
         check_rows(rows, argument, meta)

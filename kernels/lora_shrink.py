@@ -211,7 +211,7 @@ class ShrinkLaunch:
         return h
 
     def grid(self, meta: LoRAKernelMeta) -> tuple[int, int, int]:
-        """Of the step's plan, which the config must be for."""
+        """The grid of the step's plan, which the config must be for."""
         if self.config.rows == ROWS_PER_TILE:
             return self.config.split, 1, meta.plan.tiles
         return self.config.split, self.slices, meta.plan.items

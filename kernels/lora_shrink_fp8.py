@@ -86,8 +86,8 @@ def lora_shrink_fp8(
 def shrink_config_fp8(
     plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
 ) -> ShrinkConfig:
-    """As tuning.shrink_config, with shorter steps where rows share a tile: its A is converted on the way to
-    the matrix instructions.
+    """The same as tuning.shrink_config, with shorter steps where rows share a tile: its A is converted on the
+    way to the matrix instructions.
 
     gate_up's pair on an H200: 7.1 us at (64, 1), with 512 inputs a step 7.6; 78.2 at (2048, 1), with 128
     80.3; bfloat16 7.3 and 78.0. Longer ones pay where there are more entries: 9.1 at (64, 8), with 128 inputs

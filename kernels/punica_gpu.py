@@ -28,7 +28,7 @@ class PunicaWrapperGPU(PunicaWrapperBase):
 
     @cached_property
     def side_stream(self) -> SideStream | None:
-        """For shrink beside the base product. None where the kernels are interpreted."""
+        """The stream for shrink beside the base product. None where the kernels are interpreted."""
         return SideStream(self.device) if self.device.type == "cuda" else None
 
     def add_shrink(

@@ -70,7 +70,8 @@ class Adapters:
     def summaries(
         self, name: str = "", *, tenant: str = "", deleted: bool = False, after: str = ""
     ) -> Generator[results.AdapterSummary, None, None]:
-        """As list, one after the other and without modules: for any number of versions, in little memory.
+        """The same as list, one after the other and without modules: for any number of versions, in little
+        memory.
 
         deleted: those whose bytes are still to be collected, too. after: only names behind this text.
         """

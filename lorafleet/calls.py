@@ -111,7 +111,7 @@ class Calls:
                 return items
 
     def each(self, listing: Callable[[str], Operation[Page[T]]]) -> Generator[T, None, None]:
-        """As pages, one item after the other: the next page is on its way while one is used."""
+        """The same as pages, one item after the other: the next page is on its way while one is used."""
         operation = listing("")
         method = self._open.unary_unary(operation.method, *_codecs(operation))
         call = method.future(operation.request, timeout=self.timeout, metadata=self._metadata)
@@ -200,7 +200,7 @@ class AsyncCalls:
                 return items
 
     async def each(self, listing: Callable[[str], Operation[Page[T]]]) -> AsyncGenerator[T, None]:
-        """As pages, one item after the other."""
+        """The same as pages, one item after the other."""
         token = ""
         while True:
             page = await self.unary(listing(token))
@@ -213,7 +213,8 @@ class AsyncCalls:
 
 @asynccontextmanager
 async def _typed_errors(tls: TlsSettings) -> AsyncIterator[None]:
-    """Of calls of grpc.aio. When the channel is closed it ends them as if their tasks had been cancelled."""
+    """Types the errors of calls of grpc.aio. When the channel is closed it ends them as if their tasks had
+    been cancelled."""
     try:
         yield
     except grpc.RpcError as error:

@@ -99,7 +99,8 @@ class LoraFleetError(Exception):
         return not self.reason and isinstance(self, Unavailable | Cancelled | InternalError)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle, which calls the class with the message alone; pools of processes raise ours, too."""
+        """The form for pickle, which calls the class with the message alone; pools of processes raise ours,
+        too."""
         return type(self), (self.code, self.message), vars(self)
 
 

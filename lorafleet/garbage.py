@@ -9,7 +9,8 @@ MOST_NEW_OBJECTS = 770_000
 
 
 class QuietCollector:
-    """Of the whole process; all calls on one thread. Only cycles wait for it: all else is freed at once.
+    """The collector of the whole process; all calls on one thread. Only cycles wait for it: all else is freed
+    at once.
 
     What is there at `start` stays, and is not looked through again. What comes later is never frozen: it ends
     some day, perhaps in a cycle, which would then be lost.
@@ -33,6 +34,6 @@ class QuietCollector:
             gc.collect()
 
     def stop(self) -> None:
-        """As before; else the interpreter, at its end, calls all that was frozen leaked."""
+        """Everything is as before; else the interpreter, at its end, calls all that was frozen leaked."""
         gc.unfreeze()
         gc.set_threshold(*self._thresholds)

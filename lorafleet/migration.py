@@ -104,7 +104,8 @@ def _has_files(source: MigrationSource, target: Publisher, ref: Ref) -> bool:
 
 
 def _copy(source: MigrationSource, target: Publisher, ref: Ref, spec: ModelSpec, source_format: int) -> str:
-    """By way of the pushed files. The digest there: in stores of one format the same content has the same."""
+    """Copies by way of the pushed files. The digest there: in stores of one format the same content has the
+    same."""
     with tempfile.TemporaryDirectory(prefix="lorafleet-migrate-") as folder:
         files = Path(folder) / "adapter"
         source.export(ref, files)
@@ -129,7 +130,7 @@ def _digest_as_of(source_format: int, target: Publisher, digest: str) -> str:
 
 
 def _renamed(tenant: str, name: str, record: NameRecord, renamed: Mapping[str, str]) -> NameRecord:
-    """With the digests that the versions have in the target."""
+    """The record with the digests that the versions have in the target."""
 
     def new(digest: str) -> str:
         return renamed.get(f"{tenant}/{name}@{digest}", digest)

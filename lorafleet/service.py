@@ -42,7 +42,7 @@ class Service:
 
     @property
     def returncode(self) -> int:
-        """As subprocess has it; 0 before the start and while it runs."""
+        """The code as subprocess has it; 0 before the start and while it runs."""
         return (self._process.returncode if self._process else None) or 0
 
     def start(self) -> None:

@@ -38,7 +38,7 @@ def _plain(value: Any) -> Any:
 
 
 def say_json_list(values: Iterable[Any]) -> None:
-    """As say_json does a list, one value at a time."""
+    """Does what say_json does with a list, one value at a time."""
     empty = True
     for value in values:
         text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
@@ -48,7 +48,8 @@ def say_json_list(values: Iterable[Any]) -> None:
 
 
 def say_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """As `table`, for any number of rows: the first page of them decides how wide columns are at least."""
+    """Says what `table` gives, for any number of rows: the first page of them decides how wide columns are at
+    least."""
     pages = iter(rows)
     widths: list[int] = []
     while (page := list(islice(pages, _PAGE_ROWS))) or not widths:
@@ -80,7 +81,7 @@ def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
 
 
 def size(num_bytes: int) -> str:
-    """As "3.4 MB"."""
+    """The size as "3.4 MB"."""
     value = float(num_bytes)
     for unit in ("B", "kB", "MB"):
         if value < 1000:

@@ -379,7 +379,7 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _methods() -> list[str]:
-    """As calls name them."""
+    """The methods as calls name them."""
     return [f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods]
 
 

@@ -44,7 +44,7 @@ class BoundedLabel:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Of one tenant and adapter."""
+    """The counters of one tenant and adapter."""
 
     accepted: Counter
     prompt_tokens: Counter
@@ -324,7 +324,7 @@ class Metrics:
         self._poison.labels("hung" if phase is Phase.HUNG else "crashed").inc()
 
     def oldest_waits(self, seconds: Mapping[str, float]) -> None:
-        """By reason: "slot", "seat" or "executor"."""
+        """The waits by reason: "slot", "seat" or "executor"."""
         for reason, longest in seconds.items():
             self._oldest_wait.labels(reason).set(longest)
 

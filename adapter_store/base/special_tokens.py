@@ -88,7 +88,7 @@ def added_ids(tokenizer: Fields) -> dict[str, int]:
 
 
 def _values(folder: Path, said: Fields) -> dict[str, Any]:
-    """Of tokenizer_config.json; in an older folder what the map says wins, null too."""
+    """The values of tokenizer_config.json; in an older folder what the map says wins, null too."""
     if _LISTED in said.values:
         return dict(said.values)
     return _overlaid(said.values, Fields.from_file_if_there(folder / SPECIAL_TOKENS_FILE).values)
@@ -137,7 +137,7 @@ def _token(value: Any, *, special: bool = True) -> AddedToken | None:
 
 
 def _listed(said: Fields, named: Collection[str]) -> dict[int, AddedToken]:
-    """Of tokenizer_config.json's added_tokens_decoder, by their ids."""
+    """The tokens of tokenizer_config.json's added_tokens_decoder, by their ids."""
     listed: dict[int, AddedToken] = {}
     try:
         for token_id, value in said.values[_LISTED].items():
@@ -151,7 +151,7 @@ def _listed(said: Fields, named: Collection[str]) -> dict[int, AddedToken]:
 
 
 def _added(folder: Path, tokenizer: Fields, special: Collection[str]) -> dict[int, AddedToken]:
-    """Of added_tokens.json, which lists them without their form, but for those of tokenizer.json."""
+    """Tokens of added_tokens.json, which lists them without their form, but for those of tokenizer.json."""
     said, there = Fields.from_file_if_there(folder / ADDED_TOKENS_FILE), added_ids(tokenizer).values()
     if not all(type(token_id) is int for token_id in said.values.values()):
         raise InvalidModel(f"{said.origin} must give each token an id")

@@ -165,7 +165,7 @@ def _warm_disk(store: DiskStore, digest: str, folder: Path, effort: _Effort) -> 
 
 
 def _first_open(store: DiskStore, digest: str, folder: Path, effort: _Effort) -> dict[str, Any]:
-    """As a process that has just started: the file is hashed. Beside it the hashing alone."""
+    """The first open of a process that has just started: the file is hashed. Beside it the hashing alone."""
     with store.open(digest) as weights:
         content = _bytes(weights)
 
@@ -224,7 +224,7 @@ def _wait_for_idle_cores(patience: float) -> None:
 
 
 def _ticks() -> tuple[int, int]:
-    """Of all cores since boot: (all, idle)."""
+    """The ticks of all cores since boot: (all, idle)."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(fields), fields[3] + fields[4]
 

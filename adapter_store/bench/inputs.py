@@ -34,7 +34,7 @@ SPEC = ModelSpec(
 
 
 def write_adapter(folder: Path, seed: int) -> int:
-    """As PEFT would write it, with random values. Returns the bytes of its weights."""
+    """Writes an adapter as PEFT would, with random values. Returns the bytes of its weights."""
     folder.mkdir()
     fields = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "base_model_name_or_path": SPEC.name}
     (folder / CONFIG_FILE).write_text(json.dumps(fields))

@@ -81,7 +81,7 @@ def _module(match: re.Match[str]) -> str:
 
 
 def _in_halves(name: str, b: Array, heads_field: str, params: Mapping[str, Any]) -> Array:
-    """Of each head's rows first the even ones, then the odd ones."""
+    """The rows of each head: first the even ones, then the odd ones."""
     heads = positive_integer(PARAMS_FILE, heads_field, params.get(heads_field))
     head_dim = positive_integer(PARAMS_FILE, "head_dim", params.get("head_dim"))
     if head_dim % 2 or b.shape[0] != heads * head_dim:

@@ -35,7 +35,7 @@ class ChangesFile:
         return bool(self._read()[0] % 2)
 
     def news(self, since: int) -> News:
-        """Of the changes that are done: one that is under way has not been acknowledged."""
+        """The news of the changes that are done: one that is under way has not been acknowledged."""
         number, recent = self._read()
         number -= number % 2
         recent = [entry for entry in recent if entry[0] <= number]

@@ -20,7 +20,7 @@ class LeaseFiles:
         self._folder = folder
 
     def now(self) -> float:
-        """By the clock of the file system, which may be another machine's."""
+        """The time by the clock of the file system, which may be another machine's."""
         return self._write(b"", None)
 
     def hold(self, lease: Lease) -> None:

@@ -16,7 +16,7 @@ class Lines(Protocol):
         ...
 
     def lines(self, tenant: str, name: str) -> tuple[str, ...]:
-        """Of one name, sorted; none when it is unknown or unreadable."""
+        """The lines of one name, sorted; none when it is unknown or unreadable."""
         ...
 
 
@@ -88,7 +88,7 @@ class Listings:
         self._mutex = threading.Lock()  # guards it, and the listings in it
 
     def prepare(self, tenant: str, number: int, lines: Mapping[str, tuple[str, ...]]) -> None:
-        """With all lines of a tenant, as they were after change `number`."""
+        """Begins with all lines of a tenant, as they were after change `number`."""
         with self._mutex:
             self._listings[tenant] = Listing(tenant, self._source, number, lines)
 

@@ -30,7 +30,7 @@ class PushFolder:
         return self.folder / _FILES
 
     def write(self, ref: Ref, adapter: PeftAdapter) -> None:
-        """Of an adapter that was read from `files`. The caller syncs the folder."""
+        """Writes the files of an adapter that was read from `files`. The caller syncs the folder."""
         with (self.folder / _RECIPE).open("wb") as recipe:
             for piece in recipe_pieces(adapter):
                 recipe.write(piece)
@@ -40,7 +40,7 @@ class PushFolder:
         (self.folder / _HASHES).write_bytes(seal(_key(ref), json.dumps(hashes)))
 
     def hashes(self, ref: Ref) -> dict[str, str]:
-        """By file. Raises DataLoss, OSError."""
+        """The hashes by file. Raises DataLoss, OSError."""
         try:
             found = json.loads(unseal(_key(ref), (self.folder / _HASHES).read_bytes()))
             return {str(name): str(value) for name, value in found.items()}

@@ -63,12 +63,13 @@ class RecordFiles:
         return sorted(path.name for path in self._folder.iterdir())
 
     def lines(self, tenant: str, name: str) -> tuple[str, ...]:
-        """For listings (../summary.py), sorted; none when the name is unknown or its record unreadable."""
+        """Lines for listings (../summary.py), sorted; none when the name is unknown or its record
+        unreadable."""
         return tuple(sorted(lines_of(name, self._listed(tenant, name))))
 
     def all_lines(self, files: set[str]) -> dict[str, dict[str, tuple[str, ...]]]:
-        """By tenant and name, of all names; no lines: it is damaged, which is logged. Which sets of pushed
-        files the records name is added to `files`."""
+        """Lines by tenant and name, of all names; no lines: it is damaged, which is logged. Which sets of
+        pushed files the records name is added to `files`."""
         found: dict[str, dict[str, tuple[str, ...]]] = {}
         for tenant in os.listdir(self._folder):
             named = found[tenant] = {}

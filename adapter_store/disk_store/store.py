@@ -259,7 +259,7 @@ class DiskStore(Catalogue):
             return self._version(ref, self._replace(ref, lambda record: arrival.added(record, files)), digest)
 
     def _is_used(self, digest: str) -> bool:
-        """By any record, as far as they can be read."""
+        """Whether any record uses it, as far as they can be read."""
         return any(record is None or digest in record.versions for *_, record in self._users_of(digest))
 
     def _change(self, ref: Ref, change: Change) -> NameRecord:

@@ -32,7 +32,8 @@ def claim_folder(root: Path, *, create: bool) -> None:
 
 
 def secret_of(root: Path, aside: Path) -> bytes:
-    """As AdapterStore.secret. Under the store's lock, and `aside` is as for replace_file. Raises OSError."""
+    """The secret, as AdapterStore.secret. Under the store's lock, and `aside` is as for replace_file. Raises
+    OSError."""
     path = root / "secret"
     if not path.exists() or path.stat().st_size != SECRET_BYTES:  # With an empty one anybody could sign.
         replace_file(path, secrets.token_bytes(SECRET_BYTES), aside, mode=0o600)
@@ -49,7 +50,7 @@ def _stated(root: Path) -> int | None:
 
 
 def _guessed(root: Path) -> int | None:
-    """Of a store that was made before stores stated it."""
+    """The format of a store that was made before stores stated it."""
     if not (root / "names").is_dir():
         return None
     sealed = [

@@ -52,7 +52,7 @@ class UserFiles:
         return sorted(_name(line) for line in text.splitlines())
 
     def digests(self, name: Name) -> list[str]:
-        """Of all content that a name has, by looking at everybody's. Sorted. Raises OSError."""
+        """The digests of all content that a name has, by looking at everybody's. Sorted. Raises OSError."""
         found = (f"sha256:{file}" for file in sorted(os.listdir(self._folder)))
         return [digest for digest in found if name in self.names(digest)]
 

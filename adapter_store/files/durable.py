@@ -65,7 +65,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive_if_free(path: Path) -> Iterator[bool]:
-    """As `exclusive`, without waiting: False when somebody else holds it."""
+    """The same as `exclusive`, without waiting: False when somebody else holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

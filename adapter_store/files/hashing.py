@@ -20,7 +20,7 @@ _WAITING_JOBS = 16  # what may be held in memory for the threads
 
 
 def bulk_hash(*pieces: memoryview) -> str:
-    """Of the pieces as one, in hex."""
+    """The hash of the pieces as one, in hex."""
     found = blake3()
     for piece in pieces:
         found.update(piece)
@@ -28,7 +28,7 @@ def bulk_hash(*pieces: memoryview) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Of what is in a file, in hex. OSError passes through."""
+    """The hash of what is in a file, in hex. OSError passes through."""
     found = blake3()
     with path.open("rb") as file:
         while data := file.read(_JOB_BYTES):
@@ -55,7 +55,7 @@ class ParallelHashes:
             self._hashes += self._waiting.popleft().result()
 
     def finish(self) -> Sequence[str]:
-        """Of all pieces, in hex."""
+        """The hash of all pieces, in hex."""
         self._start()
         while self._waiting:
             self._hashes += self._waiting.popleft().result()

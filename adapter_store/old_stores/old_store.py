@@ -110,7 +110,7 @@ class OldStore(ABC):
 
 
 def old_digest(weights: Weights, number: int) -> str:
-    """Of the same content in a store of format `number`."""
+    """The digest of the same content in a store of format `number`."""
     entries = [
         (tensor.name, tensor.dtype, tensor.shape, HASHES[number](data))
         for tensor, data in weights.raw_tensors()

@@ -60,7 +60,7 @@ class OldRedisStore(OldStore):
             rebuild(self._recipe(files[_RECIPE]), weights, file)
 
     def _recipe(self, old: bytes) -> memoryview:
-        """As they are today: behind today's hash."""
+        """The recipe as they are today: behind today's hash."""
         expected, body = old[:HASH_BYTES], memoryview(old)[HASH_BYTES:]
         if bytes.fromhex(HASHES[self.number](body)) != expected:
             raise DataLoss("a stored recipe is damaged")

@@ -52,7 +52,7 @@ def content_digest(
 def packed_header(
     modules: Iterable[ModuleInfo], tensors: Iterable[tuple[str, str, tuple[int, ...]]]
 ) -> bytes:
-    """Of tensors (name, dtype, shape) in the order of their data, with its length before it."""
+    """The header of tensors (name, dtype, shape) in the order of their data, with its length before it."""
     ranks = [[module.name, module.rank, module.scale] for module in modules]
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, "modules": json.dumps(ranks)}}
     offset = 0
@@ -97,7 +97,7 @@ class Weights(Mapping[str, LoRAModule]):
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, *, verify: bool = True) -> "Weights":
-        """Of a packed file, mapped. Raises DataLoss."""
+        """Maps a packed file. Raises DataLoss."""
         try:
             file = TensorFile.open(path)
         except (DamagedFile, FileNotFoundError) as error:

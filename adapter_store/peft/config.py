@@ -71,7 +71,7 @@ class LoraSettings:
         return not self.narrowed and any(tail in self.targets for tail in tails(path))
 
     def rank_at(self, path: str) -> int:
-        """Of the module at this path of the model: "model.layers.0.self_attn.q_proj"."""
+        """The rank of the module at this path of the model: "model.layers.0.self_attn.q_proj"."""
         return int(self.ranks.lookup(self._target(path), self.rank))
 
     def scale_at(self, path: str) -> float:
@@ -141,8 +141,8 @@ def _other_task(config: Mapping[str, Any]) -> list[PushWarning]:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Raises InvalidAdapter, naming the file. A byte order mark is accepted. Half a character (an escape such
-    as \\ud800 by itself) is not: no message could carry it."""
+    r"""Raises InvalidAdapter, naming the file. A byte order mark is accepted. Half a character (an escape
+    such as \ud800 by itself) is not: no message could carry it."""
     try:
         if path.stat().st_size > max_bytes:
             raise InvalidAdapter(f"{path.name} is larger than {max_bytes} bytes")
@@ -269,6 +269,6 @@ def _refusal(field: str, reason: str) -> InvalidAdapter:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """For a message: the first ones, and how many more there are."""
+    """The text for a message: the first ones, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -242,7 +242,8 @@ def _check_layer(name: str, tensor: TensorInfo, settings: LoraSettings, spec: Mo
 
 
 def _check_tied_pair(adapter: PeftAdapter) -> None:
-    """With ensure_weight_tying on a tied base PEFT trains one pair and writes it twice, once transposed.
+    """Checks a pair that is tied: with ensure_weight_tying on a tied base PEFT trains one pair and writes it
+    twice, once transposed.
 
     Read as two plain modules that is right, as long as both are there and equal.
     """

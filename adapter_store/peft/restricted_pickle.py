@@ -36,7 +36,8 @@ class _StorageType:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """By name, each contiguous. Raises InvalidAdapter for anything but a flat dictionary of float tensors."""
+    """The tensors by name, each contiguous. Raises InvalidAdapter for anything but a flat dictionary of float
+    tensors."""
     if is_pointer_file(path):
         raise InvalidAdapter(f"{path.name} is {WHAT_IT_IS}")
     try:

@@ -71,7 +71,7 @@ def _printable(warning: PushWarning) -> PushWarning:
 
 
 def printable(text: str) -> str:
-    """With no halves of characters, and no codes for a terminal."""
+    """The text with no halves of characters, and no codes for a terminal."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 

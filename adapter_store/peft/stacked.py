@@ -81,6 +81,6 @@ class StackedPair:
 
 
 def _bits(file: TensorFile, tensor: TensorInfo) -> NDArray[Any]:
-    """As unsigned integers: numpy moves bfloat16 one by one."""
+    """The values as unsigned integers: numpy moves bfloat16 one by one."""
     bits: NDArray[Any] = file.array(tensor.name).view(f"u{NUMPY_DTYPES[tensor.dtype].itemsize}")
     return bits

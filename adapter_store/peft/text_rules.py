@@ -71,7 +71,7 @@ def read_text_rules(folder: Path, spec: ModelSpec) -> tuple[TextRules, list[Push
 
 
 def _base_ids(base: Path) -> dict[str, int]:
-    """Of all tokens, whichever of its files adds them."""
+    """The ids of all tokens, whichever of its files adds them."""
     return {token: token_id for token, (token_id, _) in added_tokens(base).items()} | read_vocabulary(base)
 
 

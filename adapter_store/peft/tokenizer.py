@@ -60,7 +60,8 @@ def read_chat_template(folder: Path) -> tuple[PushedTemplate | None, list[PushWa
 
 
 def _default_of(named: Mapping[str, Any]) -> tuple[PushedTemplate | None, list[PushWarning]]:
-    """Of several, the one for plain conversations; all others are for purposes that no request has here."""
+    """The template that counts of several: the one for plain conversations; all others are for purposes that
+    no request has here."""
     match named.get("default"):
         case str(template):
             return _checked(_CONFIG_PLACE, template), []

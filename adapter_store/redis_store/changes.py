@@ -29,7 +29,7 @@ class Changes:
         self._metadata, self._uploader, self._content = metadata, uploader, content
 
     def change(self, ref: Ref, change: Change) -> NameRecord:
-        """Of aliases and protections."""
+        """Makes a change of aliases and protections."""
 
         def attempt() -> NameRecord | None:
             old = self._metadata.record(ref.tenant, ref.name)
@@ -59,8 +59,8 @@ class Changes:
         return _race(attempt)[0]
 
     def change_content(self, ref: Ref, change: Change, content: str, files: str) -> bool:
-        """As `change`, while what is stored of the version in `ref` is that content and those pushed files;
-        else False."""
+        """The same as `change`, while what is stored of the version in `ref` is that content and those pushed
+        files; else False."""
 
         def attempt() -> tuple[bool] | None:
             old = self._metadata.record(ref.tenant, ref.name)

@@ -65,7 +65,7 @@ class Content:
         return True
 
     def pushed(self, ref: Ref, files: str) -> PushedFiles:
-        """Of the version in `ref`, as this name pushed it. Raises DataLoss."""
+        """The pushed files of the version in `ref`, as this name pushed it. Raises DataLoss."""
         index = self._reader.push(ref, files)
         found = {file.name: self._fetched(index, file) for file in index.files}
         return PushedFiles(

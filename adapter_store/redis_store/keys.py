@@ -34,7 +34,7 @@ class Keys:
         return self._meta(f"blob:{digest}")
 
     def push(self, tenant: str, name: str, files: str) -> str:
-        """Of the files of one push of that name."""
+        """The key of the files of one push of that name."""
         return f"{self.pushes}{tenant}/{name}:{files}"
 
     def users(self, digest: str) -> str:
@@ -44,7 +44,7 @@ class Keys:
         return self._meta(f"operation:{identifier}")
 
     def usage(self, day: str) -> str:
-        """Of the usage records of one day."""
+        """The key of the usage records of one day."""
         return self._meta(f"usage:{day}")
 
     def chunk(self, digest: str, upload: str, number: int) -> str:

@@ -29,7 +29,7 @@ class Login(redis.CredentialProvider):
         self._tried = threading.local()  # a connection logs in on the thread that gets the refusal
 
     def get_credentials(self) -> tuple[str, ...]:  # type: ignore[override]  # none: no login is made
-        """Of the connection that this thread makes. Raises NotAgainYet."""
+        """The credentials of the connection that this thread makes. Raises NotAgainYet."""
         self._tried.password = password = self._password()
         refused = self._refused
         if refused is not None and refused[0] == password and time.monotonic() < refused[1]:

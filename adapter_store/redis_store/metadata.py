@@ -79,7 +79,7 @@ class Metadata:
         return Read(NameRecord(), raw or b"") if is_lost or _read_if_whole(key, raw) is None else None
 
     def digests(self, tenant: str, name: str) -> list[str]:
-        """Of all content that a name has, sorted. Walks all keys of the database."""
+        """The digests of all content that a name has, sorted. Walks all keys of the database."""
         prefix = self._keys.users("")
         digests = sorted({key.removeprefix(prefix) for key in scan(self._primary, f"{prefix}*")})
         asked = [("SISMEMBER", self._keys.users(digest), f"{tenant}/{name}") for digest in digests]
@@ -87,7 +87,7 @@ class Metadata:
         return [digest for digest, has in found if has]
 
     def users(self, digest: str) -> list[Name]:
-        """Of a version, sorted."""
+        """The users of a version, sorted."""
         [members] = self._primary.run(("SMEMBERS", self._keys.users(digest)))
         return [(tenant, name) for tenant, _, name in sorted(m.decode().partition("/") for m in members)]
 
@@ -132,7 +132,7 @@ class Metadata:
         return None if raw is None else Index.from_json(unseal(key, raw))
 
     def push_keys(self, tenant: str, name: str) -> list[str]:
-        """Of all sets of files that a name has. Walks all keys of the database."""
+        """The keys of all sets of files that a name has. Walks all keys of the database."""
         return sorted(set(scan(self._primary, f"{self._keys.push(tenant, name, '')}*")))
 
     def upload(self, digest: str) -> str:
@@ -141,7 +141,7 @@ class Metadata:
         return claim.decode() if claim else ""
 
     def lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
-        """For listings (../summary.py): the first `limit` whose keys are greater than `after`."""
+        """Lines for listings (../summary.py): the first `limit` whose keys are greater than `after`."""
         key, found = self._keys.lines(tenant), list[str]()
         start = after_line(after) if after else ""
         if name is not None:
@@ -262,7 +262,8 @@ class Metadata:
         return Provided((*claims, *persist, *there, seen), check)
 
     def claim(self, claim: Claim, owner: Ref | None = None) -> None:
-        """Of an upload that is not published: of content, or of the files of a push by that name."""
+        """Claims the keys of an upload that is not published: of content, or of the files of a push by that
+        name."""
         home = self._keys.blob(claim.digest)
         if owner is not None:
             home = self._keys.push(owner.tenant, owner.name, claim.upload)

@@ -9,7 +9,7 @@ NO_EXPIRY = -1
 
 
 def find_orphans(primary: Primary, keys: Keys) -> list[str]:
-    """As "sha256:<hex> (upload <id>)", sorted. Walks all keys of the database."""
+    """All orphans as "sha256:<hex> (upload <id>)", sorted. Walks all keys of the database."""
     uploads: dict[tuple[str, str], str] = {}  # One of its chunks' keys each.
     for key in scan(primary, f"{keys.namespace}:{{sha256:*"):
         digest, _, upload = key.partition("{")[2].partition("}")[0].rpartition(":")

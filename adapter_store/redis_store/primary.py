@@ -75,7 +75,7 @@ class Primary:
 
     @property
     def problem(self) -> str:
-        """Of the server that was last talked to: why it may lose what it acknowledges; else ""."""
+        """Problem of the server that was last talked to: why it may lose what it acknowledges; else ""."""
         server = self._server
         return server.state.problem if server is not None else ""
 

@@ -42,7 +42,7 @@ class Reader:
                 tried = index.upload
 
     def push(self, ref: Ref, files: str) -> Index:
-        """Of the pushed files of the version in `ref`. Raises DataLoss."""
+        """The push of the pushed files of the version in `ref`. Raises DataLoss."""
         index = self._metadata.push(ref, files)
         if index is None or index.digest != ref.digest:
             raise DataLoss(f"the pushed files of {ref} are gone: push the adapter again")

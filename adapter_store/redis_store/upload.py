@@ -30,7 +30,7 @@ class Sendable:
 
 
 def describe(name: str, file: Sendable) -> StoredFile:
-    """As `upload` would store it."""
+    """The content as `upload` would store it."""
     hashes, num_bytes = list[str](), 0
     for chunk in _chunks(file.pieces()):
         hashes.append(bulk_hash(*chunk))

@@ -87,7 +87,7 @@ class RedisUrl:
         )
 
     def read_password(self) -> str | None:
-        """As it is now: what `password_file` holds may have changed. Raises InvalidRef."""
+        """The password as it is now: what `password_file` holds may have changed. Raises InvalidRef."""
         return self.password if self.password_file is None else _read_secret(self.password_file) or None
 
     def __str__(self) -> str:

@@ -17,7 +17,8 @@ class _Pause:
 
 @dataclass(slots=True)
 class Backoffs:
-    """By digest: the pause doubles with every failure in a row, and is forgotten some time after its end."""
+    """Backoffs by digest: the pause doubles with every failure in a row, and is forgotten some time after its
+    end."""
 
     _pauses: dict[str, _Pause] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ class ColdWait:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """By one stream, of one version. `until` is when it is over unless it is said again."""
+    """What was said by one stream, of one version. `until` is when it is over unless it is said again."""
 
     since: float
     until: float
@@ -62,7 +62,7 @@ class ColdWaits:
             self._line = None
 
     def line(self) -> tuple[ColdWait, ...]:
-        """Of all streams, the longest wait first, ties by digest; at most `MAX_TOLD`."""
+        """The waits of all streams, the longest wait first, ties by digest; at most `MAX_TOLD`."""
         if self._line is None:
             self._line = self._in_order()
         return self._line

@@ -81,7 +81,7 @@ class HostPool:
 
     @property
     def max_images(self) -> int:
-        """Of the largest size. Falls when memory cannot be had."""
+        """The number of images of the largest size. Falls when memory cannot be had."""
         return len(self._stripes) + self._to_come
 
     def claim(self, digest: str, nbytes: int) -> Region:
@@ -192,7 +192,7 @@ class HostPool:
 
 
 def _cut(memory: Tensor, least: int) -> list[tuple[Tensor, Extents]]:
-    """As many stripes of `least` bytes as fit, which share out what is left over."""
+    """The memory as many stripes of `least` bytes as fit, which share out what is left over."""
     count = _stripes(len(memory), least)
     size = len(memory) // count // _ALIGNMENT * _ALIGNMENT
     return [(memory[number * size : (number + 1) * size], Extents(size)) for number in range(count)]

@@ -55,7 +55,7 @@ class LayoutWorkers:
     """`image` belongs to loader threads. Processes start at once, and work when they are up."""
 
     def __init__(self, config: ExecutorConfig, max_block_bytes: int) -> None:
-        """As many as the settings say; fewer, in the log, where they cannot be started."""
+        """Starts as many as the settings say; fewer, in the log, where they cannot be started."""
         self._config = config
         self._max_block_bytes = max_block_bytes
         self._patience_s = config.load_timeout

@@ -335,7 +335,7 @@ class Pager(Generic[ImageT]):
         return failures
 
     def _start_hints(self, now: float) -> None:
-        """As many as there are idle threads: whoever begins to wait must not wait for hints, too."""
+        """Starts as many as there are idle threads: whoever begins to wait must not wait for hints, too."""
 
         def turn(digest: str) -> tuple[float, int]:
             hint = self._hints[digest]

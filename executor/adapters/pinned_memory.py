@@ -33,7 +33,8 @@ def present_memory(size: int) -> Buffer:
 
 
 def pin(array: Buffer, device: torch.device) -> None:
-    """For as long as the array lives, views of it included. Raises RuntimeError when the driver refuses."""
+    """Pins it for as long as the array lives, views of it included. Raises RuntimeError when the driver
+    refuses."""
     address = array.ctypes.data
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):

@@ -16,7 +16,7 @@ class Pins(Mapping[str, Tier]):
         self._tiers.setdefault(digest, {})[adapter] = tier
 
     def end(self, digest: str, adapter: str) -> None:
-        """Of one adapter; nothing when there is none."""
+        """Ends the pin of one adapter; nothing when there is none."""
         self._tiers.get(digest, {}).pop(adapter, None)
         if not self._tiers.get(digest):
             self.end_all(digest)

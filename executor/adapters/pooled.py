@@ -148,7 +148,7 @@ class _Loading:
     parts: list[Buffer] = field(default_factory=list)  # of the region
 
     def allocate(self, nbytes: int) -> Buffer:
-        """For the image's block; what comes behind it is sized here, too."""
+        """The room for the image's block; what comes behind it is sized here, too."""
         self.factors = self.dora.of(self.digest, self.weights) if self.dora else None
         head_bytes = self.full_heads.nbytes if self.full_heads else 0
         heads = [head_bytes] * len(self.weights.full_heads)

@@ -91,7 +91,7 @@ class PacedEngine:
         )
 
     def _rates(self) -> Rates:
-        """As an engine tells them that has run: prompts take no time here."""
+        """The rates as an engine tells them that has run: prompts take no time here."""
         left = sum((job.stop.max_new_tokens or 0) - index for job, index in self.sequences.values())
         seats = len(self.sequences)
         return Rates(token_interval=self._step_s, tokens=seats / self._step_s, answer_tokens_left=left)

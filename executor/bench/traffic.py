@@ -58,8 +58,8 @@ class CountingGroup(ParallelGroup):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one rank and one step of `rows` sequences that decode, all with an adapter or none; a slot of rank
-    16 is what a page-in moves to each rank."""
+    """The traffic of one rank and one step of `rows` sequences that decode, all with an adapter or none; a
+    slot of rank 16 is what a page-in moves to each rank."""
 
     part: str
     ranks: int

@@ -45,7 +45,7 @@ _MOST_HEAD_BYTES = 512
 
 
 def build_gpu_shard(config: ExecutorConfig, group: ParallelGroup) -> Shard:
-    """As `executor.build_shard.build_shard`."""
+    """The same as `executor.build_shard.build_shard`."""
     device = _device(config, group)
     started = time.monotonic()
     compilation = Compilation(config) if group.size == 1 else None

@@ -46,7 +46,7 @@ Command = Sequence[str]
 
 
 class Compilation:
-    """Of all kernels that an executor with these settings launches, on this machine."""
+    """The compilation of all kernels that an executor with these settings launches, on this machine."""
 
     def __init__(self, config: ExecutorConfig, cache: Path | None = None) -> None:
         folder = cache or Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")

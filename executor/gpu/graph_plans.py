@@ -72,7 +72,7 @@ class LoRAPlans:
         return _of_decode(rows, self.max_loras, self._tiles)
 
     def of_mixed(self, rows: int) -> tuple[LaunchPlan, ...]:
-        """As `of_decode`, neither row by row nor of few entries."""
+        """The same as `of_decode`, neither row by row nor of few entries."""
         return _shared(rows, self.max_loras, self._tiles, few=())
 
     def for_any(self, rows: int, decode: bool) -> LaunchPlan:
@@ -138,7 +138,7 @@ def _shared(
 
 
 def rehearsal_runs(plan: LaunchPlan | None, rows: int) -> Runs:
-    """As many of `rows` rows on one slot as fit the plan; the others have no adapter."""
+    """Runs: as many of `rows` rows on one slot as fit the plan; the others have no adapter."""
     own = 0 if plan is None else min(rows, plan.items * plan.rows_per_item)
     runs = np.array([(0, own), (-1, rows - own)], dtype=np.int32)
     return runs[runs[:, 1] > 0]

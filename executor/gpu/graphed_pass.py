@@ -114,7 +114,8 @@ class GraphedForwardPass:
 
     @torch.inference_mode()
     def rehearse(self, part: int, parts: int) -> None:
-        """As `rehearse_eager`, each `parts`-th step that `warm_up` captures, from the `part`-th on."""
+        """Does what `rehearse_eager` does, each `parts`-th step that `warm_up` captures, from the `part`-th
+        on."""
         for key in islice(self._keys(), part, None, parts):
             self._rehearse(key)
 

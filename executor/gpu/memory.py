@@ -32,8 +32,8 @@ class MemoryUse:
 
 
 def usable_bytes(name: str, utilization: float) -> int:
-    """Of the device, what this executor may take beside what is in use before. Raises StartError when it is
-    not there."""
+    """The bytes of the device that this executor may take beside what is in use before. Raises StartError
+    when it is not there."""
     device = torch.device(name)
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise StartError(f"--device {name}: there are {torch.cuda.device_count()} GPUs")

@@ -94,7 +94,8 @@ class SlotArena:
         self._check_slot(slot)
 
     def enter(self, slot: int, block: Tensor) -> None:
-        """As `load`, from an image's block that is on the device; enqueued on the current stream."""
+        """Does what `load` does, from an image's block that is on the device; enqueued on the current
+        stream."""
         self._scatter(self.storage[slot], self.ranks, self.shrink_ranks, self.scales, slot, block)
 
     def clear(self, slot: int) -> None:

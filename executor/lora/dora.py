@@ -62,7 +62,7 @@ class DoRAFactors:
 
     @property
     def nbytes(self) -> int:
-        """Of one adapter's."""
+        """The bytes of one adapter's."""
         return 4 * self._ends[-1]
 
     def enter(self, slot: int, factors: Tensor | None) -> list[TensorCopy]:
@@ -73,7 +73,7 @@ class DoRAFactors:
         return [(self._table[slot], factors), *self.marks.put(slot, 0)]
 
     def clear(self, slot: int) -> list[TensorCopy]:
-        """As `enter` without factors."""
+        """Does what `enter` does, without factors."""
         return self.marks.put(slot, -1)
 
     @torch.inference_mode()

@@ -50,7 +50,7 @@ class FullHeads:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one matrix: [vocab, hidden]."""
+        """The shape of one matrix: [vocab, hidden]."""
         return tuple(self._places.shape[1:])
 
     @property
@@ -59,7 +59,7 @@ class FullHeads:
 
     @property
     def nbytes(self) -> int:
-        """Of one matrix."""
+        """The bytes of one matrix."""
         return self._places[0].nbytes
 
     def enter(self, slot: int, matrices: Mapping[str, Tensor]) -> list[TensorCopy]:
@@ -80,7 +80,7 @@ class FullHeads:
         return copies
 
     def clear(self, slot: int) -> list[TensorCopy]:
-        """As `enter` without matrices."""
+        """Does what `enter` does, without matrices."""
         self._free += self._held.pop(slot, [])
         self.heads.pop(slot, None)
         return self.tables.put(slot, -1)

@@ -205,7 +205,7 @@ def _cast_into(targets: Sequence[_Array], sources: Sequence[_Array], tensor: str
 
 
 def copy_into(target: _Array, source: _Array, tensor: str) -> None:
-    """With a cast where dtypes differ. Raises NonFiniteWeights, naming `tensor`."""
+    """Copies, with a cast where dtypes differ. Raises NonFiniteWeights, naming `tensor`."""
     _cast(target, source)
     if not _all_finite(target):
         raise NonFiniteWeights(tensor, str(source.dtype), str(target.dtype))

@@ -105,11 +105,11 @@ class SlotLayout:
 
     @cached_property
     def max_block_bytes(self) -> int:
-        """Of an image at full rank."""
+        """The bytes of an image at full rank."""
         return self.block_bytes(self.slot_elements)
 
     def block_bytes(self, elements: int) -> int:
-        """Of an image with so many elements of weights, with its table."""
+        """The bytes of an image with so many elements of weights, with its table."""
         return elements * self.dtype.itemsize + table_bytes(len(self.slices))
 
     @cached_property

@@ -84,7 +84,7 @@ def attach_lora(model: CausalLM, config: LoRAConfig, punica: PunicaWrapperBase) 
 
 
 def slot_layout(model: CausalLM, config: LoRAConfig, layers: Mapping[str, BaseLayerWithLoRA]) -> SlotLayout:
-    """Of one slot for the planned layers. Raises ModuleNotInModel."""
+    """The layout of one slot for the planned layers. Raises ModuleNotInModel."""
     served = [part for layer in layers.values() for part in layer.served_parts(config, model.config)]
     missing = config.modules - {part.kind for part in served}
     # The default names what dense models have: a model whose MLPs are experts is served with the rest.

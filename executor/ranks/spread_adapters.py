@@ -54,7 +54,7 @@ class SpreadAdapters:
         self.max_images = host_bytes // nbytes_per_slot
 
     def slot_nbytes(self, num_full_heads: int) -> int:
-        """Of the stripes on all ranks: there are no full heads over several."""
+        """The bytes of the stripes on all ranks: there are no full heads over several."""
         return self.nbytes_per_slot
 
     def load_image(self, digest: str) -> SpreadImage:

@@ -160,6 +160,6 @@ def _onces(size: int, programs: int, columns: int) -> Iterator[OnceConfig]:
 
 
 def _chunks(programs: int, columns: int, block_n: int) -> int:
-    """For so many blocks times slices: near twice as many programs as the card has multiprocessors, since
-    every chunk repeats the shrink."""
+    """The chunks for so many blocks times slices: near twice as many programs as the card has
+    multiprocessors, since every chunk repeats the shrink."""
     return max(1, min(-(-columns // block_n), 2 * _MULTIPROCESSORS // programs))

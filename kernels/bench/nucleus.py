@@ -62,7 +62,7 @@ def _nucleus_of(file: Path) -> Nucleus:
 
 
 def _logits(rows: int) -> dict[str, Tensor]:
-    """As a model's (deviation 2.5), sharper, flatter; many equal; all equal."""
+    """Logits as a model's (deviation 2.5), sharper, flatter; many equal; all equal."""
     normal = torch.randn(rows, VOCAB, device="cuda", generator=torch.Generator("cuda").manual_seed(rows))
     return {
         "normal 2.5": normal * 2.5,

@@ -47,7 +47,7 @@ def truth(model: Path, adapters: Path, prompts: Path, length: int) -> dict[str, 
 
 
 def run(model: Path, adapters: Path, scored: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """As truth, with "greedy" answers and the gaps between their two likeliest tokens."""
+    """The same as truth, with "greedy" answers and the gaps between their two likeliest tokens."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform

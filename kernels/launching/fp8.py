@@ -86,7 +86,7 @@ def check_row_scales(
 
 
 def ranks_per_tile(max_rank: int) -> int:
-    """Of a kernel's tile of FP8 h: what shares a scale, or all ranks."""
+    """The ranks of a kernel's tile of FP8 h: what shares a scale, or all ranks."""
     return RANKS_PER_SCALE if max_rank > 16 else 16
 
 

@@ -86,7 +86,8 @@ def sharing_pays(pairs: int, groups: int) -> bool:
 def choose(
     rows: int, blocks: int, slices: int, width: int, max_rank: int, block_rank: int, element_size: int
 ) -> PairConfig | OnceConfig:
-    """For blocks of `rows` rows over `width` inputs, with ranks up to max_rank and most up to block_rank."""
+    """The form and sizes for blocks of `rows` rows over `width` inputs, with ranks up to max_rank and most up
+    to block_rank."""
     if rows == 1:
         return _single(blocks, width, block_rank, element_size)
     block_rank = max(16, block_rank)
@@ -156,7 +157,7 @@ def gemm_block_size(pairs: int, num_experts: int) -> int:
 
 
 def gemm_config(size: int, element_size: int) -> GemmConfig:
-    """For blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm_tune.json)."""
+    """The sizes for blocks of up to `size` pairs. w13 of Mixtral, with its alignment (moe_gemm_tune.json)."""
     if element_size > 2:
         return GemmConfig(max(16, size), 64, 32, 4, 2)
     if size <= 16:

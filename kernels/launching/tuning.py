@@ -63,7 +63,8 @@ class ExpandConfig:
 def shrink_config(
     plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
 ) -> ShrinkConfig:
-    """For a layer of `slices` slices over `width` inputs. final: h must hold the sum, not the splits."""
+    """The sizes for a layer of `slices` slices over `width` inputs. final: h must hold the sum, not the
+    splits."""
     if plan.tiles and not _small_entries_pay(plan, width):
         return _shrink_tiles(plan, slices, width, element_size)
     if plan.rows_per_item == 1:

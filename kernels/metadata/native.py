@@ -35,7 +35,7 @@ def load() -> Any | None:
 
 
 class NativeWork(NamedTuple):
-    """As StepWork: a step that was checked and counted, but is only cut while it is written.
+    """The same as StepWork: a step that was checked and counted, but is only cut while it is written.
 
     A tuple, as one is made twice a step: a frozen dataclass takes four times as long.
     """
@@ -67,7 +67,7 @@ def describe(
     slot_ranks: Ints,
     plan: LaunchPlan | None,
 ) -> Work:
-    """As work_list.describe, errors included."""
+    """Does what work_list.describe does, errors included."""
     # Copies: what is written later must be what is counted now, or it would not fit the buffer.
     pairs, ranks = _pairs(module, runs), slot_ranks.tobytes()
     totals = bytearray(8 * (max_loras + 1))

@@ -157,7 +157,7 @@ def choose(rows: int, active: int, highest: int, class_rows: tuple[int, ...]) ->
 
 
 def typical_class(counts: Ints, ranks: Ints) -> int:
-    """Of RANK_CLASSES, what steps are cut for whose slots have so many rows and these ranks."""
+    """The one of RANK_CLASSES that steps are cut for whose slots have so many rows and these ranks."""
     return _typical_class(int(counts.sum()), _rank_summary(counts, ranks)[1])
 
 

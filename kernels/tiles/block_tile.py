@@ -78,7 +78,7 @@ def load_ids(ids, first, count, ROWS: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def table_entry(table, s, slot, expert, slice_stride, slot_stride, expert_stride, mask, other):
-    """Of a [slices, max_loras, experts] table with any strides."""
+    """The entry of a [slices, max_loras, experts] table with any strides."""
     place = s * slice_stride + slot.to(tl.int64) * slot_stride + expert * expert_stride
     return tl.load(table + place, mask=mask, other=other)
 

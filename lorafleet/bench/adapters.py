@@ -27,8 +27,8 @@ _RANDOM_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Of a base model: its layers, and (in_features, out_features) of each projection by its path in a layer,
-    as "self_attn.q_proj" or "mlp.experts.7.up_proj"."""
+    """The shapes of a base model: its layers, and (in_features, out_features) of each projection by its path
+    in a layer, as "self_attn.q_proj" or "mlp.experts.7.up_proj"."""
 
     num_layers: int
     projections: Mapping[str, tuple[int, int]]

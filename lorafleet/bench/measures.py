@@ -47,7 +47,7 @@ class Sizes:
 
 
 def shrunk(divisor: int) -> Sizes:
-    """For a try-out."""
+    """The same, smaller, for a try-out."""
     full = Sizes()
     return Sizes(
         stream_tokens=full.stream_tokens // divisor,

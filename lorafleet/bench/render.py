@@ -52,7 +52,7 @@ def load_table(row: Row) -> str:
 
 
 def comparison_table(rows: Sequence[Row]) -> str:
-    """Of `compare.compare`."""
+    """The table of `compare.compare`."""
     head = ("workload", "adapters", "unit", "first", "second", "ratio")
     return table(head, [[_text(row[key.replace(" ", "_")]) for key in head] for row in rows])
 

@@ -30,7 +30,7 @@ class Played:
     cpu: Mapping[str, float] = field(default_factory=dict)
 
     def summary(self, lane: str | None = None) -> Summary:
-        """Of one lane, or of all together."""
+        """The summary of one lane, or of all together."""
         return summarize(self.recording.lane(lane) if lane else self.recording)
 
 

@@ -13,7 +13,7 @@ CURVE_POINTS = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of some values, in milliseconds; `curve` has the percentiles CURVE_POINTS."""
+    """The spread of some values, in milliseconds; `curve` has the percentiles CURVE_POINTS."""
 
     mean: float
     p50: float
@@ -74,7 +74,7 @@ class Summary:
 
 
 def summarize(recording: Recording) -> Summary:
-    """Of what is there: requests under way count with the tokens they have so far."""
+    """The summary of what is there: requests under way count with the tokens they have so far."""
     records = recording.records
     answered = [record for record in records if record.pieces]
     return Summary(
@@ -105,7 +105,8 @@ def time_per_output_token(record: Record) -> float | None:
 
 
 def percentile(ordered: Sequence[float], point: float) -> float:
-    """By linear interpolation between the two nearest of at least one ascending value; point: 0 to 100."""
+    """The percentile by linear interpolation between the two nearest of at least one ascending value; point:
+    0 to 100."""
     place = (len(ordered) - 1) * point / 100
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -55,7 +55,8 @@ class Started:
 
 @contextmanager
 def started(config: SystemConfig, note: Callable[[str], None]) -> Iterator[Started]:
-    """With kind "local", scheduler and executor run until it is left; otherwise nothing is started here.
+    """The system: with kind "local", scheduler and executor run until it is left; otherwise nothing is
+    started here.
 
     Raises LaunchError.
     """

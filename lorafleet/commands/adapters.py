@@ -85,7 +85,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def diff(args: argparse.Namespace) -> int:
-    """As diff does: 1 when there are differences."""
+    """Answers as diff does: 1 when there are differences."""
     with connection.connect(args) as client:
         old, new = client.adapters.get(args.old), client.adapters.get(args.new)
     lines = differences(old, new)

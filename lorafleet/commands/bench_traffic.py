@@ -15,7 +15,7 @@ DRAWS = Traffic().draws
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the preset real-traffic alone."""
+    """Adds the options of the preset real-traffic alone."""
     whole = Schedule()
     group = parser.add_argument_group(NAME)
     group.add_argument(

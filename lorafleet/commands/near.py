@@ -21,7 +21,7 @@ _TIMEOUT = 5.0
 
 
 def near_of_command(error: LoraFleetError, args: argparse.Namespace) -> list[str]:
-    """As `near`, by a connection as the command's own."""
+    """Does what `near` does, by a connection as the command's own."""
     if not isinstance(error, AdapterNotFound):
         return []
     try:

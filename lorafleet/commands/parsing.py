@@ -43,7 +43,7 @@ def count(text: str) -> int:
 
 
 def count_or_auto(text: str) -> str:
-    """As `count`, or "auto": for a service to read. Raises ArgumentTypeError."""
+    """The same as `count`, or "auto": for a service to read. Raises ArgumentTypeError."""
     return text if text == "auto" else str(count(text))
 
 

@@ -30,7 +30,7 @@ _OF_AN_ADAPTER = (CONFIG_FILE, WEIGHTS_FILE, *CONVERTIBLE_FILES)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one adapter of many; `error` says why it was refused."""
+    """The outcome of one adapter of many; `error` says why it was refused."""
 
     name: str
     result: PushResult | None

@@ -7,7 +7,7 @@ from lorafleet.terminal import size
 
 
 def content(version: AdapterVersion) -> str:
-    """As "modules: 14 (q_proj v_proj, layers: 7), rank 8, scale 2, BF16, 3.4 MB"."""
+    """The content as "modules: 14 (q_proj v_proj, layers: 7), rank 8, scale 2, BF16, 3.4 MB"."""
     kinds = " ".join(sorted({_kind(module.name) for module in version.modules}))
     layers = {module.name.split(".")[1] for module in version.modules if module.name.startswith("layers.")}
     on = f", layers: {len(layers)}" if layers else ""

@@ -36,7 +36,8 @@ class Bodies:
 
     @asynccontextmanager
     async def parsing(self) -> AsyncIterator[None]:
-        """For one message at a time: parsing holds the event loop up, which has to be there for all."""
+        """A turn for one message at a time: parsing holds the event loop up, which has to be there for
+        all."""
         await self._parsing.acquire()
         began = time.perf_counter()
         try:

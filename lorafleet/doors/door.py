@@ -185,7 +185,7 @@ class Door:
 
 
 def key_of(context: grpc.aio.ServicerContext) -> str:
-    """By what a call is known that comes again, "" where it does not say."""
+    """The key by which a call is known that comes again, "" where it does not say."""
     return str(dict(context.invocation_metadata() or ()).get(REQUEST_ID, ""))[:_MOST_KEY]
 
 

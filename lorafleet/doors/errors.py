@@ -2,7 +2,8 @@
 
 
 def let_go(error: BaseException) -> None:
-    """Of all that the frames hold which it went through, and those that led to it: the request first of all.
+    """Lets go of all that the frames hold which it went through, and those that led to it: the request first
+    of all.
 
     A call that ends with an error waits until that is sent, and gRPC's books keep the error until a full
     collection.

@@ -99,7 +99,7 @@ class Held:
             del self._held[caller]
 
     def _waits(self, caller: str, amount: int, key: str) -> tuple[float | None, float | None]:
-        """For its share, and for all; None where there is room."""
+        """What it has to wait for, in its share and in all; None where there is room."""
         now, own, most = self._clock(), self._held[caller], self._most
         share, size, beyond = self._share(caller) or math.inf, float(amount), self._beyond
         own_s = self._own.of(caller, now).wait_s(own, share, now, key, caller, amount=size, beyond=beyond)

@@ -12,7 +12,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time, level, logger, message, then key=value."""
+    """Lines for people: time, level, logger, message, then key=value."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -24,7 +24,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """For machines: one JSON object a line; `time` is UTC."""
+    """Lines for machines: one JSON object a line; `time` is UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {

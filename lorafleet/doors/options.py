@@ -7,7 +7,7 @@ MAX_CONNECTIONS = 2048
 
 
 def connection_limits(max_streams: int, max_connections: int) -> list[tuple[str, int]]:
-    """Of a server: `max_streams` at once on one connection, and `max_connections` in all."""
+    """The options of a server: `max_streams` at once on one connection, and `max_connections` in all."""
     return [
         # Calls that the event loop has not taken yet wait in one line of the whole server, and when it is too
         # long gRPC ends any of them as CANCELLED: so one connection, which opens streams or opens and resets
@@ -25,8 +25,8 @@ def connection_limits(max_streams: int, max_connections: int) -> list[tuple[str,
 
 
 def more_connections(most: int) -> list[tuple[str, int | str]]:
-    """Of a client: so many connections for one channel, made when a server takes no more streams on the ones
-    that there are. grpcio before 1.80 knows nothing of it and waits until a stream has ended."""
+    """The options of a client: so many connections for one channel, made when a server takes no more streams
+    on the ones that there are. grpcio before 1.80 knows nothing of it and waits until a stream has ended."""
     scaling = {"connectionScaling": {"maxConnectionsPerSubchannel": most}}
     return [
         ("grpc.service_config", json.dumps(scaling)),

@@ -36,8 +36,8 @@ class _PathlessServer(cygrpc.AioServer):  # type: ignore[misc]
 def make_server(
     options: Sequence[tuple[str, Any]] = (), interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 ) -> grpc.aio.Server:
-    """As grpc.aio.server, on the running loop. Only registered methods are found on it; how many there are is
-    felt by every call, as the loop looks at what it waits for."""
+    """A server as grpc.aio.server, on the running loop. Only registered methods are found on it; how many
+    there are is felt by every call, as the loop looks at what it waits for."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(_hides_metadata)
     server = grpc.aio.server(options=options, interceptors=interceptors)
     loop = asyncio.get_running_loop()

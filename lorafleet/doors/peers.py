@@ -15,7 +15,7 @@ _NEARLY = 1e-6  # Of a token: what floats lose.
 
 
 def host(peer: str) -> str:
-    """Of a peer as gRPC tells it, without the port: "ipv4:1.2.3.4:5" is 1.2.3.4, and
+    """The host of a peer as gRPC tells it, without the port: "ipv4:1.2.3.4:5" is 1.2.3.4, and
     "ipv6:%5B::1%5D:5" is ::1."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
@@ -58,7 +58,7 @@ class PeerRates:
 
 
 class _Bucket:
-    """Of one address."""
+    """The bucket of one address."""
 
     def __init__(self, left: float, now: float) -> None:
         self._left, self._at = left, now

@@ -68,8 +68,8 @@ class Places:
         amount: float = 1.0,
         beyond: float = BEYOND,
     ) -> float | None:
-        """As ask, for so much, of which nothing is kept yet. Who was told to come is let in up to `beyond`
-        times `most`, or one more. What needs more than all is let in alone."""
+        """Asks, as `ask` does, for so much, of which nothing is kept yet. Who was told to come is let in up
+        to `beyond` times `most`, or one more. What needs more than all is let in alone."""
         self._pass(held, now)
         self._promises.lapse(now)
         needs, key = min(amount, most), self._promises.key_of(caller, key, now)
@@ -83,7 +83,7 @@ class Places:
         return self._behind(caller, most, needs, now)
 
     def keep(self, key: str, now: float, wait_s: float, caller: str = "") -> None:
-        """For who is told to come after so long."""
+        """Keeps a place for who is told to come after so long."""
         key, due = self._promises.key_of(caller, key, now), now + wait_s
         told = self._promises.get(key)
         if told is not None and told.due >= due - _ROUNDED_S:
@@ -122,7 +122,7 @@ class Places:
         return max(LEAST_S, gap_s * (ends + 2 * math.sqrt(ends)), behind)
 
     def _most(self, caller: str) -> int:
-        """Of its promises: what can be kept in all lasts for those who have none yet, too."""
+        """The most of its promises: what can be kept in all lasts for those who have none yet, too."""
         others = len(self._lines) - (caller in self._lines)
         return min(self._most_of_one, MOST // (others + 2)) if others else self._most_of_one
 
@@ -151,11 +151,11 @@ class Line:
         return places
 
     def ended(self, tenant: str, held: float, now: float, amount: float = 1.0) -> None:
-        """As Places.ended, of a tenant that was asked for."""
+        """The same as Places.ended, of a tenant that was asked for."""
         if places := self._places.get(tenant):
             places.ended(held, now, amount)
 
     def taken(self, tenant: str, key: str, now: float) -> None:
-        """As Places.taken."""
+        """The same as Places.taken."""
         if places := self._places.get(tenant):
             places.taken(key, now)

@@ -25,7 +25,7 @@ def grace_s(wait_s: float) -> float:
 
 
 class Promises(Generic[T]):
-    """By key; `lapsed` is told what nobody came for. Not more than `most`."""
+    """Promises by key; `lapsed` is told what nobody came for. Not more than `most`."""
 
     def __init__(self, lapsed: Callable[[T], None], most: int = MOST) -> None:
         self._lapsed, self._most = lapsed, most
@@ -43,8 +43,8 @@ class Promises(Generic[T]):
         return self._kept.get(key)
 
     def key_of(self, caller: str, key: str, now: float) -> str:
-        """By which to ask for what was promised to one of the caller, who names it, or cannot ("") and gets
-        the first such one that is due; "" where there is none."""
+        """The key by which to ask for what was promised to one of the caller, who names it, or cannot ("")
+        and gets the first such one that is due; "" where there is none."""
         if key:
             return f"{caller}\0{key}"
         line = self._nameless.get(caller, [])
@@ -82,7 +82,7 @@ class Promises(Generic[T]):
         return self._kept.pop(key, None)
 
     def put_back(self, key: str, promise: Promise[T]) -> None:
-        """As it was before it was ended, at this moment: nobody came for it."""
+        """Puts it back as it was before it was ended, at this moment: nobody came for it."""
         self._kept[key] = promise
         latest = (-promise.due, key)
         if not self._dues or latest < self._dues[0]:  # It was dropped meanwhile as a left-over.

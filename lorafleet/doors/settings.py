@@ -96,8 +96,8 @@ class QuietParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]  # of argparse's overloads this has the one that we call
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> argparse.Namespace:
-        """As argparse, but unknown flags are named without their values, and unknown values only counted: a
-        store's url with a space, or after a misspelt flag, would be printed with its password."""
+        """Parses as argparse does, but unknown flags are named without their values, and unknown values only
+        counted: a store's url with a space, or after a misspelt flag, would be printed with its password."""
         known: argparse.Namespace
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -172,6 +172,6 @@ def _kind(option: Field[Any]) -> Any:
 
 
 def _parts(value: Any) -> tuple[str, ...]:
-    """Of a text with commas, or of a list of such texts."""
+    """The parts of a text with commas, or of a list of such texts."""
     texts = [value] if isinstance(value, str) else value
     return tuple(part.strip() for text in texts for part in str.split(text, ",") if part.strip())

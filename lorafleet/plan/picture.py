@@ -40,7 +40,7 @@ def draw(rows: Sequence[Mapping[str, Any]], best: Fleet | None, goals: Goals, pn
 def _lines(
     rows: Sequence[Mapping[str, Any]], best: Fleet | None, key: str
 ) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """By name, in the order of `key`."""
+    """The lines by name, in the order of `key`."""
     if key == "executors":
         slots = sorted({row["slots"] for row in rows})
         ample = {

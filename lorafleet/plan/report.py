@@ -26,7 +26,7 @@ class Sizes:
 
 
 def rows_of(tried: Mapping[Fleet, Outcome], goals: Goals, sizes: Sizes) -> list[Row]:
-    """Of all fleets that were tried, the smallest first."""
+    """The rows of all fleets that were tried, the smallest first."""
     return [
         {
             **asdict(fleet),

@@ -113,7 +113,7 @@ class Search:
         return self.goals.met_by(self.tried[fleet])
 
     def _enough_executors(self, fleet: Fleet) -> Fleet | None:
-        """By doubling; None when the most that may be had are too few, or more do not help."""
+        """Found by doubling; None when the most that may be had are too few, or more do not help."""
         most, before = self.room.most_executors, None
         while not self.meets(fleet):
             outcome = self.tried[fleet]

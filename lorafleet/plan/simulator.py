@@ -109,7 +109,7 @@ class Simulator:
         return said
 
     def _lost(self) -> BenchError:
-        """With its last words."""
+        """The error with its last words."""
         try:
             _, said = self._process.communicate(timeout=_END_S)
         except subprocess.TimeoutExpired:

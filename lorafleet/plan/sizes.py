@@ -107,7 +107,7 @@ class ModelSizes:
         return self == replace(other, name=self.name, adapted=self.adapted, max_model_len=self.max_model_len)
 
     def adapter_bytes(self, rank: int) -> int:
-        """Of an adapter in host memory; as many are copied into a slot."""
+        """The bytes of an adapter in host memory; as many are copied into a slot."""
         halves = sum(
             module.count * _aligned(rank * module.experts * width)
             for module in self.adapted
@@ -116,7 +116,7 @@ class ModelSizes:
         return halves * ITEM_BYTES + _TABLE_BYTES * sum(module.count for module in self.adapted)
 
     def slot_bytes(self, max_rank: int) -> int:
-        """Of a slot for adapters up to that rank, DoRA's factors among it."""
+        """The bytes of a slot for adapters up to that rank, DoRA's factors among it."""
         outputs = sum(module.outputs * module.count for module in self.adapted if module.experts == 1)
         return self.adapter_bytes(max_rank) + _DORA_BYTES * outputs
 
@@ -155,7 +155,7 @@ def _read(name: str, folder: Path) -> "tuple[BaseConfig, ModelSpec]":
 
 
 def _modules(spec: "ModelSpec", base: "BaseConfig") -> Iterator[tuple[str, Module]]:
-    """By kind: every projection of the layers."""
+    """The modules by kind: every projection of the layers."""
     shapes: Mapping[str, tuple[int, int]] = spec.modules
     for kind in filter(shapes.__contains__, _ATTENTION):
         yield kind, Module(*shapes[kind], spec.num_layers)

@@ -6,7 +6,7 @@ from lorafleet.tls.files import Pem, Tls, WatchedFiles, read
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Of what the files hold now: a channel goes on with it. Raises TlsError."""
+    """The credentials of what the files hold now: a channel goes on with it. Raises TlsError."""
     return channel_credentials_of(read(tls))
 
 

@@ -94,7 +94,7 @@ class WatchedFiles:
             return self._pem
 
     def expiries(self, cert: str, ca: str) -> Iterator[tuple[str, Callable[[], float]]]:
-        """For metrics: the flags that name the files there are, each with what tells when that ends."""
+        """Ends for metrics: the flags that name the files there are, each with what tells when that ends."""
         if self.tls.cert is not None:
             yield cert, lambda: self.pem.cert_end or 0.0
         if self.tls.ca is not None:

@@ -65,8 +65,9 @@ def may_be_trouble(message: str) -> bool:
 
 
 def find_trouble(message: str, tls: Tls | grpc.ChannelCredentials | None) -> Trouble | None:
-    """Of a call that failed with this message. Blocks for some seconds at most, while it connects once more
-    to where the failed call did; it does not where gRPC's own account is enough, or no server was reached.
+    """The trouble of a call that failed with this message. Blocks for some seconds at most, while it connects
+    once more to where the failed call did; it does not where gRPC's own account is enough, or no server was
+    reached.
 
     tls: what the failed call had.
     """

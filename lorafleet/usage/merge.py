@@ -49,7 +49,8 @@ def merge(lines: Iterable[bytes], num_bytes: int, skipped: Skipped) -> Iterator[
 
 
 def better(first: Record, second: Record) -> Record:
-    """Of one answer's: the one that saw the end, and saw it later; else the one with more output."""
+    """The better one of one answer's records: the one that saw the end, and saw it later; else the one with
+    more output."""
     return max(first, second, key=_rank)
 
 

@@ -62,8 +62,8 @@ def key_of(line: bytes) -> bytes:
 
 
 def decode(line: bytes) -> Record:
-    """Of a whole line. Fields that a later version may add are left out; raises ValueError when one is
-    missing."""
+    """The record of a whole line. Fields that a later version may add are left out; raises ValueError when
+    one is missing."""
     fields = json.loads(line)
     try:
         return Record(*[fields[name] for name in _FIELDS])

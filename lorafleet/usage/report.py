@@ -24,7 +24,7 @@ def as_json(rows: Sequence[Row], by: Sequence[str], skipped: int) -> str:
 
 
 def as_csv(rows: Sequence[Row], by: Sequence[str]) -> str:
-    """With a first line of names; `end_seen` is true or false."""
+    """The table with a first line of names; `end_seen` is true or false."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [*by, "outcome", "end_seen", *_TOKENS.values()], lineterminator="\n")
     writer.writeheader()

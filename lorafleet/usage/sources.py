@@ -17,7 +17,7 @@ class Source(Protocol):
         """About what `lines` brings."""
 
     def lines(self) -> Iterator[bytes]:
-        """As they were written, and torn ones."""
+        """The lines as they were written, and torn ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ FIELDS: dict[str, Callable[[Record], str]] = {
 
 @dataclass(slots=True)
 class Sum:
-    """Of the answers with one value of each field and one outcome. Tokens, but for `answers`."""
+    """The sum of the answers with one value of each field and one outcome. Tokens, but for `answers`."""
 
     answers: int = 0
     prompt: int = 0
@@ -46,7 +46,8 @@ class Row:
 def sum_up(
     answers: Iterable[Merged], by: Sequence[str], since: float = 0.0, until: float = float("inf")
 ) -> list[Row]:
-    """By `by`, of FIELDS, of answers in [since, until), unix seconds. Sorted, those that were seen first."""
+    """The sums by `by`, of FIELDS, of answers in [since, until), unix seconds. Sorted, those that were seen
+    first."""
     fields = [FIELDS[name] for name in by]
     sums: dict[tuple[bool, tuple[str, ...], str], Sum] = {}
     for answer in answers:

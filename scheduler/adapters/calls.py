@@ -65,7 +65,7 @@ class Limits:
 
 
 def held_listings(share: Callable[[str], int]) -> Held:
-    """For calls that read all of a tenant."""
+    """The bound for calls that read all of a tenant."""
     too_many = partial(TooMuchHeld, "TOO_MANY_LISTINGS")
     return Held("listings", MAX_LISTINGS, too_many, share)
 
@@ -105,8 +105,8 @@ class Calls:
         return version
 
     async def change(self, text: str, ref: Ref, change: Callable[[], T]) -> T:
-        """Of the name in `ref`. What another call removed in between is not found, with the caller's own
-        words."""
+        """A change of the name in `ref`. What another call removed in between is not found, with the caller's
+        own words."""
         try:
             return await self.run(change)
         except adapter_store.AdapterNotFound:
@@ -126,7 +126,7 @@ class Calls:
         )
 
     async def list_all(self, identity: Identity, call: Callable[[], T]) -> T:
-        """As `run`, of what reads all of a tenant. Raises TooMuchHeld."""
+        """Does what `run` does, of what reads all of a tenant. Raises TooMuchHeld."""
         with self._backends.listings.one(identity.tenant):
             return await self.run(call)
 

@@ -161,7 +161,7 @@ def _store(url: str, allow_volatile: bool) -> Publisher:
 
 
 def _read_template(folder: Path, spec: ModelSpec) -> tuple[PushedTemplate | None, Mapping[str, str]]:
-    """With the special tokens of its own that it will have. Raises InvalidAdapter."""
+    """The template with the special tokens of its own that it will have. Raises InvalidAdapter."""
     template, _ = read_chat_template(folder)
     if template is None:
         return None, {}

@@ -34,7 +34,8 @@ class Listing:
         return seen[:size], seen[size - 1].key if seen[size:] else ""
 
     def with_details(self, page: list[Summary]) -> tuple[list[pb.AdapterVersion], str | None]:
-        """As many of the page as a message takes, and what is behind the last of them when more are left."""
+        """The messages of as many of the page as a message takes, and what is behind the last of them when
+        more are left."""
         versions, num_bytes = list[pb.AdapterVersion](), 0
         records = {each.name: self._record(each.name) for each in page}
         for last, each in zip(["", *(each.key for each in page)], page, strict=False):

@@ -140,7 +140,7 @@ class Retirement:
         return self._served()
 
     def _entries(self, names: list[Name]) -> dict[Name, VersionEntry | None]:
-        """Of those that can be known now. None: the store has it no more."""
+        """The entries of those that can be known now. None: the store has it no more."""
         found: dict[Name, VersionEntry | None] = {}
         for adapter, digest in names:
             tenant, _, name = adapter.partition("/")

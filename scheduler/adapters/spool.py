@@ -45,7 +45,7 @@ class Spool:
         return Place(Path(tempfile.mkdtemp(dir=self.folder)), tenant, self._bytes)
 
     def close(self) -> None:
-        """With all that is in it. Blocks."""
+        """Removes it with all that is in it. Blocks."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)

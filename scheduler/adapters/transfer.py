@@ -55,8 +55,8 @@ def disk_errors() -> Iterator[None]:
 
 
 class Patience:
-    """For one client, on a clock that stands still while this process does. A client that is slower than
-    LEAST_BYTES_PER_S runs it down; time that goes into our own disk is none of the client's."""
+    """The patience for one client, on a clock that stands still while this process does. A client that is
+    slower than LEAST_BYTES_PER_S runs it down; time that goes into our own disk is none of the client's."""
 
     def __init__(self, awake: Callable[[], float]) -> None:
         self._awake = awake

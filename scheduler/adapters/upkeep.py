@@ -151,7 +151,7 @@ class Upkeep:
 
     @translate_errors
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
-        """Of all tenants' versions, those that the caller sees."""
+        """Frees the bytes of all tenants' versions, but only those that the caller sees."""
         identity = audit.caller()
         require(identity, OPERATE, "collecting deleted adapters")
         needed = await self._retirement.needed(self._copies.resident())
@@ -172,7 +172,7 @@ class Upkeep:
         )
 
     async def _look_at_records(self, identity: Identity, response: pb.VerifyResponse) -> None:
-        """As far as the caller sees them. A damaged one is in no listing."""
+        """Looks at records as far as the caller sees them. A damaged one is in no listing."""
 
         def damaged() -> list[str]:
             tenants = self._calls.tenants(identity)

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _microseconds(file: LedgerFile | None) -> float:
-    """Of this process's and the kernel's time for it, from the acceptance of an answer to its end."""
+    """Time of this process's and the kernel's time for it, from the acceptance of an answer to its end."""
     ledger, live = Ledger(Metrics(CollectorRegistry()).ledger, file), _live()
     ids, request = AnswerIds(bytes(32)), inference_pb2.GenerateRequest(request_id="a" * 32, text="a" * 500)
     began = time.process_time()

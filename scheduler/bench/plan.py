@@ -97,7 +97,7 @@ class House:
         self.queue.add(request)
 
     def refill(self) -> None:
-        """As many come as were placed, for the same versions."""
+        """Lets as many come as were placed, for the same versions."""
         for at, dispatch_id, taken in self._taken:
             self._running[at].append((dispatch_id, taken.digest))
             self.queue.add(replace(taken, number=next(self._numbers)))
@@ -115,7 +115,7 @@ class House:
         return reporting
 
     def _end_one(self, at: int, state: ExecutorState) -> None:
-        """Of a version that goes on running there."""
+        """Ends a request of a version that goes on running there."""
         running = self._running[at]
         while True:
             pick = self._random.randrange(len(running))

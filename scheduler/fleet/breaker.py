@@ -13,7 +13,7 @@ MAX_PAUSE_S = 60.0
 
 @dataclass(slots=True)
 class _Circuit:
-    """Of one stream of an executor: who comes back begins anew."""
+    """The circuit of one stream of an executor: who comes back begins anew."""
 
     stream: int
     attempts: deque[tuple[float, bool]]  # When each of the last was judged, and whether it had failed.

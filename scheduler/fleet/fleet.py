@@ -185,7 +185,7 @@ class Fleet:
         return "; ".join(f"executor {state.name} was refused: {state.detail}" for state in states)
 
     def state(self, name: str) -> ExecutorState | None:
-        """By name, or else by the address where it is reached."""
+        """The executor by name, or else by the address where it is reached."""
         link = self._links.get(name)
         if link:
             return link.state
@@ -245,7 +245,7 @@ class Fleet:
         return {(adapter, digest) for digest, adapter in here | self._memory.pinned()}
 
     def missing_pins(self) -> Mapping[str, int]:
-        """By name: versions that an executor should keep and does not. From any thread."""
+        """The missing pins by name: versions that an executor should keep and does not. From any thread."""
         return {link.state.name: link.missing_pins() for link in list(self._links.values())}
 
     def _chosen(self, names: Iterable[str]) -> list[ExecutorLink]:

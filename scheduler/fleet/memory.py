@@ -30,7 +30,8 @@ class Kept:
 
 
 class Memory:
-    """By name, and of all executors: what is pinned everywhere is so on those that join later, too."""
+    """What is remembered by name, and of all executors: what is pinned everywhere is so on those that join
+    later, too."""
 
     def __init__(self) -> None:
         self.everywhere: dict[Pin, Tier] = {}

@@ -129,7 +129,7 @@ class ExecutorState:
 
     @property
     def residency(self) -> Residency:
-        """For reading: changes come through `moved`, or as a whole."""
+        """The copies, for reading: changes come through `moved`, or as a whole."""
         return self._residency
 
     @residency.setter

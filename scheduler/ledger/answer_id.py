@@ -47,15 +47,15 @@ class AnswerIds:
         self._times = OrderedDict[str, int]()  # By key: how often it was taken up again here.
 
     def draw(self, tenant: str, request: inference_pb2.GenerateRequest) -> AnswerId:
-        """Of a request that is new."""
+        """The id of a request that is new."""
         drawn = f"{int(self._clock()):0{_TIME}x}{secrets.token_hex((_DRAWN - _TIME) // 2)}"
         return AnswerId(drawn + self._signature(drawn, tenant, request))
 
     def after(
         self, told: str, field: str, tenant: str, request: inference_pb2.GenerateRequest
     ) -> AnswerId | None:
-        """Of the part that follows the one whose client sends `told`, as `field`. None: that is no answer to
-        this request of this tenant, or an old one. Raises InvalidRequest."""
+        """The id of the part that follows the one whose client sends `told`, as `field`. None: that is no
+        answer to this request of this tenant, or an old one. Raises InvalidRequest."""
         match = _FORM.fullmatch(told)
         if match is None:
             raise InvalidRequest(field, "is no answer_id: take it from the lost stream's first chunk")
@@ -78,7 +78,7 @@ class AnswerIds:
                 self._times.popitem(last=False)
 
     def _signature(self, drawn: str, tenant: str, request: inference_pb2.GenerateRequest) -> str:
-        """Of what stays the same when the request is sent again, as far as quotas are about it."""
+        """Signature of what stays the same when the request is sent again, as far as quotas are about it."""
         most_tokens = request.stopping.max_new_tokens if request.stopping.HasField("max_new_tokens") else None
         signed = [drawn, tenant, request.request_id, request.adapter, _prompt_size(request), most_tokens]
         return hmac.digest(self._secret, json.dumps(signed).encode(), "sha256").hex()[:_DRAWN]

@@ -62,7 +62,7 @@ class LedgerFile:
 
     @property
     def name(self) -> str:
-        """Of the file that is written; "" before the first line."""
+        """The name of the file that is written; "" before the first line."""
         return self._name
 
     def append(self, line: bytes) -> None:

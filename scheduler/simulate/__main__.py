@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> Iterator[Row]:
-    """For each scenario, rate and policy a row a seed, and the worst of several."""
+    """The rows: for each scenario, rate and policy a row a seed, and the worst of several."""
     _check(args)
     asked = list[Asked]()
     adapters = 0

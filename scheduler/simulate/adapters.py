@@ -10,7 +10,7 @@ MODULES = frozenset(DENSE_PROJECTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """By digest. They are numbered as traffic names them."""
+    """Adapters by digest. They are numbered as traffic names them."""
 
     ranks: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)

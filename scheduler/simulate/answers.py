@@ -72,7 +72,7 @@ class World:
         return cls(costs, asked, ranks, executor, question["counted_from_s"], question["seed"])
 
     def outcome(self, fleet: Mapping[str, Any]) -> Mapping[str, float]:
-        """As lorafleet/plan/search.py has it."""
+        """The outcome as lorafleet/plan/search.py has it."""
         scenario = Scenario(
             "plan",
             "a fleet of `lorafleet plan`",
@@ -118,7 +118,7 @@ def outcome_of(played: Played) -> Mapping[str, float]:
 
 
 def _names() -> list[str]:
-    """Of files of coefficients."""
+    """The names of files of coefficients."""
     files = resources.files("scheduler.simulate.coefficients").iterdir()
     return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
 

@@ -122,7 +122,7 @@ class BoundedHash(Hash):
 
 
 def weight(digest: str, name: str) -> int:
-    """Of an executor for an adapter, the same in all processes."""
+    """The weight of an executor for an adapter, the same in all processes."""
     return int.from_bytes(blake2b(f"{digest} {name}".encode(), digest_size=8).digest())
 
 

@@ -126,8 +126,8 @@ def beside(real: Real, costs: Costs) -> Row:
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """By load and rate: tokens a second and the median within 15 % in the mean of its runs, and p99 within
-    the spread of several."""
+    """Verdicts by load and rate: tokens a second and the median within 15 % in the mean of its runs, and p99
+    within the spread of several."""
     told = []
     for load, rate in dict.fromkeys((row["load"], row["rate"]) for row in rows):
         runs = [row for row in rows if (row["load"], row["rate"]) == (load, rate)]

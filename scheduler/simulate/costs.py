@@ -82,9 +82,9 @@ class LoadCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one card and model. `page_in` is from host memory into a slot, `link_s` one way between a client and
-    an executor, through the scheduler; steps are planned `steps_ahead`. Steps with prompts are filled up to
-    `captured_rows`; one of more rows takes `launch_s` at least."""
+    """The costs of one card and model. `page_in` is from host memory into a slot, `link_s` one way between a
+    client and an executor, through the scheduler; steps are planned `steps_ahead`. Steps with prompts are
+    filled up to `captured_rows`; one of more rows takes `launch_s` at least."""
 
     card: str
     model: str
@@ -105,7 +105,7 @@ class Costs:
     least_tokens: int = 32
 
     def seconds(self, decoding: int, kv_tokens: int, prompt_tokens: int, used_rank: int, slots: int) -> float:
-        """Of a step; see `StepCost.seconds`."""
+        """The seconds of a step; see `StepCost.seconds`."""
         if not prompt_tokens:
             return self.step.seconds(decoding, kv_tokens, 0, used_rank, slots)
         rows = decoding + prompt_tokens

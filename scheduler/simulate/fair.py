@@ -221,7 +221,7 @@ def _of_quota(fair: Fair, records: Sequence[Record]) -> float:
 
 
 def summary(every: Sequence[Seen]) -> list[Row]:
-    """By scenario and way the worst of all seeds, and in times of what it is without the hog the honest
+    """Rows by scenario and way the worst of all seeds, and in times of what it is without the hog the honest
     tenant's p99 of all seeds together, and the worst one of a seed."""
     by: dict[tuple[str, str], list[Seen]] = {}
     for seen in every:

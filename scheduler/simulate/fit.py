@@ -49,7 +49,7 @@ class Seen:
 
     @property
     def parts(self) -> list[float]:
-        """Of each part of a step's time, how many it had."""
+        """The counts of each part of a step's time, how many it had."""
         has_lora, few = float(self.used_rank > 0), min(self.prompt_tokens, FEW_TOKENS)
         few_sequences = min(self.decoding, FEW_SEQUENCES)
         return [
@@ -68,7 +68,7 @@ class Seen:
 
 
 def seen_in(results: Mapping[str, Any]) -> Iterator[Seen]:
-    """Of the presets d1 to d4, high-ranks, arriving-prompts and page-in-stall."""
+    """What was seen in the presets d1 to d4, high-ranks, arriving-prompts and page-in-stall."""
     for row in results["rows"]:
         name, _, kind = row["workload"].partition(",")
         adapters, what = row["adapters"], f"{row['workload']}, {row['adapters']} adapters"

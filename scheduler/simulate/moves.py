@@ -42,7 +42,7 @@ class Homes:
         self._index.leave(0)
 
     def of(self, adapters: int) -> list[str]:
-        """By adapter, the name of its executor."""
+        """The homes by adapter, the name of its executor."""
         first = self._seed * adapters
         return [self._place(digest_of(first + number)) for number in range(adapters)]
 

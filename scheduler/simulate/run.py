@@ -53,7 +53,7 @@ class Played:
 
     @property
     def records(self) -> list[Record]:
-        """Of all schedulers, in order of time."""
+        """The records of all schedulers, in order of time."""
         every = [record for scheduler in self.schedulers for record in scheduler.records]
         return sorted(every, key=lambda record: record.asked.at)
 
@@ -172,7 +172,7 @@ def play(
 
 
 def worst(rows: list[Row]) -> Row:
-    """Of rows of several seeds: of each figure the worst, `seed` -1."""
+    """The worst of rows of several seeds: of each figure the worst, `seed` -1."""
     low = ("tokens_s", "goodput_tokens_s", "next_turns_kept", "answered")
     whole: Row = dict(rows[0])
     for key, value in rows[0].items():
@@ -183,7 +183,7 @@ def worst(rows: list[Row]) -> Row:
 
 
 def kept_turns(records: list[Record]) -> float:
-    """Of turns that follow another one of their session, the share that ran where that did."""
+    """Kept turns: of turns that follow another one of their session, the share that ran where that did."""
     last: dict[str, str] = {}
     kept = following = 0
     for record in records:

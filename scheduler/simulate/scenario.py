@@ -44,7 +44,7 @@ class Scenario:
 
     @property
     def names(self) -> list[str]:
-        """Of its executors; those that join come last."""
+        """The names of its executors; those that join come last."""
         return [f"executor-{number}" for number in range(self.executors)]
 
     @property

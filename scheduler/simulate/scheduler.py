@@ -279,7 +279,7 @@ class Scheduler:
         )
 
     def _dispatch_id(self, record: Record) -> str:
-        """Of its last attempt."""
+        """The id of its last attempt."""
         return f"{self.name} {record.number}.{record.attempts}"
 
     # What executors say (scheduler/fleet/link.py, scheduler/dispatch/dispatcher.py).

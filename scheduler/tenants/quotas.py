@@ -23,17 +23,17 @@ class Quotas:
     def check(
         self, tenant: str, costs: Costs, now: float, key: str = "", guess: Costs | None = None
     ) -> Refusal | None:
-        """As Rates.check: before a request has cost anything."""
+        """Checks as Rates.check does: before a request has cost anything."""
         rates = self._of(tenant, costs, now)
         return rates.check(costs, now, key, guess) if rates else None
 
     def take(self, tenant: str, costs: Costs, now: float, key: str = "") -> Refusal | None:
-        """As Rates.take."""
+        """Takes as Rates.take does."""
         rates = self._of(tenant, costs, now)
         return rates.take(costs, now, key) if rates else None
 
     def charge(self, tenant: str, costs: Costs, now: float) -> None:
-        """For what is not refused: the tenant may be in debt for it."""
+        """Charges for what is not refused: the tenant may be in debt for it."""
         if rates := self._of(tenant, costs, now):
             rates.charge(costs)
 

@@ -29,7 +29,7 @@ class Sharing:
         self._heard_at = -math.inf
 
     def share(self, tenant: str, now: float, asked_s: float = 0.0) -> float:
-        """Of the tenant's rates; `asked_s` seconds of them are asked for here."""
+        """The share of the tenant's rates; `asked_s` seconds of them are asked for here."""
         demand, at = self._demand.get(tenant, (0.0, now))
         self._demand[tenant] = (demand * _faded(now - at) + asked_s, now)
         even, wanted = 1 / self._count, self._all.get(tenant, 0.0)

@@ -1,5 +1,6 @@
 """The house stays one that readers find the way in: few files a folder, and a line that says what each is."""
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from tests.contracts.house import GENERATED, PACKAGES, ROOT, files, folders, lin
 
 MOST_FILES = 25
 LONGEST_LINE = 100
+# Where others are at work; the list only gets shorter.
+WITHOUT_SUBJECTS = (
+    "executor/batch", "executor/engine", "executor/layers", "executor/models", "executor/step",
+    "executor/waiting_room", "kernels/vllm", "lorafleet/client", "lorafleet/demo", "scheduler/admission",
+    "scheduler/dispatch", "scheduler/text",
+)  # fmt: skip
 WRITTEN = [folder for folder in folders() if folder != GENERATED]
 
 
@@ -28,6 +35,16 @@ def test_a_folder_says_in_one_line_what_it_is(folder: Path) -> None:
 def test_every_file_says_in_one_line_what_it_is(folder: Path) -> None:
     lines = {name(file): line(file) for file in files(folder)}
     assert not [file for file, text in lines.items() if not 0 < len(text) <= LONGEST_LINE]
+
+
+@pytest.mark.parametrize("folder", WRITTEN, ids=name)
+def test_a_docstring_says_what_it_speaks_of(folder: Path) -> None:
+    """No sentence: "Of all pieces, in hex."; but "The hash of all pieces, in hex." is one."""
+    checked = [file for file in files(folder) if not name(file).startswith(WITHOUT_SUBJECTS)]
+    nodes = [(file, node) for file in checked for node in ast.walk(ast.parse(file.read_text()))]
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    told = [(name(file), ast.get_docstring(node) or "") for file, node in nodes if isinstance(node, kinds)]
+    assert not [each for each in told if each[1].startswith(("Of ", "As ", "For ", "By ", "With "))]
 
 
 def test_the_contract_against_circles_covers_every_package() -> None:

@@ -21,7 +21,7 @@ from tests.support.services.cluster import PATIENCE_S, Cluster, Pair
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """ "front" and "inner" are those of the services, "scheduler" is what executors are shown."""
+    """The services show "front" and "inner", and "scheduler" is what executors are shown."""
     made = make_certificates(tmp_path_factory.mktemp("certificates"))
     made.authority.issue("front", ["localhost", "127.0.0.1"], server=True, days=1)
     made.authority.issue("inner", ["localhost", "127.0.0.1"], server=True, days=1)

@@ -89,7 +89,6 @@ def test_a_version_that_is_deleted_is_gone_and_its_stream_goes_on(
 def test_schedulers_over_one_store_agree(main: Pair, wide: Pair, adapter: Callable[..., Path]) -> None:
     """What one has done, it knows at once, and the other within a second; neither ever answers with the
     base."""
-
     with main.client("ops") as here, wide.client() as there:
         _take_turns(here, there, adapter)
         _take_turns(there, here, adapter)

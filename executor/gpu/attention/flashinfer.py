@@ -48,7 +48,8 @@ def compile_for(config: ModelConfig, dtype: torch.dtype, device: torch.device, f
 
 
 class FlashInfer:
-    """For one model on one device; all steps on one stream. `heads` and `kv_heads` are this rank's."""
+    """The attention for one model on one device; all steps on one stream. `heads` and `kv_heads` are this
+    rank's."""
 
     def __init__(
         self, config: ModelConfig, heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device
@@ -63,8 +64,8 @@ class FlashInfer:
     def plan(
         self, shape: StepShape, buffers: StepBuffers, kv_slots: Tensor, block_size: int, kind: Kind
     ) -> "FlashInferStep":
-        """For the step in `buffers`, whose rows (and what fills them up) write to `kv_slots`; enqueues a copy
-        per window. Valid until the next call."""
+        """The plan for the step in `buffers`, whose rows (and what fills them up) write to `kv_slots`;
+        enqueues a copy per window. Valid until the next call."""
         sequences, rows = len(shape.kv_lens), int(shape.qo_indptr[-1])
         sizes = (
             rows, sequences, self._heads, self._kv_heads, block_size, False, self._head_dim, self._head_dim,

@@ -16,7 +16,7 @@ class PlannedStep(StepAttention, Protocol):
     """Attention of a step that is planned on the host, for steps whose pieces are captured without it."""
 
     def attend_into(self, out: Tensor, query: Tensor, cache: LayerCache, sinks: Tensor | None = None) -> None:
-        """As `attend`; rows that fill the step up are left alone."""
+        """Does what `attend` does; rows that fill the step up are left alone."""
         ...
 
 
@@ -24,6 +24,6 @@ class StepPlanner(Protocol):
     def plan(
         self, shape: StepShape, buffers: StepBuffers, kv_slots: Tensor, block_size: int, kind: Kind
     ) -> PlannedStep:
-        """For the step in `buffers`, whose rows (and what fills them up) write to `kv_slots`. Valid until the
-        next call; waits for nothing on the device."""
+        """The plan for the step in `buffers`, whose rows (and what fills them up) write to `kv_slots`. Valid
+        until the next call; waits for nothing on the device."""
         ...

@@ -55,7 +55,7 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
     def served_parts(
         self, lora_config: LoRAConfig, model_config: ModelConfig | None = None
     ) -> tuple[LayerPart, ...]:
-        """As slots hold them: what a row meets first comes first, in one piece, and w2 last."""
+        """The parts as slots hold them: what a row meets first comes first, in one piece, and w2 last."""
         parts = super().served_parts(lora_config, model_config)
         return tuple(sorted(parts, key=lambda part: part.module.endswith(".w2")))
 
@@ -146,17 +146,17 @@ class FusedMoEWithLoRA(BaseLayerWithLoRA):
         return table[:, :, None].expand(-1, -1, self.base_layer.num_local_experts)
 
     def own_a(self, part: LayerPart, a: Tensor) -> Tensor:
-        """Of A [r, experts, in]: rows with this rank's experts' columns side by side."""
+        """This rank's part of A [r, experts, in]: rows with this rank's experts' columns side by side."""
         return padded(part.cut.of_a(a).flatten(1), part.cut.a_rows(len(a)))
 
     def own_b(self, part: LayerPart, b: Tensor) -> Tensor:
-        """Of B [r, experts, out], as [experts * out, r]."""
+        """This rank's part of B [r, experts, out], as [experts * out, r]."""
         return torch.cat(part.cut.of_b(b), dim=-1).flatten(1).T
 
     def _checked_factors(
         self, lora_a: Factors, lora_b: Factors
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """With the rank first: A [r, experts, in], B [r, experts, out]."""
+        """The factors with the rank first: A [r, experts, in], B [r, experts, out]."""
         lefts, rights = super()._checked_factors(lora_a, lora_b)
         return (
             [None if a is None else a.transpose(0, 1) for a in lefts],

@@ -31,7 +31,8 @@ class ShardedLinearLayerWithLoRA(BaseLinearLayerWithLoRA):
 
 
 class RankShardedLayerWithLoRA(ShardedLinearLayerWithLoRA):
-    """For layers that are split by output: every rank has x whole, and shrinks by its share of A's rows."""
+    """The form for layers that are split by output: every rank has x whole, and shrinks by its share of A's
+    rows."""
 
     def cut(self, numbers: range) -> Cut:
         return replace(super().cut(numbers), shard=self.group.rank, shards=self.group.size)

@@ -47,7 +47,7 @@ class Traffic:
         }
 
     def shrunk(self, divisor: int) -> "Traffic":
-        """With shorter prompts and answers, for a try-out."""
+        """The same traffic with shorter prompts and answers, for a try-out."""
         return replace(self, prompt=_divided(self.prompt, divisor), output=_divided(self.output, divisor))
 
     def _drawn(self) -> Sequence[int]:

@@ -91,7 +91,7 @@ def _scheduled(
 
 
 def _tls_fields(model: Path, load: Load, interval_ms: int, before: Seen) -> dict[str, Any]:
-    """With TLS, and then in clear once more: the cost is over the mean of both runs in clear."""
+    """The figures with TLS, and then in clear once more: the cost is over the mean of both runs in clear."""
     with locks() as made:
         seen, added = _scheduled(model, load, interval_ms, made)
     after, _ = _scheduled(model, load, interval_ms, None)

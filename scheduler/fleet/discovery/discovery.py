@@ -46,7 +46,7 @@ class Discovery:
 
     @property
     def flags(self) -> list[str]:
-        """Of what is asked again and again."""
+        """The flags of what is asked again and again."""
         return [source.flag for source in self._sources]
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ class Source(Protocol):
 
     @property
     def flag(self) -> str:
-        """As the user wrote it."""
+        """The flag as the user wrote it."""
 
     @property
     def first(self) -> Sequence[Endpoint]: ...

@@ -177,7 +177,7 @@ class Batch:
         return self.kv.blocks_for(sequence.length(min(known, sequence.ends_in)))
 
     def _shares(self, left: int) -> dict[Sequence, int]:
-        """Of prompts that get tokens: how many."""
+        """The shares of prompts that get tokens: how many."""
         shares, several = dict[Sequence, int](), list[Sequence]()
         for sequence in self.prompts:
             if sequence.uncomputed == 1:

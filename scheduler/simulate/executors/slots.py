@@ -79,7 +79,7 @@ class Slots:
 
     @property
     def digests(self) -> dict[str, int]:
-        """By adapter, its slot (a copy)."""
+        """The slots by adapter, its slot (a copy)."""
         return dict(self._by_digest)
 
     def assign(self, digest: str, awaited: Container[str] = ()) -> tuple[int, str]:

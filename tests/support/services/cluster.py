@@ -99,7 +99,7 @@ class Node:
                 self.kill()
 
     def health(self, service: str = "") -> str:
-        """ "SERVING", "NOT_SERVING", or the code of the failed call."""
+        """It says "SERVING", "NOT_SERVING", or the code of the failed call."""
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self.health_address, options=options) as channel:
             request = health_pb2.HealthCheckRequest(service=service)
