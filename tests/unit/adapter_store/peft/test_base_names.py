@@ -1,6 +1,7 @@
 """One base has many names: what is the served one's is not warned of, nor refused by `strict_base`."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,12 @@ def test_a_base_in_the_cache_of_a_hub(adapter: Path, d0: Path, store: DiskStore,
     edit_config(adapter, base_model_name_or_path="maker/other")
     with pytest.raises(IncompatibleAdapter, match=r"this base is 'Tiny2\.5-1B-Chat'"):
         store.put(adapter, "acme", "x", spec, PushOptions(strict_base=True))
+
+
+def test_another_base_name_when_strict(
+    adapter: Path, store: DiskStore, spec: ModelSpec, tmp_path: Path, leftovers: Callable[[Path], list[str]]
+) -> None:
+    edit_config(adapter, base_model_name_or_path="acme/other")
+    with pytest.raises(IncompatibleAdapter, match="acme/other"):
+        store.put(adapter, "default", "x", spec, PushOptions(strict_base=True))
+    assert leftovers(tmp_path / "store") == []

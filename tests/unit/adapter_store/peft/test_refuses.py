@@ -17,10 +17,8 @@ from adapter_store import (
     IncompatibleAdapter,
     InvalidAdapter,
     ModelSpec,
-    PushOptions,
     Ref,
 )
-from adapter_store.manifest import AS_IT_COMES
 from adapter_store.peft import source
 from tests.support.adapters.peft import edit_config, lora_pair, make_adapter, raw_adapter, rewrite
 
@@ -37,11 +35,10 @@ def refused(
         folder: Path,
         complaint: str,
         error: type[AdapterStoreError] = InvalidAdapter,
-        options: PushOptions = AS_IT_COMES,
         spec: ModelSpec = spec,
     ) -> None:
         with pytest.raises(error, match=complaint):
-            store.put(folder, "default", "x", spec, options)
+            store.put(folder, "default", "x", spec)
         assert leftovers(tmp_path / "store") == []
 
     return check
@@ -398,8 +395,3 @@ def test_another_intermediate_size(tmp_path: Path, refused: Callable[..., None])
         r"down_proj.lora_A.weight' has shape \[4, 80\], the base d0 needs \[4, 96\]",
         IncompatibleAdapter,
     )
-
-
-def test_another_base_name_when_strict(adapter: Path, refused: Callable[..., None]) -> None:
-    edit_config(adapter, base_model_name_or_path="acme/other")
-    refused(adapter, "acme/other", IncompatibleAdapter, PushOptions(strict_base=True))
