@@ -4,8 +4,10 @@ Measured on one H100 80GB HBM3, or an H200 where it says so (triton 3.6, bfloat1
 layers of Llama-3.1-8B; every figure is us of one layer's shrink and expand. (tokens, adapters) names a point.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from kernels.metadata.launch_plan import ROWS_PER_ITEM, ROWS_PER_TILE, LaunchPlan
 
@@ -14,8 +16,6 @@ _WIDE = 8192
 SOME_ENTRIES = 8
 # From here on an entry list alone fills the card's 132 multiprocessors a few times.
 _MANY_ENTRIES = 32
-# So many rows by themselves fill it with half of a wide layer's splits.
-_FILLING_ROWS = 64
 # Rank tile -> 64-row tiles from which on expand walks over those.
 _TILED = {32: 32, 64: 1}
 # From here on 64-row tiles need no more splits for wide layers than for others.
@@ -59,6 +59,98 @@ class ExpandConfig:
     num_stages: int = 1
 
 
+class Choice(NamedTuple):
+    """Block sizes for some launches, and what they gained where they were chosen: us with them, and others.
+
+    The first row of a table that fits a launch counts. ranks: of the rank tile, from and to. wide: inputs
+    above _WIDE or not, None: either. items: at least so many. revision: the commit that chose them.
+    """
+
+    ranks: tuple[int, int]
+    slices: tuple[int, int]
+    wide: bool | None
+    items: int
+    values: tuple[int, ...]
+    card: str
+    figures: str
+    revision: str
+
+
+def chosen(rows: Iterable[Choice], rank: int, slices: int, width: int, items: int) -> tuple[int, ...]:
+    """The values of the first row that fits."""
+    return next(
+        row.values
+        for row in rows
+        if row.ranks[0] <= rank <= row.ranks[1]
+        and row.slices[0] <= slices <= row.slices[1]
+        and row.wide in (None, width > _WIDE)
+        and items >= row.items
+    )
+
+
+_ANY = (0, 1 << 30)
+# Rows by themselves: inputs a step, steps a program, warps.
+_SINGLE = (
+    Choice((64, 1 << 30), _ANY, None, 0, (256, 1, 2), "H100",
+           "qkv, rank 64: 54.4 at (64, 64), 6.9 at (1, 1); 1024 inputs 57.6, 7.8", "90750461"),
+    Choice((32, 63), _ANY, True, 0, (512, 1, 4), "H200",
+           "down: 13.5 at (32, 32), 3.7 at (1, 1); 1024 inputs 15.2, 4.0", "a39ae5b2"),
+    Choice((32, 63), _ANY, False, 0, (1024, 1, 8), "H200", "", "a39ae5b2"),
+    Choice(_ANY, _ANY, True, 128, (512, 4, 4), "H200",
+           "down: 15.9 at (128, 64); one step of 1024 17.8, two 17.5", "51881f7b"),
+    Choice(_ANY, _ANY, True, 64, (1024, 2, 4), "H200",
+           "down: 12.1 at (64, 64); one step 12.9, four of 512 13.7", "51881f7b"),
+    Choice(_ANY, _ANY, True, 0, (1024, 1, 4), "H100, H200",
+           "down: 4.7 at (8, 8), 7.9 at (32, 32); 2048 inputs 4.9, two steps 8.8", "51881f7b"),
+    Choice((8, 8), _ANY, False, _MANY_ENTRIES, (1024, 1, 4), "H100",
+           "o: 5.3 at (64, 64); 2048 inputs 5.8", "90750461"),
+    Choice(_ANY, _ANY, False, _MANY_ENTRIES, (2048, 1, 8), "H100",
+           "qkv: 14.9 at (64, 64); 4 warps 15.6", "90750461"),
+    Choice(_ANY, _ANY, False, 0, (2048, 1, 4), "H100", "qkv: 3.7 at (8, 8); 8 warps 3.8", "90750461"),
+)  # fmt: skip
+# Entries of 16 rows: inputs a step, splits, stages, whether shrink adds them up (else expand does). First
+# those of steps that have 64-row tiles, but too few of them.
+_FEW_TILES = (
+    Choice((16, 16), (2, 2), None, 0, (512, 8, 2, 1), "H200",
+           "gate_up: 24.2 at (512, 8); 256 inputs and 4 splits 25.7", "e0f93acb"),
+    Choice(_ANY, (1, 1), None, 0, (512, 4, 2, 0), "H200",
+           "o, rank 16: 8.3 at (512, 8); 3 stages 8.5, added up by shrink 9.9", "e0f93acb"),
+    Choice(_ANY, _ANY, None, 0, (256, 4, 3, 1), "H200",
+           "rank 32 at (512, 8): qkv 14.8, gate_up 31.9; 512 inputs 19.9, 31.9", "a39ae5b2"),
+)  # fmt: skip
+_SHARED = (
+    Choice((0, 16), (1, 1), None, _MANY_ENTRIES, (512, 4, 3, 0), "H100, H200",
+           "o 14.7 at (256, 64), 256 inputs 16.1; o 11.6, down 18.4, by shrink 12.5, 19.7", "51881f7b"),
+    Choice(_ANY, (1, 1), None, _MANY_ENTRIES, (512, 4, 3, 1), "H100",
+           "o 14.7 at (256, 64); 256 inputs 16.1", "90750461"),
+    Choice(_ANY, (2, 2), None, _MANY_ENTRIES, (256, 4, 3, 1), "H100", "", "90750461"),
+    Choice(_ANY, _ANY, None, _MANY_ENTRIES, (128, 4, 3, 1), "H100",
+           "qkv 24.6 at (256, 64); 256 inputs 28.8", "90750461"),
+    Choice((32, 32), (1, 1), True, 0, (256, 16, 4, 1), "H200",
+           "down 9.5 at (128, 8), 8.3 at (64, 8); as rank 16 11.4, 9.6", "a39ae5b2"),
+    Choice((32, 32), (1, 1), False, 0, (256, 8, 4, 1), "H200",
+           "o 5.9 at (128, 8), 5.4 at (64, 8); as rank 16 7.7, 6.3", "a39ae5b2"),
+    Choice(_ANY, _ANY, True, 0, (512, 16, 3, 1), "H100",
+           "down: 5.7 at (64, 1), 6.8 at (64, 8); 8 splits 6.5, 7.7", "50c550c6"),
+    Choice((32, 32), (3, 1 << 30), False, SOME_ENTRIES, (512, 8, 3, 1), "H200",
+           "qkv: 7.9 at (64, 8); 4 splits 8.6", "a39ae5b2"),
+    Choice(_ANY, (3, 1 << 30), False, 0, (512, 4, 3, 1), "H100",
+           "qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7, 7.7", "a39ae5b2"),
+    Choice(_ANY, (1, 1), False, SOME_ENTRIES, (512, 8, 4, 1), "H200",
+           "o: 4.8 at (128, 1), 5.1 at (128, 8); 2 stages 5.1, 5.3", "51881f7b"),
+    Choice(_ANY, _ANY, False, 0, (512, 8, 2, 1), "H100",
+           "o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs 5.1, 6.6", "51881f7b"),
+)  # fmt: skip
+# Columns of expand's entries of 16 rows, without parts and tiles.
+_COLUMNS = (
+    Choice((64, 1 << 30), _ANY, None, 0, (256,), "H100", "", "5bed40f3"),
+    Choice(_ANY, _ANY, None, _MANY_ENTRIES, (256,), "H100",
+           "gate_up, rank 32: 67.7 at (256, 64); 128 columns 70.6, 512 77.8", "5bed40f3"),
+    Choice(_ANY, _ANY, None, 0, (128,), "H100",
+           "gate_up, rank 16: 7.1 at (64, 1), qkv 5.3; 256 columns 8.2, 7.0", "5bed40f3"),
+)  # fmt: skip
+
+
 @lru_cache(maxsize=1024)
 def shrink_config(
     plan: LaunchPlan, slices: int, width: int, element_size: int, *, final: bool = False
@@ -82,63 +174,19 @@ def _small_entries_pay(plan: LaunchPlan, width: int) -> bool:
 
 
 def _shrink_single(plan: LaunchPlan, width: int, final: bool) -> ShrinkConfig:
-    steps = 1
-    if plan.block_rank >= 64:
-        # qkv, rank 64: 54.4 at (64, 64), 6.9 at (1, 1); 1024 inputs a program 57.6 and 7.8.
-        block_k, num_warps = 256, 2
-    elif plan.block_rank == 32:
-        # down, H200: 13.5 at (32, 32), 3.7 at (1, 1); 1024 inputs a program, as for the others, 15.2 and 4.0.
-        block_k, num_warps = (512, 4) if width > _WIDE else (1024, 8)
-    elif width > _WIDE:
-        # down: 16.6 at (64, 64) and 4.7 at (8, 8); 2048 inputs a program 18 and 4.9. H200: 12.9 at (64, 64)
-        # and 17.8 at (128, 64) with one step a program; two of 1024 12.1 and 17.5, four of 512 13.7 and 15.9.
-        # Two steps of fewer rows leave multiprocessors idle: 8.8 at (32, 32), one 7.9.
-        block_k, num_warps = 1024, 4
-        if plan.items >= 2 * _FILLING_ROWS:
-            block_k, steps = 512, 4
-        elif plan.items >= _FILLING_ROWS:
-            steps = 2
-    elif plan.block_rank == 8 and plan.items >= _MANY_ENTRIES:
-        # o: 5.3 at (64, 64) with 1024 inputs a program, 5.8 with 2048.
-        block_k, num_warps = 1024, 4
-    else:
-        # Two splits of 2048: qkv 14.9 at (64, 64) with 8 warps, 15.6 with 4; 3.7 and 3.8 at (8, 8).
-        block_k, num_warps = 2048, 8 if plan.items >= _MANY_ENTRIES else 4
+    block_k, steps, num_warps = chosen(_SINGLE, plan.block_rank, 1, width, plan.items)
     split = -(-width // (block_k * steps))
     # Few splits are added up by expand: qkv 14.9 at (64, 64), 15.6 where shrink finishes h.
     return ShrinkConfig(1, plan.block_rank, block_k, split, final or split > 4, num_warps, 2)
 
 
 def _shrink_shared(plan: LaunchPlan, slices: int, width: int, element_size: int, final: bool) -> ShrinkConfig:
-    block_rank, finishes = max(plan.block_rank, ROWS_PER_ITEM), True
-    if plan.tiles:
-        # (512, 8), H200. Rank 32: qkv 14.8, gate_up 31.9; 512 inputs a step 19.9 and 31.9. o, rank 16: 8.5
-        # where expand adds up the splits, 9.9 where shrink does; 8.3 with 2 stages.
-        block_k, split, stages = (512 if slices == 1 else 256), 4, 2 if slices == 1 else 3
-        if slices == 2 and block_rank == 16:
-            # gate_up: 24.2; 256 inputs a step and 4 splits 25.7.
-            block_k, split, stages = 512, 8, 2
-        finishes = final or slices > 1
-    elif plan.items >= _MANY_ENTRIES:
-        # (256, 64): 128 inputs a step for qkv 24.6 (256: 28.8), 512 for o 14.7 (256: 16.1).
-        block_k, split, stages = {1: 512, 2: 256}.get(slices, 128), 4, 3
-        # H200, rank 16: o 11.6, down 18.4 where expand adds up the splits, 12.5 and 19.7 where shrink does.
-        finishes = final or slices > 1 or block_rank > 16
-    elif slices == 1 and block_rank == 32:
-        # H200: o 5.9 at (128, 8), 5.4 at (64, 8), down 9.5 and 8.3; as rank 16 7.7, 6.3, 11.4 and 9.6.
-        block_k, split, stages = 256, 16 if width > _WIDE else 8, 4
-    elif width > _WIDE:
-        # down: 5.7 at (64, 1), 6.8 at (64, 8); 8 splits 6.5 and 7.7.
-        block_k, split, stages = 512, 16, 3
-    elif slices > 2:
-        # qkv: 5.6 at (64, 1), 6.6 at (64, 8); 8 splits 5.7 and 7.7. Rank 32 (H200): 5.8 and 8.6; 6.9 and 7.9.
-        block_k, split, stages = 512, 8 if block_rank == 32 and plan.items >= SOME_ENTRIES else 4, 3
-    else:
-        # o: 4.4 at (64, 1), 5.8 at (64, 8); 256 inputs a step 5.1 and 6.6. gate_up: 7.3 and 11.6. H200, o
-        # with 4 stages: 4.8 at (128, 1) and 5.1 at (128, 8), with 2 5.1 and 5.3; at (64, 1) 4.5 and 4.1.
-        block_k, split, stages = 512, 8, 4 if slices == 1 and plan.items >= SOME_ENTRIES else 2
+    block_rank = max(plan.block_rank, ROWS_PER_ITEM)
+    table = _FEW_TILES if plan.tiles else _SHARED
+    block_k, split, stages, finishes = chosen(table, block_rank, slices, width, plan.items)
     block_k = _fitting(block_k, ROWS_PER_ITEM + block_rank, element_size, stages)
-    return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, _fit(split, width, block_k), finishes, 4, stages)
+    split = _fit(split, width, block_k)
+    return ShrinkConfig(ROWS_PER_ITEM, block_rank, block_k, split, final or bool(finishes), 4, stages)
 
 
 def _shrink_tiles(plan: LaunchPlan, slices: int, width: int, element_size: int) -> ShrinkConfig:
@@ -190,8 +238,7 @@ def _item_columns(plan: LaunchPlan) -> int:
     if plan.parts:
         # Few wide tiles: half of a high-rank item's parts find columns in them, in narrow ones an eighth.
         return 512
-    if plan.tiles or plan.items >= _MANY_ENTRIES or plan.block_rank >= 64:
-        # gate_up, rank 32: 67.7 at (256, 64), 70.6 with 128 columns, 77.8 with 512.
+    if plan.tiles:
         return 256
-    # gate_up, rank 16: 7.1 at (64, 1), 8.2 with 256 columns; qkv 5.3 and 7.0.
-    return 128
+    (columns,) = chosen(_COLUMNS, plan.block_rank, 1, 0, plan.items)
+    return columns
