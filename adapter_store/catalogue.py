@@ -1,6 +1,5 @@
 """What all stores do in the same way: everything that is said about versions and aliases."""
 
-import builtins
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -79,9 +78,7 @@ class Catalogue(ABC):
         """Does what put does, of names that are checked."""
 
     @abstractmethod
-    def _lines(
-        self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
-    ) -> builtins.list[str]:
+    def _lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
         """The same as summaries, in lines (summary.py), of names that are checked."""
 
     @abstractmethod
@@ -94,7 +91,7 @@ class Catalogue(ABC):
 
     @abstractmethod
     def _replace_damaged(
-        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+        self, ref: Ref, make: Callable[[list[str]], NameRecord], *, dry_run: bool
     ) -> NameRecord:
         """Replaces the record of `ref`'s name, which cannot be read, by what `make` makes of the digests that
         are stored for that name. The new one. Raises AdapterNotFound when the record is whole, or none."""
@@ -104,7 +101,7 @@ class Catalogue(ABC):
         """The same for a change that takes the version behind `ref` away; its content goes with the last."""
 
     @abstractmethod
-    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+    def _users_of(self, digest: str) -> list[tuple[str, str, NameRecord | None]]:
         """(tenant, name, record) of all that have the version, perhaps of some more. None: it is damaged."""
 
     @abstractmethod
@@ -157,18 +154,6 @@ class Catalogue(ABC):
     def pushed(self, ref: Ref) -> PushedFiles:
         return self._certain(lambda: self._pushed(self._find(ref)))
 
-    def list(
-        self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
-    ) -> builtins.list[Version]:
-        found = self.summaries(tenant, name=name, after=after, limit=limit)
-        manifests = self._manifests([summary.digest for summary in found])
-        records = {each: self.record(tenant, each) for each in dict.fromkeys(s.name for s in found)}
-        return [
-            version_of(ref, records[ref.name], digest, manifests[digest])
-            for ref, digest in ((Ref(tenant, s.name, digest=s.digest), s.digest) for s in found)
-            if digest in manifests and digest in records[ref.name].versions  # or it went while we read
-        ]
-
     def summaries(
         self,
         tenant: str,
@@ -177,13 +162,13 @@ class Catalogue(ABC):
         after: str = "",
         limit: int = 100,
         deleted: bool = False,
-    ) -> builtins.list[Summary]:
+    ) -> list[Summary]:
         check_identifier("tenant", tenant)
         if name is not None:
             check_identifier("name", name)
         return parse_lines(tenant, self._lines(tenant, name, after, limit, deleted))
 
-    def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
+    def active_names(self, digest: str) -> list[tuple[str, str]]:
         return [
             (tenant, name)
             for tenant, name, record in self._users_of(digest)
@@ -221,11 +206,11 @@ class Catalogue(ABC):
 
         return self._version(ref, self._change(ref, change), digest)
 
-    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> builtins.list[Summary]:
+    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> list[Summary]:
         now = self.now()
         ref = Ref(tenant, name, alias="latest")  # Of the name: the alias is not looked at.
 
-        def make(digests: builtins.list[str]) -> NameRecord:
+        def make(digests: list[str]) -> NameRecord:
             return NameRecord.of_damaged({digest: self._readable_manifest(digest) for digest in digests}, now)
 
         record = self._replace_damaged(ref, make, dry_run=dry_run)
@@ -233,7 +218,7 @@ class Catalogue(ABC):
 
     def collect(
         self, grace_s: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
-    ) -> builtins.list[Summary]:
+    ) -> list[Summary]:
         before, collected = self.now() - grace_s, []
         for summary in self._buried(before):
             if keep(summary):
@@ -295,16 +280,6 @@ class Catalogue(ABC):
     def take_over(self, tenant: str, name: str, record: NameRecord) -> None:
         ref = Ref(tenant, name, alias="latest")  # Of the name: the alias is not looked at.
         self._change(ref, lambda old: old.taking_over(record))
-
-    def _manifests(self, digests: builtins.list[str]) -> Mapping[str, Manifest]:
-        """Those that are there."""
-        found = {}
-        for digest in digests:
-            try:
-                found[digest] = self._certain(partial(self.manifest, digest))
-            except AdapterNotFound:
-                continue
-        return found
 
     def _readable_manifest(self, digest: str) -> Manifest | None:
         try:

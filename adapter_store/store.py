@@ -3,7 +3,6 @@
 A store is synchronous and thread-safe. Any method may raise StoreUnavailable when the medium fails.
 """
 
-import builtins
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -51,11 +50,11 @@ class Resolver(Protocol):
         """The version behind `ref` in whatever state. Raises AdapterNotFound."""
         ...
 
-    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+    def aliases(self, tenant: str, name: str | None = None) -> list[Alias]:
         """Sorted by name, then alias."""
         ...
 
-    def active_names(self, digest: str) -> builtins.list[tuple[str, str]]:
+    def active_names(self, digest: str) -> list[tuple[str, str]]:
         """(tenant, name) of all whose requests may get the content. Cheap: there is an index."""
         ...
 
@@ -77,7 +76,7 @@ class NoticeBoard(Resolver, Protocol):
         """It uses nothing any more."""
         ...
 
-    def leases(self) -> builtins.list[Lease]:
+    def leases(self) -> list[Lease]:
         """The leases of all holders, but for those that did not renew theirs in time."""
         ...
 
@@ -136,15 +135,8 @@ class Publisher(WeightsSource, Resolver, Protocol):
 class Curator(Resolver, Protocol):
     """What operators need, who see, change and mend what is stored."""
 
-    def tenants(self) -> builtins.list[str]:
+    def tenants(self) -> list[str]:
         """All that have a version, sorted."""
-        ...
-
-    def list(
-        self, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
-    ) -> builtins.list[Version]:
-        """The first `limit` versions whose "name@digest" is greater than `after`, in that order, but for
-        those that are DELETED."""
         ...
 
     def summaries(
@@ -155,8 +147,9 @@ class Curator(Resolver, Protocol):
         after: str = "",
         limit: int = 100,
         deleted: bool = False,
-    ) -> builtins.list[Summary]:
-        """The same as list, without manifests; `deleted`: those that are DELETED, too."""
+    ) -> list[Summary]:
+        """The first `limit` versions whose "name@digest" is greater than `after`, in that order, without
+        manifests; `deleted`: those that are DELETED, too."""
         ...
 
     def set_alias(
@@ -217,7 +210,7 @@ class Curator(Resolver, Protocol):
 
     def collect(
         self, grace_s: float, keep: Callable[[Summary], bool], *, dry_run: bool = False
-    ) -> builtins.list[Summary]:
+    ) -> list[Summary]:
         """Removes the versions of all tenants that have been DELETED for `grace_s` seconds by the store's
         clock and that `keep` does not hold, with the content that no other name has. Returns them."""
         ...
@@ -249,16 +242,16 @@ class Curator(Resolver, Protocol):
         """
         ...
 
-    def orphans(self) -> builtins.list[str]:
+    def orphans(self) -> list[str]:
         """What is stored and what no version names: digests of content, or what else tells where it is. A
         push that is under way is none. Takes time in proportion to all that is stored."""
         ...
 
-    def damaged(self, tenant: str) -> builtins.list[str]:
+    def damaged(self, tenant: str) -> list[str]:
         """Names whose records cannot be read: their versions are DATA_LOSS and in no listing."""
         ...
 
-    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> builtins.list[Summary]:
+    def delete_damaged(self, tenant: str, name: str, *, dry_run: bool = False) -> list[Summary]:
         """Gives up a name whose record cannot be read: all content that is stored for it becomes DELETED
         under it, so that `collect` removes it in its time, and its aliases are forgotten. What becomes so; a
         dry run only tells. Takes time in proportion to all versions that are stored.

@@ -121,7 +121,7 @@ def _push(store: RedisStore, client: RawClient, pushed: Path, effort: _Effort) -
 
     def clean() -> None:
         client.delete(len(content))
-        if store.list("bench"):
+        if store.summaries("bench"):
             store.delete(LATEST)
 
     return _pairs(ours, theirs, len(content), effort, clean)

@@ -15,7 +15,6 @@ and one more the record. A crash in between leaves what no record names; the nex
 it, but for those that only read.
 """
 
-import builtins
 import contextlib
 import functools
 import logging
@@ -100,7 +99,7 @@ class DiskStore(Catalogue):
         with medium_errors():
             return self._records.read(tenant, name)
 
-    def tenants(self) -> builtins.list[str]:
+    def tenants(self) -> list[str]:
         with medium_errors():
             return [tenant for tenant in self._records.tenants() if self._records.names(tenant)]
 
@@ -116,13 +115,11 @@ class DiskStore(Catalogue):
         with medium_errors():
             return self._listings.count(check_identifier("tenant", tenant))
 
-    def _lines(
-        self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
-    ) -> builtins.list[str]:
+    def _lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
         with medium_errors():
             return self._listings.page(tenant, name, after, limit, partial(is_shown, deleted=deleted))
 
-    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+    def aliases(self, tenant: str, name: str | None = None) -> list[Alias]:
         with medium_errors():
             if name is not None:
                 return [*aliases_in(tenant, name, self._records.read(tenant, name))]
@@ -152,7 +149,7 @@ class DiskStore(Catalogue):
         with medium_errors():
             self._leases.let_go(holder)
 
-    def leases(self) -> builtins.list[Lease]:
+    def leases(self) -> list[Lease]:
         with medium_errors():
             return list(self._leases.all())
 
@@ -163,17 +160,17 @@ class DiskStore(Catalogue):
         with medium_errors(), self._locked():
             return secret_of(self._root, self._tmp)
 
-    def orphans(self) -> builtins.list[str]:
+    def orphans(self) -> list[str]:
         with medium_errors(), self._locked():
             blobs = (f"sha256:{each.name}" for each in self._blobs.root.iterdir() if each.is_dir())
             unused = [digest for digest in blobs if not self._is_used(digest)]
             return sorted([*unused, *(f"push {folder}" for folder in self._pushes.unnamed())])
 
-    def damaged(self, tenant: str) -> builtins.list[str]:
+    def damaged(self, tenant: str) -> list[str]:
         with medium_errors():
             return self._records.damaged(check_identifier("tenant", tenant))
 
-    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+    def _users_of(self, digest: str) -> list[tuple[str, str, NameRecord | None]]:
         with medium_errors():
             names = self._users.names(check_digest(digest))
             return [(*name, self._records.read_if_whole(*name)) for name in names]
@@ -281,7 +278,7 @@ class DiskStore(Catalogue):
         return new
 
     def _replace_damaged(
-        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+        self, ref: Ref, make: Callable[[list[str]], NameRecord], *, dry_run: bool
     ) -> NameRecord:
         with medium_errors(), self._locked():
             if self._records.read_if_whole(ref.tenant, ref.name) is not None:

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -109,12 +109,10 @@ class Metadata:
         prefix = self._keys.names("")
         return sorted({key.removeprefix(prefix) for key in scan(self._primary, f"{prefix}*")})
 
-    def manifests(self, digests: Iterable[str]) -> dict[str, Manifest]:
-        """Those that are there. Raises DataLoss."""
-        digests = list(digests)
-        commands = [("HGET", self._keys.blob(digest), "manifest") for digest in digests]
-        found = zip(digests, self._primary.run(*commands), strict=True)
-        return {digest: self._manifest(digest, raw) for digest, raw in found if raw is not None}
+    def manifest(self, digest: str) -> Manifest | None:
+        """Raises DataLoss."""
+        [raw] = self._primary.run(("HGET", self._keys.blob(digest), "manifest"))
+        return None if raw is None else self._manifest(digest, raw)
 
     def index(self, digest: str) -> tuple[Manifest, Index] | None:
         """Raises DataLoss."""

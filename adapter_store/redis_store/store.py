@@ -1,10 +1,9 @@
 """RedisStore: the store's contract, put together from its parts."""
 
-import builtins
 import functools
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from adapter_store.catalogue import Arrival, Catalogue, Change, aliases_in, version_of
@@ -69,7 +68,7 @@ class RedisStore(Catalogue):
     def record(self, tenant: str, name: str) -> NameRecord:
         return self._metadata.record(tenant, name).record
 
-    def tenants(self) -> builtins.list[str]:
+    def tenants(self) -> list[str]:
         return self._metadata.tenants()
 
     def manifest(self, digest: str) -> Manifest:
@@ -81,12 +80,10 @@ class RedisStore(Catalogue):
     def count(self, tenant: str) -> int:
         return self._metadata.count(check_identifier("tenant", tenant))
 
-    def _lines(
-        self, tenant: str, name: str | None, after: str, limit: int, deleted: bool
-    ) -> builtins.list[str]:
+    def _lines(self, tenant: str, name: str | None, after: str, limit: int, deleted: bool) -> list[str]:
         return self._metadata.lines(tenant, name, after, limit, deleted)
 
-    def aliases(self, tenant: str, name: str | None = None) -> builtins.list[Alias]:
+    def aliases(self, tenant: str, name: str | None = None) -> list[Alias]:
         check_identifier("tenant", tenant)
         if name is not None:
             return [*aliases_in(tenant, name, self.record(tenant, check_identifier("name", name)))]
@@ -98,7 +95,7 @@ class RedisStore(Catalogue):
             for alias in aliases_in(*each, record)
         ]
 
-    def damaged(self, tenant: str) -> builtins.list[str]:
+    def damaged(self, tenant: str) -> list[str]:
         check_identifier("tenant", tenant)
         return [
             name
@@ -107,7 +104,7 @@ class RedisStore(Catalogue):
             if (record is None or not record.versions) and self._metadata.damaged(tenant, name)
         ]
 
-    def _users_of(self, digest: str) -> builtins.list[tuple[str, str, NameRecord | None]]:
+    def _users_of(self, digest: str) -> list[tuple[str, str, NameRecord | None]]:
         users = self._metadata.whole(self._metadata.users(check_digest(digest)))
         return [(*name, record) for name, record in users]
 
@@ -125,7 +122,7 @@ class RedisStore(Catalogue):
     def let_go(self, holder: str) -> None:
         self._leases.let_go(holder)
 
-    def leases(self) -> builtins.list[Lease]:
+    def leases(self) -> list[Lease]:
         return self._leases.all()
 
     def exchange(self, holder: str, text: str, seconds: float) -> dict[str, str]:
@@ -134,7 +131,7 @@ class RedisStore(Catalogue):
     def secret(self) -> bytes:
         return self._leases.secret()
 
-    def orphans(self) -> builtins.list[str]:
+    def orphans(self) -> list[str]:
         return find_orphans(self._primary, self._keys)
 
     def news(self, since: int) -> News:
@@ -159,9 +156,6 @@ class RedisStore(Catalogue):
         own = Ref(version.tenant, version.name, digest=version.digest)
         return self._content.pushed(own, version.push.files)
 
-    def _manifests(self, digests: builtins.list[str]) -> Mapping[str, Manifest]:
-        return self._metadata.manifests(digests)
-
     def _buried(self, before: float) -> Iterator[Summary]:
         for tenant, name, digest in self._metadata.graves(before):
             try:
@@ -176,16 +170,16 @@ class RedisStore(Catalogue):
         self._cached_manifest.cache_clear()
 
     def _read_manifest(self, digest: str) -> Manifest:
-        found = self._metadata.manifests([digest])
-        if digest not in found:
+        manifest = self._metadata.manifest(digest)
+        if manifest is None:
             raise AdapterNotFound(f"adapter version {digest} was not found")
-        return found[digest]
+        return manifest
 
     def _change(self, ref: Ref, change: Change) -> NameRecord:
         return self._changes.change(ref, change)
 
     def _replace_damaged(
-        self, ref: Ref, make: Callable[[builtins.list[str]], NameRecord], *, dry_run: bool
+        self, ref: Ref, make: Callable[[list[str]], NameRecord], *, dry_run: bool
     ) -> NameRecord:
         return self._changes.replace_damaged(ref, make, dry_run=dry_run)
 

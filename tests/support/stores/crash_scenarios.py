@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from adapter_store import AdapterStore, DiskStore, ModelSpec, PushOptions, Ref
 from lorafleet.migration import migrate
-from tests.support.stores.media import Medium
+from tests.support.stores.media import Medium, versions_in
 
 # One projection is so wide that an adapter takes more than a chunk, and everything else is small.
 WIDE, RANK = 9216, 64
@@ -151,7 +151,7 @@ class MoveAlias:
             store.put(folder, TENANT, NAME, SPEC, PushOptions(alias=None))
 
     def act(self, store: AdapterStore, tell: Tell) -> None:
-        digests = sorted(version.digest for version in store.list(TENANT))
+        digests = sorted(version.digest for version in versions_in(store, TENANT))
         for number in range(100_000):
             tell(Told(number, done=False))
             alias = store.set_alias(TENANT, NAME, "prod", digests[number % 3], expected_generation=number)
@@ -198,7 +198,7 @@ class Collect:
 
     def check(self, medium: Medium, told: Sequence[Told]) -> Found:
         store = medium.open()
-        there = {version.name for version in store.list(TENANT)}
+        there = {version.name for version in versions_in(store, TENANT)}
         whole_versions(store)
         done = sum(each.done for each in told)
         under_way = bool(told) and not told[-1].done
@@ -206,7 +206,7 @@ class Collect:
         gone = {f"n{number}" for number in range(done)}
         problems = [f"{name} is gone" for name in stays - there] + [f"{n} is there" for n in gone & there]
         store.collect(0, keep=lambda summary: False)  # what had left, but was not collected
-        left = {version.digest for version in store.list(TENANT)}
+        left = {version.digest for version in versions_in(store, TENANT)}
         problems += [f"{digest} was not collected" for digest in medium.digests() - left]
         return Found(problems, under_way, under_way and f"n{done}" not in there)
 
@@ -223,7 +223,7 @@ class Migrate:
         for number in range(self._count):
             pushed = store.put(write_adapter(folder / "migrated", number + 1), TENANT, NAME, SPEC)
         store.set_alias(TENANT, NAME, "prod", pushed.digest)
-        self._versions = [version.digest for version in store.list(TENANT)]
+        self._versions = [version.digest for version in versions_in(store, TENANT)]
         self._aliases = store.aliases(TENANT)
 
     def prepare(self, medium: Medium) -> None:
@@ -257,7 +257,7 @@ class Migrate:
 def whole_versions(store: AdapterStore) -> set[str]:
     """The digests of all versions; each is read and hashed. Raises DataLoss."""
     found = set()
-    for version in store.list(TENANT):
+    for version in versions_in(store, TENANT):
         ref = Ref(TENANT, version.name, digest=version.digest)
         store.verify(ref)
         store.open(version.digest).close()

@@ -1,12 +1,13 @@
 """The media behind a store, with what a test may do to each behind the store's back."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from adapter_store import AdapterStore, DiskStore, Ref, Version
+from adapter_store import AdapterNotFound, AdapterStore, DiskStore, Ref, Version
 from adapter_store.redis_store.index import Index
 from adapter_store.redis_store.keys import Keys, unseal
 from adapter_store.redis_store.store import RedisStore
@@ -23,6 +24,17 @@ def at(version: Version) -> Ref:
 def collected(store: AdapterStore, **options: bool) -> list[str]:
     """Without a grace, and nobody uses anything."""
     return [summary.digest for summary in store.collect(0, lambda _: False, **options)]
+
+
+def versions_in(
+    store: AdapterStore, tenant: str, *, name: str | None = None, after: str = "", limit: int = 100
+) -> list[Version]:
+    """The versions of a listing, whole; what goes while it is read is left out."""
+    found = []
+    for each in store.summaries(tenant, name=name, after=after, limit=limit):
+        with suppress(AdapterNotFound):
+            found.append(store.find(Ref(each.tenant, each.name, digest=each.digest)))
+    return found
 
 
 class Medium(Protocol):

@@ -17,7 +17,7 @@ from adapter_store import (
     VersionState,
 )
 from lorafleet.migration import Migrated, migrate
-from tests.support.stores.media import DiskMedium, Medium, RedisMedium, at
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium, at, versions_in
 from tests.support.stores.redis_server import RedisServer
 
 
@@ -108,8 +108,8 @@ def test_an_ended_run_goes_on(
 def test_what_is_damaged_is_told_and_the_rest_goes_on(
     source: AdapterStore, media: list[Medium], spec: ModelSpec
 ) -> None:
-    [version] = source.list("acme", name="y")
-    rotten = next(v for v in source.list("acme", name="x") if v.digest != version.digest)
+    [version] = versions_in(source, "acme", name="y")
+    rotten = next(v for v in versions_in(source, "acme", name="x") if v.digest != version.digest)
     media[0].change_pushed(rotten, "adapter_config.json", lambda data: data + b" ")
     target = media[1].open()
     done = migrate(source, target, spec)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from adapter_store import AdapterNotFound, GenerationMismatch, InUse, ModelSpec, PushOptions, Ref
-from tests.support.stores.media import DiskMedium, Medium, RedisMedium
+from tests.support.stores.media import DiskMedium, Medium, RedisMedium, versions_in
 
 TENANTS, NAMES, ALIASES = ("acme", "zoo"), ("x", "x-y"), ("latest", "prod")
 Key = tuple[str, str]
@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         for tenant in TENANTS:
-            listed = [(v.name, v.digest, v.protected) for v in self.store.list(tenant)]
+            listed = [(v.name, v.digest, v.protected) for v in versions_in(self.store, tenant)]
             expected = [
                 (name, digest, protected)
                 for (owner, name), versions in self.versions.items()

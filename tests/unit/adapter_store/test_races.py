@@ -18,7 +18,7 @@ from adapter_store import (
     PushOptions,
     Ref,
 )
-from tests.support.stores.media import Medium, RedisMedium
+from tests.support.stores.media import Medium, RedisMedium, versions_in
 
 ROUNDS = 20
 FORK = multiprocessing.get_context("fork")
@@ -51,9 +51,9 @@ def race(medium: Medium, *actions: Callable[[AdapterStore], object]) -> list[str
 
 def check(medium: Medium) -> AdapterStore:
     store = medium.open()
-    for version in store.list("acme"):
+    for version in versions_in(store, "acme"):
         store.verify(Ref("acme", version.name, digest=version.digest))
-    assert medium.digests() == {version.digest for version in store.list("acme")}
+    assert medium.digests() == {version.digest for version in versions_in(store, "acme")}
     return store
 
 
@@ -68,7 +68,7 @@ def test_two_pushes_make_ordered_versions(medium: Medium, adapters: list[Path], 
     for _ in range(ROUNDS):
         assert race(medium, put(adapters[0], spec), put(adapters[1], spec)) == ["ok", "ok"]
         store = check(medium)
-        versions = {version.digest for version in store.list("acme")}
+        versions = {version.digest for version in versions_in(store, "acme")}
         assert len(versions) == 2 and store.resolve(LATEST).digest in versions
         for digest in versions - {store.resolve(LATEST).digest}:
             store.delete(Ref("acme", "x", digest=digest))
@@ -82,7 +82,7 @@ def test_one_push_wins_when_both_expect_the_same_generation(
         pushes = [put(folder, spec, expected_generation=0) for folder in adapters[:2]]
         assert sorted(race(medium, *pushes)) == ["GenerationMismatch", "ok"]
         store = check(medium)
-        [version] = store.list("acme")
+        [version] = versions_in(store, "acme")
         store.delete(Ref.parse("acme/x", ""))
         with pytest.raises(AdapterNotFound):
             store.open(version.digest)
@@ -92,7 +92,7 @@ def test_the_same_content_twice_is_one_version(medium: Medium, adapters: list[Pa
     for _ in range(ROUNDS):
         assert race(medium, put(adapters[0], spec), put(adapters[0], spec)) == ["ok", "ok"]
         store = check(medium)
-        assert len(store.list("acme")) == 1 and store.aliases("acme")[0].generation == 1
+        assert len(versions_in(store, "acme")) == 1 and store.aliases("acme")[0].generation == 1
         store.delete(LATEST)
 
 
@@ -101,7 +101,7 @@ def test_one_of_two_deletes_finds_nothing(medium: Medium, adapters: list[Path], 
         medium.open().put(adapters[0], "acme", "x", spec)
         outcome = race(medium, lambda store: store.delete(LATEST), lambda store: store.delete(LATEST))
         assert sorted(outcome) == ["AdapterNotFound", "ok"]
-        assert check(medium).list("acme") == []
+        assert versions_in(check(medium), "acme") == []
 
 
 def test_push_and_delete_at_once(medium: Medium, adapters: list[Path], spec: ModelSpec) -> None:
@@ -111,7 +111,7 @@ def test_push_and_delete_at_once(medium: Medium, adapters: list[Path], spec: Mod
         assert outcome == ["ok", "ok"]
         store = check(medium)
         # Deleted first: one version is left. Pushed first: the delete took the new one, the old one is left.
-        [left] = store.list("acme")
+        [left] = versions_in(store, "acme")
         for alias in store.aliases("acme"):
             store.delete_alias("acme", "x", alias.alias)
         store.delete(Ref("acme", "x", digest=left.digest))
@@ -131,7 +131,7 @@ def test_a_push_was_made_though_somebody_deletes_it_at_once(
 
     store._changes.publish = overtaken  # type: ignore[method-assign]
     version = store.put(adapters[0], "acme", "x", spec)
-    assert version.digest and store.list("acme") == []
+    assert version.digest and versions_in(store, "acme") == []
 
 
 def test_an_alias_and_the_delete_of_its_target_at_once(
@@ -146,7 +146,7 @@ def test_an_alias_and_the_delete_of_its_target_at_once(
         )
         assert Counter(outcome)["ok"] == 1 and set(outcome) < {"ok", "InUse", "AdapterNotFound"}
         store = check(medium)
-        assert len(store.aliases("acme")) == len(store.list("acme"))
+        assert len(store.aliases("acme")) == len(versions_in(store, "acme"))
         store.put(adapters[0], "acme", "x", spec, PushOptions(alias=None))
         for alias in store.aliases("acme"):
             store.delete_alias("acme", "x", alias.alias)
@@ -171,7 +171,7 @@ def test_readers_see_whole_versions_while_writers_work(
             try:
                 with store.open(store.resolve(LATEST).digest) as weights:
                     seen += weights["layers.0.q_proj"].rank
-                store.list("acme")
+                versions_in(store, "acme")
             except AdapterNotFound:
                 continue
         return seen

@@ -8,6 +8,7 @@ from adapter_store import DiskStore, ModelSpec
 from tests.support.adapters.peft import DENSE, load_base, make_adapter, make_base
 from tests.support.engines.driver import Driver, make_driver
 from tests.support.engines.ranks import copy_ranks
+from tests.support.stores.media import versions_in
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,7 +50,7 @@ def tiny_store(tiny_base: Path, store_folder: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def digests(tiny_store: DiskStore) -> list[str]:
-    return [version.digest for version in tiny_store.list("default")]
+    return [version.digest for version in versions_in(tiny_store, "default")]
 
 
 @pytest.fixture(scope="session")

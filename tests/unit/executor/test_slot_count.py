@@ -17,6 +17,7 @@ from executor.step.shard import dtype_of
 from lorafleet.doors.settings import ConfigError
 from tests.support.adapters.peft import DENSE
 from tests.support.engines.driver import PROMPTS, SMALL, greedy, make_driver
+from tests.support.stores.media import versions_in
 
 GB = 10**9
 # An H200 with Llama-3.1-8B in bfloat16, 256 seats and slots of rank 32.
@@ -94,7 +95,7 @@ def test_an_engine_on_the_cpu_chooses_and_says_why(
 ) -> None:
     caplog.set_level(logging.INFO, logger="executor")
     settings = {"store": f"disk:{store_folder}", "max_loras": AUTO_SLOTS, "host_memory_bytes": 8 << 20}
-    digest = tiny_store.list("default")[0].digest
+    digest = versions_in(tiny_store, "default")[0].digest
     driver = make_driver(str(tiny_base), tiny_store, **settings)
     slots = driver.engine.info.max_loras
     assert slots in SLOT_COUNTS and slots == len(driver.engine.batcher.slots)

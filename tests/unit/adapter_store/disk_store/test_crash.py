@@ -11,7 +11,7 @@ from adapter_store import DiskStore, ModelSpec, Ref, Version
 from tests.support.adapters.peft import edit_config
 from tests.support.stores.crashes import run_until_step
 from tests.support.stores.garbage import garbage
-from tests.support.stores.media import DiskMedium
+from tests.support.stores.media import DiskMedium, versions_in
 
 # Calls into C that touch the disk; the profiler announces each before it is made. Buffered writes count too:
 # a file opened for writing in place is then seen empty.
@@ -20,7 +20,7 @@ STEPS = frozenset({"open", "write", "fsync", "sendfile", "rename", "mkdir", "unl
 
 def state(store: DiskStore) -> tuple[frozenset[tuple[str, str]], tuple[tuple[str, str], ...]]:
     return (
-        frozenset((version.digest, version.push.base_model) for version in store.list("acme")),
+        frozenset((version.digest, version.push.base_model) for version in versions_in(store, "acme")),
         tuple((alias.alias, alias.digest) for alias in store.aliases("acme")),
     )
 
@@ -28,7 +28,7 @@ def state(store: DiskStore) -> tuple[frozenset[tuple[str, str]], tuple[tuple[str
 def check_clean(root: Path) -> DiskStore:
     """Opens the store as a restarted process would: every version reads, and nothing else is on the disk."""
     store = DiskStore(root)
-    digests = {version.digest for version in store.list("acme")}
+    digests = {version.digest for version in versions_in(store, "acme")}
     for digest in digests:
         store.open(digest).close()
         store.verify(Ref("acme", "x", digest=digest))
@@ -73,7 +73,7 @@ def test_put(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) 
     for store in crash_everywhere(root, tmp_path, put):
         pushed = put(store)
         assert store.resolve(Ref.parse("acme/x", "")).digest == pushed.digest
-        assert len(store.list("acme")) == 2
+        assert len(versions_in(store, "acme")) == 2
 
 
 def test_put_of_other_files(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
@@ -84,7 +84,7 @@ def test_put_of_other_files(root: Path, tmp_path: Path, adapters: list[Path], sp
         return store.put(edited, "acme", "x", spec)
 
     for store in crash_everywhere(root, tmp_path, put, every=3):  # most are as those of test_put
-        [version] = store.list("acme")
+        [version] = versions_in(store, "acme")
         store.export(Ref("acme", "x", digest=version.digest), store._root / "out")
         config = json.loads((store._root / "out" / "adapter_config.json").read_text())
         assert config.get("base_model_name_or_path", "") == version.push.base_model
@@ -93,11 +93,11 @@ def test_put_of_other_files(root: Path, tmp_path: Path, adapters: list[Path], sp
 def test_delete(root: Path, tmp_path: Path, adapters: list[Path], spec: ModelSpec) -> None:
     for store in crash_everywhere(root, tmp_path, lambda store: store.delete(Ref.parse("acme/x", ""))):
         store.put(adapters[0], "acme", "x", spec)
-        assert len(store.list("acme")) == 1
+        assert len(versions_in(store, "acme")) == 1
 
 
 def test_set_alias(root: Path, tmp_path: Path) -> None:
-    [version] = DiskStore(root).list("acme")
+    [version] = versions_in(DiskStore(root), "acme")
     crash_everywhere(root, tmp_path, lambda store: store.set_alias("acme", "x", "prod", version.digest))
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from adapter_store import AdapterNotFound, AdapterStore, DataLoss, ModelSpec, Ref, Version
 from tests.support.adapters.peft import edit_config, read_tensors
-from tests.support.stores.media import Medium, at, collected
+from tests.support.stores.media import Medium, at, collected, versions_in
 
 RED, BLUE = "/home/red/secret/base", "hub/blue-base"
 
@@ -42,7 +42,7 @@ def test_tenants_see_only_their_own(
     assert pushed["red"].digest == pushed["blue"].digest and len(medium.digests()) == 1
     for tenant, base, other in (("red", RED, BLUE), ("blue", BLUE, RED)):
         ref = at(pushed[tenant])
-        for version in (pushed[tenant], store.find(ref), store.resolve(ref), *store.list(tenant)):
+        for version in (pushed[tenant], store.find(ref), store.resolve(ref), *versions_in(store, tenant)):
             assert version.push.base_model == base
             assert base in warned(version) and other not in warned(version)
         assert [each.base_model for each in store.summaries(tenant)] == [base]

@@ -10,7 +10,7 @@ from adapter_store import (
     Version,
     VersionState,
 )
-from tests.support.stores.media import Medium, at, collected
+from tests.support.stores.media import Medium, at, collected, versions_in
 
 
 def test_summaries_tell_what_listings_show(
@@ -24,7 +24,7 @@ def test_summaries_tell_what_listings_show(
     found = store.summaries("acme")
     assert [(s.name, s.digest, s.max_rank, s.num_bytes, s.created_at, s.protected) for s in found] == [
         (v.name, v.digest, v.manifest.max_rank, v.manifest.num_bytes, v.created_at, v.protected)
-        for v in store.list("acme")
+        for v in versions_in(store, "acme")
     ]
     assert (len(found), store.count("acme"), store.count("zoo")) == (20, 21, 0)  # one is DELETED
     assert [s.aliases for s in found if s.digest == versions[2].digest][-1] == ("latest",)

@@ -15,7 +15,7 @@ from adapter_store import (
     Ref,
     Version,
 )
-from tests.support.stores.media import Medium
+from tests.support.stores.media import Medium, versions_in
 
 UNKNOWN = "sha256:" + "0" * 64
 
@@ -34,7 +34,7 @@ def test_unknown_and_foreign_names_look_the_same(
         UNKNOWN, digest
     )
     assert "acme/y@latest" in text(Ref.parse("acme/y", ""))
-    assert store.list("zoo") == [] and store.aliases("zoo") == []
+    assert versions_in(store, "zoo") == [] and store.aliases("zoo") == []
 
 
 def test_a_digest_belongs_to_its_name(
@@ -69,8 +69,8 @@ def test_bad_names_never_reach_the_disk(
         lambda: store.put(adapters[0], bad, "x", spec),
         lambda: store.put(adapters[0], "acme", bad, spec),
         lambda: store.put(adapters[0], "acme", "x", spec, PushOptions(alias=bad)),
-        lambda: store.list(bad),
-        lambda: store.list("acme", name=bad),
+        lambda: versions_in(store, bad),
+        lambda: versions_in(store, "acme", name=bad),
         lambda: store.aliases(bad),
         lambda: store.delete_alias("acme", bad, "latest"),
         lambda: store.set_alias("acme", "x", bad, UNKNOWN),
@@ -117,10 +117,10 @@ def test_list_pages_in_the_order_of_name_and_digest(
     for name in ("a", "a-b", "a.b", "a_b", "b", "a0"):
         for folder in adapters:
             store.put(folder, "acme", name, spec)
-    keys = [f"{version.name}@{version.digest}" for version in store.list("acme")]
+    keys = [f"{version.name}@{version.digest}" for version in versions_in(store, "acme")]
     assert keys == sorted(keys) and len(keys) == 18
     paged: list[str] = []
-    while page := store.list("acme", after=paged[-1] if paged else "", limit=4):
+    while page := versions_in(store, "acme", after=paged[-1] if paged else "", limit=4):
         paged += [f"{version.name}@{version.digest}" for version in page]
     assert paged == keys
-    assert [version.name for version in store.list("acme", name="a.b")] == ["a.b"] * 3
+    assert [version.name for version in versions_in(store, "acme", name="a.b")] == ["a.b"] * 3

@@ -15,7 +15,7 @@ from adapter_store import (
     WarningsRefused,
 )
 from tests.support.adapters.peft import edit_config
-from tests.support.stores.media import Medium, at
+from tests.support.stores.media import Medium, at, versions_in
 
 CALLERS = PushWarning("TEMPLATE_FAILS", "chat_template.jinja: fails for a second message")
 
@@ -32,7 +32,7 @@ def test_what_the_caller_found_is_kept_behind_the_store_s_own(
     assert reasons(pushed.push.warnings) == ["OTHER_BASE_MODEL", "TEMPLATE_FAILS"]
     assert pushed.push.warnings[-1] == CALLERS
     again = medium.open()
-    assert again.find(at(pushed)) == pushed and again.list("acme") == [pushed]
+    assert again.find(at(pushed)) == pushed and versions_in(again, "acme") == [pushed]
     assert reasons(store.put(adapter, "acme", "x", spec).push.warnings) == ["OTHER_BASE_MODEL"]
 
 
@@ -51,7 +51,7 @@ def test_a_strict_push_with_warnings_names_each_and_stores_nothing(
         WarningsRefused, match=r"there are 2: OTHER_BASE_MODEL: .*acme/other.*; TEMPLATE_FAILS: c"
     ):
         store.put(adapter, "acme", "x", spec, PushOptions(strict=True, warnings=(CALLERS,), dry_run=dry_run))
-    assert store.list("acme") == [] and medium.leftovers() == []
+    assert versions_in(store, "acme") == [] and medium.leftovers() == []
     with pytest.raises(IncompatibleAdapter, match="acme/other"):
         store.put(adapter, "acme", "x", spec, PushOptions(strict=True, strict_base=True, dry_run=dry_run))
 
@@ -61,7 +61,7 @@ def test_a_strict_push_without_warnings_is_a_push(
 ) -> None:
     edit_config(adapter, base_model_name_or_path=None)
     assert store.put(adapter, "acme", "x", spec, PushOptions(strict=True)).push.warnings == ()
-    assert len(store.list("acme")) == 1
+    assert len(versions_in(store, "acme")) == 1
 
 
 def test_a_refusal_crosses_processes() -> None:

@@ -16,6 +16,7 @@ import pytest
 from adapter_store import AdapterStore, DiskStore, ModelSpec, OtherFormat, Ref, VersionState, open_store
 from adapter_store.old_stores.open import MigrationSource, open_source
 from lorafleet.migration import Migrated, migrate
+from tests.support.stores.media import versions_in
 from tests.support.stores.redis_server import RedisServer
 
 HERE = Path(__file__).parent
@@ -110,7 +111,7 @@ def test_they_arrive_with_all_that_is_said_about_them(old: Old, tmp_path: Path) 
     assert target.resolve(Ref.parse("acme/x", "")).manifest.chat_template == "{{ messages[0].content }}"
     assert not target.record("acme", "gone").versions
     for tenant in target.tenants():
-        for each in target.list(tenant):
+        for each in versions_in(target, tenant):
             target.verify(Ref(tenant, each.name, digest=each.digest))
     _, again = migrated(made, target)
     assert (again.copied, again.present, again.failed) == (0, 4, {})
@@ -119,7 +120,7 @@ def test_they_arrive_with_all_that_is_said_about_them(old: Old, tmp_path: Path) 
 def test_a_content_of_several_tenants_brings_nothing_of_one_to_another(old: Old, tmp_path: Path) -> None:
     target = DiskStore(tmp_path / "new")
     migrated(old(), target)
-    [shared] = {version.digest for version in target.list("zoo")}
+    [shared] = {version.digest for version in versions_in(target, "zoo")}
     sides = (("zoo", "z", "zoo/base", "acme"), ("acme", "x", "acme/secret-base", "zoo"))
     for tenant, name, base, other in sides:
         out = tmp_path / "out" / tenant
@@ -162,7 +163,7 @@ def test_who_may_have_a_content_is_not_known_beside_a_damaged_record(old: Old, t
 
     target = DiskStore(tmp_path / "new")
     migrated(old(change), target)
-    target.export(Ref("zoo", "z", digest=target.list("zoo")[0].digest), tmp_path / "out")
+    target.export(Ref("zoo", "z", digest=versions_in(target, "zoo")[0].digest), tmp_path / "out")
     assert b"acme" not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 
@@ -178,7 +179,7 @@ def test_files_of_a_first_pusher_who_is_gone_are_nobodys(
             client.delete(*client.keys("*record:acme/x"))
     target = DiskStore(tmp_path / "new")
     migrated((url, number), target)
-    target.export(Ref("zoo", "z", digest=target.list("zoo")[0].digest), tmp_path / "out")
+    target.export(Ref("zoo", "z", digest=versions_in(target, "zoo")[0].digest), tmp_path / "out")
     assert b"acme" not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 

@@ -8,7 +8,7 @@ import torch
 
 from adapter_store import InvalidAdapter, ModelSpec, Ref
 from tests.support.adapters.peft import edit_config, make_adapter, read_tensors, rewrite
-from tests.support.stores.media import Medium
+from tests.support.stores.media import Medium, versions_in
 
 TARGETS = ("q_proj", "down_proj", "embed_tokens", "lm_head")
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -61,4 +61,4 @@ def test_what_does_not_fit_is_refused(medium: Medium, dora: Path, spec: ModelSpe
     )
     edit_config(dora, use_dora=False)
     refused(whole, "belongs to DoRA, but adapter_config.json has no use_dora")
-    assert store.list("acme") == []
+    assert versions_in(store, "acme") == []

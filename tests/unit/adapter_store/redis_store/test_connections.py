@@ -20,7 +20,7 @@ from adapter_store.redis_store.store import RedisStore
 from adapter_store.redis_store.url import RedisUrl
 from tests.support.adapters.peft import lora_pair, raw_adapter
 from tests.support.services.proxy import Proxy
-from tests.support.stores.media import RedisMedium
+from tests.support.stores.media import RedisMedium, versions_in
 
 ROUNDS = 200
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -50,7 +50,7 @@ def read(store: RedisStore, version: Version, kind: int) -> None:
         with store.open(version.digest) as weights:
             assert weights.manifest == version.manifest
     elif kind == 2:
-        assert [v.name for v in store.list("acme", name=version.name)] == [version.name]
+        assert [v.name for v in versions_in(store, "acme", name=version.name)] == [version.name]
     else:
         changed = store.set_protected("acme", version.name, version.digest, not store.resolve(ref).protected)
         assert changed.manifest == version.manifest

@@ -20,7 +20,7 @@ from adapter_store.redis_store.store import RedisStore
 from tests.support.adapters.peft import edit_config
 from tests.support.stores.crashes import run_until_step
 from tests.support.stores.garbage import chunk_keys, garbage
-from tests.support.stores.media import RedisMedium, at
+from tests.support.stores.media import RedisMedium, at, versions_in
 from tests.support.stores.redis_server import RedisServer
 
 STEPS = ("sendall", "recv")  # before a command is sent, and before its reply is read
@@ -38,7 +38,7 @@ def pass_time(medium: RedisMedium) -> None:
 
 
 def state(store: RedisStore) -> tuple[list[tuple[str, str]], list[tuple[str, str, int]]]:
-    versions = [(version.digest, version.push.base_model) for version in store.list("acme")]
+    versions = [(version.digest, version.push.base_model) for version in versions_in(store, "acme")]
     return versions, [(alias.alias, alias.digest, alias.generation) for alias in store.aliases("acme")]
 
 
@@ -65,7 +65,7 @@ def crash_everywhere(server: RedisServer, prepare: Action, action: Action, every
         pass_time(medium)
         store = medium.open()
         assert state(store) in (before, after)
-        for version in store.list("acme"):
+        for version in versions_in(store, "acme"):
             store.verify(Ref("acme", "x", digest=version.digest))
         assert garbage(medium) == []
         assert len(chunk_keys(medium)) == 3 * len(medium.digests())
@@ -101,7 +101,7 @@ def test_a_delete_killed_anywhere(redis_server: RedisServer, adapters: list[Path
         try:
             store.delete(LATEST)
         except AdapterNotFound:
-            assert store.list("acme") == []
+            assert versions_in(store, "acme") == []
 
     crash_everywhere(redis_server, lambda store: store.put(adapters[0], "acme", "x", spec), delete)
 
@@ -193,7 +193,7 @@ def test_after_a_flush_everything_is_not_found_and_can_be_pushed_again(
     for read in (lambda: store.resolve(LATEST), lambda: store.open(version.digest)):
         with pytest.raises(AdapterNotFound):
             read()
-    assert store.list("acme") == []
+    assert versions_in(store, "acme") == []
     assert store.put(adapters[0], "acme", "x", spec).digest == version.digest
     assert store.news(before).names is None and store.news(before).number > before
     store.verify(LATEST)
@@ -210,7 +210,7 @@ def test_a_server_that_is_away_is_unavailable_and_comes_back(
         lambda: store.open(version.digest),
         lambda: store.put(adapters[1], "acme", "x", spec),
         lambda: store.set_alias("acme", "x", "prod", version.digest),
-        lambda: store.list("acme"),
+        lambda: versions_in(store, "acme"),
         lambda: RedisMedium(own_server, "away").open(),
     ]
     for action in actions:
@@ -285,6 +285,6 @@ def test_a_server_that_dies_between_an_upload_and_its_publication(
         with contextlib.suppress(StoreUnavailable):
             store.put(adapters[0], "acme", "x", spec)
         assert next(deaths, None) is None
-        for version in medium.open().list("acme"):
+        for version in versions_in(medium.open(), "acme"):
             assert medium.open().verify(Ref("acme", "x", digest=version.digest)) == version
         assert garbage(medium) == []

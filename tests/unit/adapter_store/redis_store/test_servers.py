@@ -12,7 +12,7 @@ import pytest
 from adapter_store import Lease, ModelSpec, PushOptions, Ref, StoreUnavailable, UnsafeStore, open_store
 from lorafleet.ports import free_port
 from tests.support.services.proxy import Proxy
-from tests.support.stores.media import RedisMedium
+from tests.support.stores.media import RedisMedium, versions_in
 from tests.support.stores.redis_server import RedisServer
 
 LATEST = Ref.parse("acme/x", "")
@@ -82,7 +82,7 @@ def test_a_server_that_is_stopped_is_unavailable_in_bounded_time(own_server: Red
     with pytest.raises(StoreUnavailable):
         store.resolve(LATEST)
     own_server.go_on()
-    assert store.list("acme") == []
+    assert versions_in(store, "acme") == []
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_user_with_few_rights_is_enough(
         client.set("lorafleet:{meta}:record:acme/x", b"{")
     store.delete_damaged("acme", "x")
     assert store.put(adapters[0], "acme", "x", spec).digest == version.digest
-    assert open_store(f"redis://fleet:hunter2@{address}").list("acme") == [store.resolve(LATEST)]
+    assert versions_in(open_store(f"redis://fleet:hunter2@{address}"), "acme") == [store.resolve(LATEST)]
     store.delete(LATEST)
 
 
@@ -187,7 +187,7 @@ def test_every_command_keeps_to_one_slot_of_a_cluster(
         store.put(adapters[0], "zoo", "y", spec)
         for version in versions:
             store.verify(Ref("acme", "x", digest=version.digest))
-        assert len(store.list("acme")) == 3 and len(store.aliases("acme")) == 1
+        assert len(versions_in(store, "acme")) == 3 and len(store.aliases("acme")) == 1
         assert store.active_names(versions[0].digest) == [("acme", "x"), ("zoo", "y")]
         store.hold(Lease("me", 1))
         assert store.leases() == [Lease("me", 1)]

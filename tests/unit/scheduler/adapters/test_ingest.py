@@ -28,6 +28,7 @@ from scheduler.errors import StoreUnavailable
 from scheduler.text.chat import ChatTemplates
 from tests.support.services.cluster import wait_until
 from tests.support.services.processes import is_running
+from tests.support.stores.media import versions_in
 
 PUSH = Push("acme", "x")
 
@@ -56,7 +57,7 @@ async def test_a_push_is_stored_and_its_folder_goes(
     assert not folder.exists()
     again = await ingest.put(peft_folder(1), PUSH, spec)
     assert (again.created, again.version) == (False, first.version)
-    assert [version.digest for version in store.list("acme")] == [first.version.digest]
+    assert [version.digest for version in versions_in(store, "acme")] == [first.version.digest]
 
 
 async def test_errors_come_back_typed(
@@ -70,7 +71,7 @@ async def test_errors_come_back_typed(
     behind = Push("acme", "x", PushOptions(expected_generation=3))
     with pytest.raises(GenerationMismatch):
         await ingest.put(peft_folder(2), behind, spec)
-    assert store.list("acme") == []
+    assert versions_in(store, "acme") == []
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -81,7 +82,7 @@ async def test_a_template_that_cannot_run_is_refused_and_leaves_nothing(
     (folder / "chat_template.jinja").write_text("{% for m in messages %}")
     with pytest.raises(InvalidAdapter, match=r"chat_template\.jinja: .*line 1: Unexpected end of template"):
         await ingest.put(folder, Push("acme", "x", PushOptions(dry_run=dry_run)), spec)
-    assert not folder.exists() and store.list("acme") == [] and store.orphans() == []
+    assert not folder.exists() and versions_in(store, "acme") == [] and store.orphans() == []
 
 
 async def test_a_template_that_fails_for_some_conversations_is_pushed_and_told(
@@ -119,7 +120,7 @@ async def test_ranks_and_versions_over_the_limits_are_refused(
         assert not (await ingest.put(peft_folder(1), PUSH, spec)).created
         await ingest.put(peft_folder(3), dataclasses.replace(PUSH, tenant="zoo"), spec)
         store.set_alias("acme", "x", "latest", first.digest)
-        [other] = [version for version in store.list("acme") if version.digest != first.digest]
+        [other] = [version for version in versions_in(store, "acme") if version.digest != first.digest]
         store.withdraw(Ref("acme", "x", digest=other.digest))
         with pytest.raises(TenantFull):
             await ingest.put(peft_folder(3), PUSH, spec)  # its bytes are still there
@@ -142,8 +143,8 @@ async def test_a_cancelled_push_keeps_its_folder_until_it_is_done(
     pushed = await ingest.put(second, PUSH, spec)
     assert not first.exists() and not second.exists()
     # Either it was too late to cancel, and then the whole of it is there, or nothing is.
-    assert len(store.list("acme")) in (1, 2)
-    assert pushed.version in store.list("acme")
+    assert len(versions_in(store, "acme")) in (1, 2)
+    assert pushed.version in versions_in(store, "acme")
 
 
 async def test_a_dead_process_is_replaced(

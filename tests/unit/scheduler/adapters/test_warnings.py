@@ -12,6 +12,7 @@ from lorafleet.cli import main
 from lorafleet.v1 import adapters_pb2 as pb
 from tests.support.services.adapters_calls import Running, as_, push
 from tests.support.services.failures import failure_of
+from tests.support.stores.media import versions_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,7 +56,7 @@ async def test_a_strict_push_refuses_them_by_reason(service: Running, dry_run: b
     found = failure_of(caught.value)
     assert (found.code, found.reason) == ("INVALID_ARGUMENT", "WARNINGS_REFUSED")
     assert "OTHER_BASE_MODEL: adapter_config.json: " in found.message and FAILS in found.message
-    assert service.store.list("acme", name="strict") == []
+    assert versions_in(service.store, "acme", name="strict") == []
 
 
 async def test_clients_get_reasons(service: Running, tmp_path: Path) -> None:
