@@ -42,8 +42,8 @@ def draining() -> Rejection:
 
 def no_token(failure: SampleFailure, guided: bool, model: str, dtype: str, digest: str) -> Rejection:
     """The rejection for want of a token: because of what guides the answer; of a request's own biases and
-    penalties; or of what it asks for, an adapter (its digest) or else the model, whose numbers do not fit into
-    the dtype that this executor computes in."""
+    penalties; or of what it asks for, an adapter (its digest) or else the model, whose numbers do not fit
+    into the dtype that this executor computes in."""
     if failure is SampleFailure.NOTHING_LEFT and guided:
         told = "constraint, allowed_token_ids and bad_words leave nothing to draw"
         return rejection_of(ConstraintFailed(told))
