@@ -226,6 +226,12 @@ FAMILIES: Mapping[str, Family] = {
     "SmolLM3ForCausalLM": Family(_SMOLLM3, rope_theta=2e6),
     "GraniteForCausalLM": Family(_GRANITE),
     "Olmo2ForCausalLM": Family(_OLMO2),
+    "Olmo3ForCausalLM": Family(
+        {**_OLMO2, "sliding_window": 4096, "layer_types": None},
+        _SLIDING,
+        rope_theta=500_000.0,
+        window_rope=WindowRope(500_000.0),
+    ),
     "Phi3ForCausalLM": Family(
         _PHI3, _SLIDING, rope_types={"su": "longrope", "yarn": "longrope"}, fused_projections=True
     ),

@@ -68,9 +68,18 @@ def granite(base: BaseConfig) -> Traits:
 
 
 def olmo2(base: BaseConfig) -> Traits:
+    return _olmo(base, _one_window(base.fields, None))
+
+
+def olmo3(base: BaseConfig) -> Traits:
+    fields = base.fields
+    windows = windows_by_type(fields, _window(fields), lambda layer: (layer + 1) % 4 != 0)
+    return _olmo(base, windows)
+
+
+def _olmo(base: BaseConfig, windows: Windows) -> Traits:
     bias = base.fields.flag("attention_bias")
     norms = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-    windows = _one_window(base.fields, None)
     return Traits(windows, bias, bias, qk_norm=True, norms=norms, qk_norm_whole=True)
 
 
@@ -119,6 +128,7 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "SmolLM3ForCausalLM": smollm3,
     "GraniteForCausalLM": granite,
     "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
     "Phi3ForCausalLM": phi3,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,

@@ -37,6 +37,14 @@ NEWER: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     "granite": ("granite", {"rope_parameters": LLAMA3, **MULTIPLIERS, "logits_scaling": 0.5}),
     # Of two ranks both have the one KV head.
     "olmo2": ("olmo2", {"rope_parameters": {"rope_type": "yarn", **ROPE}, "num_key_value_heads": 1}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
     "phi4-mini": ("phi3", {**PHI4_MINI, "tied": True}),
     "gemma2": (
@@ -90,6 +98,7 @@ PROMPT_SEEDS = {
     "smollm3": 2,
     "granite": 1,
     "olmo2": 9,
+    "olmo3": 4,
     "phi3": 2,
     "phi4-mini": 7,
     "gemma2": 2,

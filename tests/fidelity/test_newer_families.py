@@ -27,6 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         ("granite", 1, False),
         ("olmo2", 1, False),
         ("olmo2", 2, True),
+        ("olmo3", 1, False),
         ("phi4-mini", 1, False),
         ("phi3", 2, False),
         ("phi3", 2, True),

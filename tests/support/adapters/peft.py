@@ -21,6 +21,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,7 +31,17 @@ from transformers import (
 )
 
 Kind = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3"
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "olmo3",
 ]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
@@ -43,6 +54,7 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "phi3": Phi3Config,
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
+    "olmo3": Olmo3Config,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

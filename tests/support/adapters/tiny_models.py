@@ -79,6 +79,15 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "granite-yarn-biased": ("granite", {**MULTIPLIERS, "rope_parameters": YARN, "attention_bias": True}),
     "olmo2": ("olmo2", {}),
     "olmo2-biased-tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo3-yarn": (
+        "olmo3",
+        {
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+        },
+    ),
     "phi3": ("phi3", {}),
     "phi3-window-tied": ("phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     "phi4-mini": ("phi3", PHI4_MINI),

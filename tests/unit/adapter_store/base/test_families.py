@@ -17,6 +17,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -41,6 +42,7 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "SmolLM3ForCausalLM": SmolLM3Config,
     "GraniteForCausalLM": GraniteConfig,
     "Olmo2ForCausalLM": Olmo2Config,
+    "Olmo3ForCausalLM": Olmo3Config,
     "Phi3ForCausalLM": Phi3Config,
     "Gemma2ForCausalLM": Gemma2Config,
     "Gemma3ForCausalLM": Gemma3TextConfig,
@@ -86,15 +88,17 @@ SIZES: Mapping[str, Any] = {
     "final_logit_softcapping": 20.0,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
 }
+BY_LAYER = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 66.0},
+}
 # Where a class refuses values of SIZES.
 OTHER_SIZES: Mapping[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+    "Olmo3ForCausalLM": {"rope_parameters": BY_LAYER},
     "Gemma3ForCausalLM": {
         "attn_logit_softcapping": None,  # which the class has, and the model never reads
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 66.0},
-        },
+        "rope_parameters": BY_LAYER,
     },
 }
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
