@@ -128,12 +128,11 @@ def _modules(base: BaseConfig, moe: MoESpec | None) -> dict[str, tuple[int, int]
         "embed_tokens": (vocab, hidden),
         "lm_head": (hidden, vocab),
     }
-    if base.fused_projections:
-        modules |= {"qkv_proj": (hidden, query + 2 * key_value), "gate_up_proj": (hidden, 2 * inner)}
-        return modules | {"down_proj": (inner, hidden)}
     modules |= {"q_proj": (hidden, query), "k_proj": (hidden, key_value), "v_proj": (hidden, key_value)}
     if moe is None or len(moe.layers) < base.num_layers:
         modules |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    for name, parts in base.own_projections.items():
+        modules[name] = (hidden, sum(modules.pop(part)[1] for part in parts))
     return modules | (dict(moe.places) if moe else {})
 
 

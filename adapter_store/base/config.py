@@ -41,7 +41,7 @@ class BaseConfig:
     rope: Fields  # as transformers' rope_parameters: rope_theta, rope_type and the type's own, in one object
     window_rope: Fields | None  # the same of layers with a window; None: theirs is `rope`
     experts: Experts | None
-    fused_projections: bool
+    own_projections: Mapping[str, tuple[str, ...]]  # as the family's
     activation: str
 
     @classmethod
@@ -69,7 +69,7 @@ class BaseConfig:
             rope=rope,
             window_rope=window_rope,
             experts=_experts(fields, family.experts),
-            fused_projections=family.fused_projections,
+            own_projections=family.own_projections,
             activation=fields.text(family.activation),
         )
 
@@ -171,8 +171,9 @@ def _rope(fields: Fields, family: Family) -> Fields:
     if not isinstance(values, Mapping) or any(isinstance(value, dict) for value in values.values()):
         raise fields.wrong(name, "one flat object for all layers")
     rope = {"rope_theta": fields.values.get("rope_theta", family.rope_theta), **values}
-    if fields.values.get("partial_rotary_factor") is not None:
-        rope.setdefault("partial_rotary_factor", fields.values["partial_rotary_factor"])
+    share = fields.values.get("partial_rotary_factor", family.partial_rotation)
+    if share is not None:
+        rope.setdefault("partial_rotary_factor", share)
     kind = rope.get("rope_type", rope.get("type", "default"))
     rope["rope_type"] = family.rope_types.get(kind, kind)
     if rope["rope_type"] in _STRETCHED:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from adapter_store.module_names import FUSED
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertFields:
@@ -37,7 +39,9 @@ class Family:
     rope: Mapping[str, Any] = field(default_factory=dict)  # where neither rope_scaling nor rope_parameters is
     rope_types: Mapping[str, str] = field(default_factory=dict)  # other names of them, in this family alone
     experts: ExpertFields | None = None
-    fused_projections: bool = False  # q, k and v are one matrix, gate and up another
+    # Projections of the layers under names of its own, and those that each is in place of.
+    own_projections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    partial_rotation: float | None = None  # the default of partial_rotary_factor; None: heads turn whole
     activation: str = "hidden_act"  # the name of the field
     window_rope: WindowRope | None = None  # None: one rotation for all layers
 
@@ -81,6 +85,19 @@ _PHI3: Mapping[str, Any] = {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
+}
+_GLM4: Mapping[str, Any] = {
+    **_COMMON,
+    "vocab_size": 151_552,
+    "hidden_size": 4096,
+    "intermediate_size": 13_696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1.5625e-7,
+    "attention_bias": True,
 }
 _GEMMA: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -233,7 +250,14 @@ FAMILIES: Mapping[str, Family] = {
         window_rope=WindowRope(500_000.0),
     ),
     "Phi3ForCausalLM": Family(
-        _PHI3, _SLIDING, rope_types={"su": "longrope", "yarn": "longrope"}, fused_projections=True
+        _PHI3,
+        _SLIDING,
+        rope_types={"su": "longrope", "yarn": "longrope"},
+        own_projections=FUSED,
+        partial_rotation=1.0,
+    ),
+    "Glm4ForCausalLM": Family(
+        _GLM4, own_projections={"gate_up_proj": FUSED["gate_up_proj"]}, partial_rotation=0.5
     ),
     "Gemma2ForCausalLM": Family(
         _GEMMA2,

@@ -101,7 +101,8 @@ class ModelConfig:
     unrotated: frozenset[int] = frozenset()  # layers that turn neither q nor k
     multipliers: Multipliers = Multipliers()
     norms: NormNames = NormNames()
-    fused_projections: bool = False  # the checkpoint has q, k and v in one matrix, gate and up in another
+    # What the checkpoint has in one matrix: qkv_proj for q, k and v, gate_up_proj for gate and up.
+    fused_projections: frozenset[str] = frozenset()
     qk_norm_whole: bool = False  # with qk_norm: over all heads of q, and of k, together
     activation: Activation = "silu"
     norm: NormKind = "rms"

@@ -46,7 +46,8 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
     read_quantization(base.fields)  # refuses what could not be loaded
     if base.head_dim % 2:
         raise unsupported(base.fields, "head_dim", f"the rotation needs an even one, not {base.head_dim}")
-    turned = turned_dims(base.rope, base.head_dim, partly=traits.turns_partly)
+    partly = base_families.FAMILIES[base.architecture].partial_rotation is not None
+    turned = turned_dims(base.rope, base.head_dim, partly=partly)
     planes, length = (turned or base.head_dim) // 2, base.fields.integer("max_position_embeddings")
     theta, scaling = read_rope(base.rope, planes, length)
     return ModelConfig(
@@ -74,13 +75,14 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         unrotated=traits.unrotated,
         multipliers=traits.multipliers,
         norms=traits.norms,
-        fused_projections=base.fused_projections,
+        fused_projections=frozenset(base.own_projections),
         qk_norm_whole=traits.qk_norm_whole,
         activation=_activation(base),
         norm=traits.norm,
         soft_caps=traits.soft_caps,
         window_rope=Rope(*read_rope(base.window_rope, planes, length)) if base.window_rope else None,
         turned_dims=turned,
+        interleaved=traits.interleaved,
     )
 
 

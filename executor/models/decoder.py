@@ -187,7 +187,9 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.group = group
-        self.packed_modules_mapping: Mapping[str, tuple[str, ...]] = {} if config.fused_projections else FUSED
+        self.packed_modules_mapping: Mapping[str, tuple[str, ...]] = {
+            name: parts for name, parts in FUSED.items() if name not in config.fused_projections
+        }
         self.model = Decoder(config, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group)
         if config.tied_head:

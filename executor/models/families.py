@@ -28,7 +28,7 @@ class Traits:
     qk_norm_whole: bool = False
     norm: NormKind = "rms"
     soft_caps: SoftCaps = field(default=SoftCaps())
-    turns_partly: bool = False  # the family knows a partial_rotary_factor
+    interleaved: bool = False
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -87,7 +87,13 @@ def phi3(base: BaseConfig) -> Traits:
     if base.rope.values["rope_type"] not in ("default", "longrope"):
         raise unsupported(base.rope, "rope_type", "of this family only default and longrope are")
     windows = _one_window(base.fields, base.fields.optional_integer("sliding_window"))
-    return Traits(windows, turns_partly=True)
+    return Traits(windows)
+
+
+def glm4(base: BaseConfig) -> Traits:
+    norms = NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+    bias, windows = base.fields.flag("attention_bias"), _one_window(base.fields, None)
+    return Traits(windows, bias, norms=norms, interleaved=True)
 
 
 def gemma2(base: BaseConfig) -> Traits:
@@ -130,6 +136,7 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
     "Phi3ForCausalLM": phi3,
+    "Glm4ForCausalLM": glm4,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
 }

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from adapter_store.base.config import BaseConfig
-from adapter_store.module_names import FUSED
 from executor.config import MODULE_KINDS, ExecutorConfig
 from executor.errors import StartError
 from executor.layers.attention import KVCache
@@ -67,10 +66,8 @@ def lora_dtype_of(config: ExecutorConfig) -> torch.dtype:
 def with_fused_modules(config: ExecutorConfig) -> ExecutorConfig:
     """The settings with a projection that the model's checkpoint fuses in place of its parts, where those are
     all named. Raises InvalidModel."""
-    if not BaseConfig.from_folder(Path(config.model)).fused_projections:
-        return config
     kinds = set(config.lora_modules)
-    for fused, parts in FUSED.items():
+    for fused, parts in BaseConfig.from_folder(Path(config.model)).own_projections.items():
         if kinds.issuperset(parts):
             kinds = kinds.difference(parts) | {fused}
     return replace(config, lora_modules=tuple(kind for kind in MODULE_KINDS if kind in kinds))

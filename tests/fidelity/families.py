@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapter_store.module_names import FUSED
+from adapter_store.base.config import BaseConfig
 from tests.fidelity.conftest import Stream
 from tests.support.adapters.peft import DENSE, Kind, load_base, make_adapter, make_base
 from tests.support.adapters.tiny_models import MULTIPLIERS, PHI4_MINI
@@ -47,6 +47,7 @@ NEWER: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
     "phi4-mini": ("phi3", {**PHI4_MINI, "tied": True}),
+    "glm4": ("glm4", {"num_key_value_heads": 1, "shard_size": "100KB"}),
     "gemma2": (
         "gemma2",
         {
@@ -100,6 +101,7 @@ PROMPT_SEEDS = {
     "olmo2": 9,
     "olmo3": 4,
     "phi3": 2,
+    "glm4": 2,
     "phi4-mini": 7,
     "gemma2": 2,
     "gemma3": 2,
@@ -108,10 +110,10 @@ PROMPT_SEEDS = {
 PROMPT_TOKENS = 40
 
 
-def _fused(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An adapter's settings with q, k and v, and gate and up, as the one module that a base has of them."""
+def _renamed(settings: Mapping[str, Any], own: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """An adapter's settings with the modules that a base has in place of others."""
     text = json.dumps(settings)
-    for fused, parts in FUSED.items():
+    for fused, parts in own.items():
         text = re.sub(rf"\b({'|'.join(parts)})\b", fused, text)
     found = dict(json.loads(text))
     if isinstance(found["targets"], list):
@@ -123,10 +125,10 @@ def make_family(family: str, folder: Path) -> tuple[Path, list[Stream]]:
     """The base's folder, and a prompt for the base and for each adapter."""
     kind, settings = {**FAMILIES, **NEWER}[family]
     adapters = {**ADAPTERS, **MORE_ADAPTERS} if family in NEWER else ADAPTERS
-    if kind == "phi3":
-        adapters = {name: _fused(settings) for name, settings in adapters.items()}
     model = make_base(folder / "model", kind, vocab_size=VOCABULARY, std=0.15, **settings)
     write_folder(model, byte_level())
+    own = BaseConfig.from_folder(model).own_projections
+    adapters = {name: _renamed(settings, own) for name, settings in adapters.items()}
     base = load_base(model)
     draw = random.Random(PROMPT_SEEDS[family])
     return model, [

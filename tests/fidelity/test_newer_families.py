@@ -31,6 +31,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         ("phi4-mini", 1, False),
         ("phi3", 2, False),
         ("phi3", 2, True),
+        ("glm4", 1, False),
+        ("glm4", 2, True),
         ("gemma2", 1, False),
         ("gemma2", 2, True),
         ("gemma3", 1, False),

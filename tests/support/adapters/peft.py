@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -42,6 +43,7 @@ Kind = Literal[
     "gemma2",
     "gemma3",
     "olmo3",
+    "glm4",
 ]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
@@ -55,17 +57,22 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
     "olmo3": Olmo3Config,
+    "glm4": Glm4Config,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 DENSE = (*ATTENTION, *MLP)
-FUSED_DENSE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+# Of the kinds whose projections have names of their own.
+OWN_DENSE: Mapping[Kind, tuple[str, ...]] = {
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
+}
 TABLES = ("embed_tokens", "lm_head")
 
 
 def dense(kind: Kind) -> tuple[str, ...]:
     """The projections of a family's layers."""
-    return FUSED_DENSE if kind == "phi3" else DENSE
+    return OWN_DENSE.get(kind, DENSE)
 
 
 def base_config(kind: Kind = "llama", *, tied: bool = False, **overrides: Any) -> PreTrainedConfig:

@@ -92,6 +92,8 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "phi3-window-tied": ("phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     "phi4-mini": ("phi3", PHI4_MINI),
     "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
+    "glm4": ("glm4", {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    "glm4-unbiased": ("glm4", {"head_dim": 32, "attention_bias": False, "partial_rotary_factor": 1.0}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma2-uncapped-biased": (
         "gemma2",

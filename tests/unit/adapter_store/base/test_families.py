@@ -11,6 +11,7 @@ import pytest
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -44,6 +45,7 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "Olmo2ForCausalLM": Olmo2Config,
     "Olmo3ForCausalLM": Olmo3Config,
     "Phi3ForCausalLM": Phi3Config,
+    "Glm4ForCausalLM": Glm4Config,
     "Gemma2ForCausalLM": Gemma2Config,
     "Gemma3ForCausalLM": Gemma3TextConfig,
     "MixtralForCausalLM": MixtralConfig,
@@ -118,7 +120,7 @@ ROPES: list[dict[str, Any]] = [
 def written_by(architecture: str) -> dict[str, Any]:
     """config.json as the class writes it, with a value of its own in every field that a service reads."""
     names = {field.name for field in fields(CLASSES[architecture])}
-    sizes = {**SIZES, **OTHER_SIZES.get(architecture, {})}
+    sizes = deepcopy({**SIZES, **OTHER_SIZES.get(architecture, {})})  # classes change what is inside
     config = CLASSES[architecture](**{n: v for n, v in sizes.items() if n in names or n == "head_dim"})
     config.architectures = [architecture]
     return dict(json.loads(config.to_json_string()))
@@ -189,7 +191,7 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
     )
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     q_size, k_size = heads[0] * heads[2], heads[1] * heads[2]
-    if model.fused_projections:
+    if "qkv_proj" in model.fused_projections:
         assert spec.modules["qkv_proj"] == (model.hidden_size, q_size + 2 * k_size)
     else:
         assert spec.modules["q_proj"] == (model.hidden_size, q_size)

@@ -66,6 +66,7 @@ def test_mixed_chunks_and_decode_equal_transformers(case: Case, block_size: int)
         ("llama", "olmo2"),
         ("phi3", "phi4-mini"),
         ("phi3", "phi3-partial"),
+        ("glm4", "glm4-unbiased"),
         ("gemma2", "gemma2-uncapped-biased"),
         ("gemma3", "gemma3-capped-untied"),
     ],
