@@ -7,6 +7,7 @@ from typing import Any
 
 from adapter_store.base.families import FAMILIES, ExpertFields, Family, WindowRope
 from adapter_store.base.fields import Fields
+from adapter_store.base.traits import nearest
 from adapter_store.errors import InvalidModel
 
 CONFIG_FILE = "config.json"
@@ -78,10 +79,14 @@ def _architecture(written: Fields) -> str:
     match written.values.get("architectures"):
         case [str(architecture)] if architecture in FAMILIES:
             return architecture
-        case other:
-            raise InvalidModel(
-                f"{written.origin}: architectures {other!r} is not served; use one of {', '.join(FAMILIES)}"
-            )
+        case [str(architecture)]:
+            near = f"the nearest is {nearest(architecture)}, and all are"
+        case _:
+            near = "it must be a list with one of"
+    other = written.values.get("architectures")
+    raise InvalidModel(
+        f"{written.origin}: architectures {other!r} is not served; {near} {', '.join(FAMILIES)}"
+    )
 
 
 def _complete(written: Fields, family: Family) -> Fields:
