@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
-from executor.bench import host_step, marked_steps, page_in, sampling, traffic
+from executor.bench import guided, host_step, marked_steps, page_in, sampling, traffic
 from lorafleet.bench.results import Results, head
 
 PARTS = {
     "page_in": page_in.run, "sampling": sampling.run, "host_step": host_step.run, "traffic": traffic.run,
-    "marked_steps": marked_steps.run,
+    "marked_steps": marked_steps.run, "guided": guided.run,
 }  # fmt: skip
 
 
