@@ -27,6 +27,7 @@ from tests.support.engines.guided import (
     make_guided_base,
     mixed,
 )
+from tests.support.stores.media import versions_in
 
 Make = Callable[..., Driver]
 
@@ -47,7 +48,7 @@ def store(base: Path, tmp_path_factory: pytest.TempPathFactory) -> DiskStore:
 
 @pytest.fixture(scope="module")
 def digests(store: DiskStore) -> list[str]:
-    return [version.digest for version in store.list("default")]
+    return [version.digest for version in versions_in(store, "default")]
 
 
 @pytest.fixture(params=MODES.values(), ids=MODES.keys())
