@@ -215,7 +215,7 @@ def _running(folder: Path) -> Iterator[_Bench]:
         async_scheduling="true",
         max_loras=1,
         max_seats=ROWS,
-        num_kv_blocks=2 * ROWS * (PROMPT + OUTPUT) // 16,
+        num_kv_blocks=ROWS * 2048 // 16,
         max_model_len=2048,
         host_memory_bytes=1 << 30,
         loader_processes=0,
