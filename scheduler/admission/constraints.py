@@ -11,7 +11,7 @@ from scheduler.workers.workers import MAX_TENANT_CALLS, CannotWork, Workers, Wor
 
 CPU_LIMIT_S = 1.0
 MAX_KNOWN = 4096  # Constraints whose fate is remembered: by digest, so that one takes some 200 bytes.
-# A choice that is small enough to be checked at once costs an executor next to nothing.
+# So small a choice costs an executor next to nothing, and every model has tokens for what is ASCII.
 SMALL_CHOICES, SMALL_CHOICE_BYTES = 256, 8192
 
 
@@ -77,7 +77,8 @@ def _is_small(constraint: common_pb2.Constraint) -> bool:
         case "json_object":
             return True
         case "choice":
-            choices = constraint.choice.choices
-            return len(choices) <= SMALL_CHOICES and constraint.ByteSize() <= SMALL_CHOICE_BYTES
+            choices, size = constraint.choice.choices, constraint.ByteSize()
+            is_small = len(choices) <= SMALL_CHOICES and size <= SMALL_CHOICE_BYTES
+            return is_small and all(map(str.isascii, choices))
         case _:
             return False

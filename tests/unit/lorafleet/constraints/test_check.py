@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from lorafleet.constraints.check import check
@@ -13,6 +15,32 @@ from lorafleet.constraints.grammar import InvalidConstraint, grammar_of, matcher
 from lorafleet.constraints.tokens import InvalidTokenizer, guide_tokenizer
 from tests.support.adapters.tokenizers import byte_fallback, byte_level, write_folder
 
+KEYWORDS = st.sampled_from(
+    [
+        "type",
+        "properties",
+        "items",
+        "required",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "$ref",
+        "$defs",
+        "pattern",
+        "format",
+        "minLength",
+        "maxItems",
+        "minimum",
+        "multipleOf",
+        "additionalProperties",
+        "patternProperties",
+        "prefixItems",
+        "x-guidance",
+    ]
+)
 VOCAB_SIZE, END = 448, 0
 PERSON = {
     "type": "object",
@@ -172,6 +200,32 @@ def test_a_large_schema_is_not_searched_for_ever(guide: LLTokenizer) -> None:
     with pytest.raises(InvalidConstraint, match="cannot be held to not") as caught:
         check(guide, Constraint.json_schema(schema))
     assert caught.value.place in ("", "/properties/last")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS | st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+TEXTS = st.text(st.sampled_from('ab(){}[]|*+?^$\\.,:;/"-<>%&~_ \n0123é\x00'), max_size=40)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.builds(Constraint.json_schema, JSON.map(json.dumps) | TEXTS)
+    | st.builds(Constraint.regex, TEXTS)
+    | st.builds(Constraint.lark, TEXTS.map("start: {}".format) | TEXTS)
+    | st.lists(TEXTS.filter(bool), min_size=1).map(lambda each: Constraint.choice(*each))
+)
+def test_whatever_comes_is_good_or_named(guide: LLTokenizer, constraint: Constraint) -> None:
+    try:
+        check(guide, constraint)
+    except InvalidConstraint as error:
+        assert str(error)
+    else:
+        assert not matcher_of(guide, constraint).is_error()
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
