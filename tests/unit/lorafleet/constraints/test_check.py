@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lorafleet.constraints.check import check
 from lorafleet.constraints.constraint import Constraint
@@ -200,6 +202,29 @@ def test_a_large_schema_is_not_searched_for_ever(guide: LLTokenizer) -> None:
     with pytest.raises(InvalidConstraint, match="cannot be held to not") as caught:
         check(guide, Constraint.json_schema(schema))
     assert caught.value.place in ("", "/properties/last")
+
+
+def test_what_the_model_has_no_tokens_for_is_named(tmp_path: Path) -> None:
+    """Where it is spelled out; a text that may hold it or not is held to what can be written."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator([r'abc yes no {"name": "\u0000x", "age": [12]}'], trainer)
+    guide = guide_tokenizer(write_folder(tmp_path, tokenizer), 200, [END])
+    named = {"properties": {"größe": {"type": "string"}}, "type": "object"}
+    for schema, place in (
+        ({"items": {"enum": ["yes", {"a": ["é"]}]}}, "/items/enum"),
+        ({"const": "é"}, "/const"),
+        (named, "/properties"),
+        ({"anyOf": [{"type": "object", "required": ["é"]}]}, "/anyOf/0/required"),
+    ):
+        with pytest.raises(InvalidConstraint, match="has no tokens for") as caught:
+            check(guide, Constraint.json_schema(schema))
+        assert caught.value.place == place
+    with pytest.raises(InvalidConstraint, match="has no tokens for 'é'"):
+        check(guide, Constraint.choice("yes", "é"))
+    check(guide, Constraint.json_schema({"enum": ["yes", "no"], "title": "é"}))
 
 
 JSON = st.recursive(
