@@ -7,7 +7,7 @@ from lorafleet.v1 import common_pb2, executor_pb2, inference_pb2
 from scheduler.admission.validation import check_token_ids
 from scheduler.errors import InvalidRequest
 
-MAX_CONSTRAINT_BYTES = 1 << 20
+MAX_CONSTRAINT_BYTES = 256 << 10  # What matchers' limits let through is smaller.
 MAX_CHOICES, MAX_CHOICES_BYTES = 4096, 64 << 10
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256

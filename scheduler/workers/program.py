@@ -14,7 +14,7 @@ from typing import IO, Any
 
 FRAME_HEADER = struct.Struct("<I")
 READY = b"ready"
-NICENESS = 5  # A job that burns its time burns none that the event loop wants.
+NICENESS = 10  # A job that burns its time burns none that the event loop wants.
 
 
 def serve(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]], cpu_limit_s: float) -> None:

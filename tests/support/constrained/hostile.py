@@ -17,19 +17,17 @@ CALLERS = 8
 TOKENS = 32
 BRANCHES = [
     {"properties": {f"p{name}": {"enum": [f"{branch}-{name}-{i}" for i in range(9)]} for name in range(40)}}
-    for branch in range(60)
+    for branch in range(50)
 ]
-WIDE = {"properties": {f"p{i}": {"type": "string"} for i in range(15_000)}}
-# All of them are refused. They have less than a megabyte.
+WIDE = {"properties": {f"p{i}": {"type": "string"} for i in range(7_000)}}
+# All of them are refused. They are as long as constraints may be.
 REFUSED: Mapping[str, Constraint] = {
-    "deep": Constraint.json_schema('{"items":' * 50_000 + "{}" + "}" * 50_000),
+    "deep": Constraint.json_schema('{"items":' * 20_000 + "{}" + "}" * 20_000),
     "wide": Constraint.json_schema(WIDE),
     "nested": Constraint.json_schema({"anyOf": BRANCHES}),
-    "alternatives": Constraint.regex("|".join(f"word{i}" for i in range(90_000))),
+    "alternatives": Constraint.regex("|".join(f"word{i}" for i in range(25_000))),
     "repeated": Constraint.regex("((a{1000}){1000}){1000}"),
-    "a megabyte": Constraint.regex("[a-z]" * 200_000),
-    "groups": Constraint.regex("(" * 500_000 + ")" * 500_000),
-    "grammar": Constraint.lark("start: " + " | ".join(f'"a{i}" start "b{i}"' for i in range(20_000))),
+    "groups": Constraint.regex("(" * 120_000 + ")" * 120_000),
 }
 # These are within all bounds of admission, and are as much as that lets through.
 TAKEN: Mapping[str, Constraint] = {
@@ -38,6 +36,8 @@ TAKEN: Mapping[str, Constraint] = {
     "forced": Constraint.regex("(ab){8000}"),
     "ambiguous": Constraint.lark('start: a\na: b a c | b | c | ""\nb: a a | "x"\nc: a b | "x" | "y"'),
     "many": Constraint.json_schema({"enum": [f"value {i}" for i in range(8000)]}),
+    "long": Constraint.regex("[a-z]" * 50_000),
+    "grammar": Constraint.lark("start: " + " | ".join(f'"a{i}" start "b{i}"' for i in range(9_000))),
     "branches": Constraint.json_schema({"anyOf": BRANCHES[:8]}),
 }
 PLAIN = "plain"  # As many requests, with no constraint.
