@@ -30,6 +30,7 @@ class Tally:
     cut       by max_new_tokens; `prefixes` of them are the beginnings of texts that fit
     wrong     finished, and not valid; or cut, and no beginning: there may be none
     failed    by reason
+    unjudged  finished, but jsonschema cannot read the schema: a pattern that Python's `re` does not know
     """
 
     asked: int = 0
@@ -39,6 +40,7 @@ class Tally:
     prefixes: int = 0
     wrong: list[dict[str, Any]] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
+    unjudged: int = 0
     finished_by: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> dict[str, Any]:
@@ -52,6 +54,7 @@ class Tally:
             "cut": self.cut,
             "cut_and_beginnings": self.prefixes,
             "failed": dict(self.failed),
+            "unjudged": self.unjudged,
             "wrong": self.wrong,
         }
 
@@ -99,7 +102,11 @@ class Asker:
 
     def _judge(self, tally: Tally, name: str, schema: Schema, answer: Generation) -> None:
         if answer.finish_reason is FinishReason.STOP:
-            right = fits(schema, answer.text)
+            try:
+                right = fits(schema, answer.text)
+            except re.error:
+                tally.unjudged += 1
+                return
             tally.valid += right
             tally.finished_by[name] += 1
         else:
@@ -115,6 +122,7 @@ class Asker:
 
 
 def fits(schema: Schema, text: str) -> bool:
+    """Raises re.error for a pattern that Python does not know."""
     validator = validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
     try:
         return bool(validator.is_valid(json.loads(text)))
