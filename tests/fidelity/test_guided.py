@@ -151,11 +151,11 @@ def test_smollm2_equals_peft_behind_the_same_masks(tmp_path: Path) -> None:
     model = prepare_model(default_cache(), lambda stage, share: None)
     tokenizer = read_tokenizer(model)
     prompts = json.loads((DEMO / "prompts.json").read_text())
-    shipped = [name for name in ("json", "pirate") for _ in range(2)]
-    asked = ["Describe a lighthouse.", *(prompts[name][0] for name in shipped), "Name a colour."]
+    shipped = ("", "json", "json", "pirate")
+    asked = ("Describe a lighthouse.", *prompts["json"][:2], prompts["pirate"][0])
     streams = [
         Stream(f"{number}", DEMO / "adapters" / name if name else None, tuple(tokenizer.encode(text).ids))
-        for number, (name, text) in enumerate(zip(["", *shipped, ""], asked, strict=True))
+        for number, (name, text) in enumerate(zip(shipped, asked, strict=True))
     ]
     with answered(model, streams, tmp_path / "store") as (driver, dispatches):
         assert_equal_oracle(driver, model, streams, dispatches)
