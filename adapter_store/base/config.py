@@ -44,6 +44,7 @@ class BaseConfig:
     experts: Experts | None
     own_projections: Mapping[str, tuple[str, ...]]  # as the family's
     activation: str
+    norm_eps: float
 
     @classmethod
     def from_folder(cls, folder: Path) -> "BaseConfig":
@@ -72,6 +73,7 @@ class BaseConfig:
             experts=_experts(fields, family.experts),
             own_projections=family.own_projections,
             activation=fields.text(family.activation),
+            norm_eps=fields.number(family.norm_eps),
         )
 
 

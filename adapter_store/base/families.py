@@ -43,6 +43,7 @@ class Family:
     own_projections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial_rotation: float | None = None  # the default of partial_rotary_factor; None: heads turn whole
     activation: str = "hidden_act"  # the name of the field
+    norm_eps: str = "rms_norm_eps"  # the name of the field
     window_rope: WindowRope | None = None  # None: one rotation for all layers
 
 
@@ -98,6 +99,20 @@ _GLM4: Mapping[str, Any] = {
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1.5625e-7,
     "attention_bias": True,
+}
+_COHERE: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "vocab_size": 256_000,
+    "hidden_size": 8192,
+    "intermediate_size": 22_528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 8192,
+    "attention_bias": False,
+    "logit_scale": 0.0625,
 }
 _GEMMA: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -258,6 +273,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Glm4ForCausalLM": Family(
         _GLM4, own_projections={"gate_up_proj": FUSED["gate_up_proj"]}, partial_rotation=0.5
+    ),
+    "CohereForCausalLM": Family(_COHERE, rope_theta=500_000.0, norm_eps="layer_norm_eps"),
+    "Cohere2ForCausalLM": Family(
+        {**_COHERE, "sliding_window": 4096, "layer_types": None}, _SLIDING, norm_eps="layer_norm_eps"
     ),
     "Gemma2ForCausalLM": Family(
         _GEMMA2,

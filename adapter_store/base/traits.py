@@ -27,6 +27,13 @@ DESCRIBED: Mapping[str, Described] = {
     "Glm4ForCausalLM": Described(
         "GLM-4, dense", ("qkv_bias", "norms", "fused_projections", "turned_dims", "interleaved")
     ),
+    "CohereForCausalLM": Described(
+        "Command R, Aya", ("tied_head", "multipliers", "norms", "norm", "interleaved", "parallel")
+    ),
+    "Cohere2ForCausalLM": Described(
+        "Command R7B, Command A",
+        ("windows", "unrotated", "tied_head", "multipliers", "norms", "norm", "interleaved", "parallel"),
+    ),
     "Gemma2ForCausalLM": Described(
         "Gemma 2", ("windows", "tied_head", "multipliers", "norms", "activation", "norm", "soft_caps")
     ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor.layers.activation import Activation, GeluAndMul, SiluAndMul
-from executor.layers.norm import RMSNorm
+from executor.layers.norm import Norm
 from executor.layers.rotary import RotaryEmbedding, apply_rotary
 from kernels.metadata.meta import LoRAKernelMeta
 
@@ -46,8 +46,8 @@ class Heads:
 
     sizes: tuple[int, int, int]
     head_dim: int
-    q_norm: RMSNorm | None = None
-    k_norm: RMSNorm | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
     interleaved: bool = False  # how they are turned: `apply_rotary`
 
     def split(self, y: Tensor) -> list[Tensor]:
@@ -61,7 +61,7 @@ class Followers(Protocol):
         """[rows, 2n] -> [rows, n]: activation(gate) * up."""
         ...
 
-    def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
+    def add_norm(self, residual: Tensor, norm: Norm | None, own: Norm | None = None) -> Follower:
         """residual += y, in place, or own(y) with a norm of the output's own; the result is norm(residual),
         or without one the residual itself."""
         ...
@@ -86,7 +86,7 @@ class TorchFollowers:
     def gated(self, activation: Activation) -> Follower:
         return Follower(_GATED[activation])
 
-    def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
+    def add_norm(self, residual: Tensor, norm: Norm | None, own: Norm | None = None) -> Follower:
         def plain(y: Tensor) -> Tensor:
             residual.add_(y if own is None else own(y))
             return residual if norm is None else norm(residual)

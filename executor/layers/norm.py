@@ -1,5 +1,6 @@
 """RMSNorm: x is scaled in float32, cast back, and multiplied by the weight; and its other forms."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -8,17 +9,21 @@ from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
 
-# rms: RMSNorm; offset_rms: OffsetRMSNorm.
-NormKind = Literal["rms", "offset_rms"]
+# rms: RMSNorm; offset_rms: OffsetRMSNorm; layer: LayerNorm.
+NormKind = Literal["rms", "offset_rms", "layer"]
 
 
-class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) over the last axis; float32 up to the weight, then x's dtype."""
+class Norm(nn.Module):
+    """Over the last axis, which has as many elements as `weight`."""
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+
+
+class RMSNorm(Norm):
+    """weight * x / sqrt(mean(x^2) + eps) over the last axis; float32 up to the weight, then x's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -31,6 +36,13 @@ class OffsetRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), self.weight.shape, 1 + self.weight.float(), self.eps).to(x.dtype)
+
+
+class LayerNorm(Norm):
+    """weight * (x - mean) / sqrt(variance + eps) over the last axis; float32 throughout, then x's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), None, self.eps).to(x.dtype)
 
 
 class HeadsRMSNorm(RMSNorm):
@@ -55,5 +67,8 @@ class HeadsRMSNorm(RMSNorm):
         return (self.weight * (wide * scale).to(x.dtype)).view_as(x)
 
 
-def make_norm(kind: NormKind, size: int, eps: float) -> RMSNorm:
-    return OffsetRMSNorm(size, eps) if kind == "offset_rms" else RMSNorm(size, eps)
+_NORMS: Mapping[NormKind, type[Norm]] = {"rms": RMSNorm, "offset_rms": OffsetRMSNorm, "layer": LayerNorm}
+
+
+def make_norm(kind: NormKind, size: int, eps: float) -> Norm:
+    return _NORMS[kind](size, eps)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from executor.layers.activation import Activation
 from executor.layers.followers import TORCH_FOLLOWERS, Follower, FusedForm, Heads, Rotation
-from executor.layers.norm import RMSNorm
+from executor.layers.norm import Norm, RMSNorm
 from executor.layers.rotary import RotaryEmbedding
 from kernels.launching.follower import PagedCache
 from kernels.lora_expand_add_rms_norm import MAX_HIDDEN, add_rms_norm, lora_expand_add_rms_norm
@@ -25,7 +25,7 @@ class TritonFollowers:
             return TORCH_FOLLOWERS.gated(activation)
         return Follower(_silu_mul, FusedForm("silu_mul", 2, _fused_silu_mul))
 
-    def add_norm(self, residual: Tensor, norm: RMSNorm | None, own: RMSNorm | None = None) -> Follower:
+    def add_norm(self, residual: Tensor, norm: Norm | None, own: Norm | None = None) -> Follower:
         wide = residual.shape[1] > MAX_HIDDEN
         if norm is None or type(norm) is not RMSNorm or own is not None or wide:
             return TORCH_FOLLOWERS.add_norm(residual, norm, own)

@@ -25,6 +25,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "compression_config": (),
     "attn_logit_softcapping": (),
     "use_bidirectional_attention": (False,),
+    "use_qk_norm": (False,),
     "final_logit_softcapping": (),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
@@ -59,7 +60,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         num_heads=base.num_heads,
         num_kv_heads=base.num_kv_heads,
         head_dim=base.head_dim,
-        rms_norm_eps=base.fields.number("rms_norm_eps"),
+        rms_norm_eps=base.norm_eps,
         rope_theta=theta,
         rope_scaling=scaling,
         max_position_embeddings=base.max_length,
@@ -83,6 +84,7 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         window_rope=Rope(*read_rope(base.window_rope, planes, length)) if base.window_rope else None,
         turned_dims=turned,
         interleaved=traits.interleaved,
+        parallel=traits.parallel,
     )
 
 

@@ -18,7 +18,6 @@ from executor.layers import (
     MergedColumnParallelLinear,
     ParallelLMHead,
     QKVParallelLinear,
-    RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
@@ -28,7 +27,7 @@ from executor.layers.context import ForwardContext
 from executor.layers.followers import Follower, Heads, Rotation
 from executor.layers.linear import kv_head_share
 from executor.layers.model_config import ModelConfig, Multipliers, Rope
-from executor.layers.norm import HeadsRMSNorm, make_norm
+from executor.layers.norm import HeadsRMSNorm, Norm, make_norm
 from executor.models.moe import MoEBlock
 
 
@@ -57,7 +56,7 @@ class Attention(nn.Module):
         return self.o_proj.followed_by(y.flatten(1), then)
 
 
-def _head_norm(config: ModelConfig, heads: int, own: range, group: ParallelGroup) -> RMSNorm | None:
+def _head_norm(config: ModelConfig, heads: int, own: range, group: ParallelGroup) -> Norm | None:
     if not config.qk_norm:
         return None
     if config.qk_norm_whole:
@@ -82,10 +81,10 @@ class MLP(nn.Module):
 class LayerNorms:
     """A layer's norms by their places, which `NormNames` explains."""
 
-    before_attention: RMSNorm | None
-    after_attention: RMSNorm | None
-    before_mlp: RMSNorm | None
-    after_mlp: RMSNorm | None
+    before_attention: Norm | None
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    after_mlp: Norm | None
 
 
 class DecoderLayer(nn.Module):
@@ -100,8 +99,9 @@ class DecoderLayer(nn.Module):
         self.mlp = MoEBlock(config.hidden_size, experts, group) if experts else MLP(config, group)
         after_mlp = self._norm(names.after_mlp, config, config.rms_norm_eps)
         self.norms = LayerNorms(before_attention, after_attention, before_mlp, after_mlp)
+        self.parallel = config.parallel
 
-    def _norm(self, name: str | None, config: ModelConfig, eps: float) -> RMSNorm | None:
+    def _norm(self, name: str | None, config: ModelConfig, eps: float) -> Norm | None:
         """A module of this layer, under the name that its checkpoint has for it."""
         if name is None:
             return None
@@ -115,10 +115,13 @@ class DecoderLayer(nn.Module):
         residual: Tensor,
         rotation: Rotation,
         ctx: ForwardContext,
-        next_norm: RMSNorm | None,
+        next_norm: Norm | None,
     ) -> Tensor:
         """`hidden` is normed for this layer, the result by `next_norm`; `residual` is changed in place."""
         add_norm, norms = ctx.followers.add_norm, self.norms
+        if self.parallel:
+            self.self_attn(hidden, rotation, ctx, add_norm(residual, None))
+            return cast(Tensor, self.mlp(hidden, ctx, add_norm(residual, next_norm)))
         then = add_norm(residual, norms.before_mlp, norms.after_attention)
         hidden = self.self_attn(hidden, rotation, ctx, then)
         out: Tensor = self.mlp(hidden, ctx, add_norm(residual, next_norm, norms.after_mlp))

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from executor.layers import RMSNorm
+from executor.layers.norm import Norm
 
 # As models are initialised: activations stay finite through any number of layers.
 _SPREAD = 0.02
@@ -14,7 +14,7 @@ def fill_with_noise(model: nn.Module) -> None:
     for number, module in enumerate(model.modules()):
         for parameter in module.parameters(recurse=False):
             generator = torch.Generator(parameter.device).manual_seed(number)
-            if isinstance(module, RMSNorm):
+            if isinstance(module, Norm):
                 parameter.data.fill_(1.0)
             else:
                 parameter.data.normal_(0.0, _SPREAD, generator=generator)

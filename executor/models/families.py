@@ -29,6 +29,7 @@ class Traits:
     norm: NormKind = "rms"
     soft_caps: SoftCaps = field(default=SoftCaps())
     interleaved: bool = False
+    parallel: bool = False
 
 
 def llama(base: BaseConfig) -> Traits:
@@ -96,6 +97,33 @@ def glm4(base: BaseConfig) -> Traits:
     return Traits(windows, bias, norms=norms, interleaved=True)
 
 
+def cohere(base: BaseConfig) -> Traits:
+    return _cohere(base, _one_window(base.fields, None))
+
+
+def cohere2(base: BaseConfig) -> Traits:
+    """Layers without a window are those without rotation."""
+    fields = base.fields
+    interval = fields.optional_integer("sliding_window_pattern") or 4
+    windows = windows_by_type(fields, _window(fields), lambda layer: (layer + 1) % interval != 0)
+    whole = frozenset(layer for layer, window in enumerate(windows) if window is None)
+    return replace(_cohere(base, windows), unrotated=whole)
+
+
+def _cohere(base: BaseConfig, windows: Windows) -> Traits:
+    bias = base.fields.flag("attention_bias")
+    return Traits(
+        windows,
+        bias,
+        bias,
+        multipliers=Multipliers(logits=_above_0(base.fields, "logit_scale")),
+        norms=NormNames(before_mlp=None),
+        norm="layer",
+        interleaved=True,
+        parallel=True,
+    )
+
+
 def gemma2(base: BaseConfig) -> Traits:
     fields = base.fields
     windows = windows_by_type(fields, _window(fields), lambda layer: layer % 2 == 0)
@@ -137,6 +165,8 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "Olmo3ForCausalLM": olmo3,
     "Phi3ForCausalLM": phi3,
     "Glm4ForCausalLM": glm4,
+    "CohereForCausalLM": cohere,
+    "Cohere2ForCausalLM": cohere2,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
 }

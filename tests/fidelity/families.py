@@ -48,6 +48,11 @@ NEWER: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
     "phi4-mini": ("phi3", {**PHI4_MINI, "tied": True}),
     "glm4": ("glm4", {"num_key_value_heads": 1, "shard_size": "100KB"}),
+    "cohere": ("cohere", {"logit_scale": 3.0, "shard_size": "100KB"}),
+    "cohere2": (
+        "cohere2",
+        {"tied": True, "logit_scale": 3.0, "sliding_window": 8, "sliding_window_pattern": 2},
+    ),
     "gemma2": (
         "gemma2",
         {
@@ -101,6 +106,8 @@ PROMPT_SEEDS = {
     "olmo2": 9,
     "olmo3": 4,
     "phi3": 2,
+    "cohere": 2,
+    "cohere2": 1,
     "glm4": 2,
     "phi4-mini": 7,
     "gemma2": 2,

@@ -15,6 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -44,6 +46,8 @@ Kind = Literal[
     "gemma3",
     "olmo3",
     "glm4",
+    "cohere",
+    "cohere2",
 ]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
@@ -58,6 +62,8 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "gemma3": Gemma3TextConfig,
     "olmo3": Olmo3Config,
     "glm4": Glm4Config,
+    "cohere": CohereConfig,
+    "cohere2": Cohere2Config,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
