@@ -132,7 +132,10 @@ def _modules(base: BaseConfig, moe: MoESpec | None) -> dict[str, tuple[int, int]
     if moe is None or len(moe.layers) < base.num_layers:
         modules |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
     for name, parts in base.own_projections.items():
-        modules[name] = (hidden, sum(modules.pop(part)[1] for part in parts))
+        replaced = [modules.pop(part) for part in parts]
+        modules[name] = (replaced[0][0], sum(width for _, width in replaced))
+    if "c_fc" in modules:  # without a gate
+        modules["c_fc"] = (hidden, inner)
     return modules | (dict(moe.places) if moe else {})
 
 

@@ -8,7 +8,10 @@ EXPERTS = "experts"
 # What a name has behind "layers.3.", in the order of the forward pass, and where transformers keeps it.
 PATHS_IN_LAYER = {
     **{place: f"self_attn.{place}" for place in ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")},
-    **{place: f"mlp.{place}" for place in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")},
+    **{
+        place: f"mlp.{place}"
+        for place in ("gate_proj", "up_proj", "gate_up_proj", "down_proj", "c_fc", "c_proj")
+    },
     "router": "mlp.gate",
     "experts.w1": "mlp.experts.gate_proj",
     "experts.w3": "mlp.experts.up_proj",

@@ -16,6 +16,8 @@ from lorafleet.tls.listening import unmatched_pair, unmet_beyond_loopback
 MODULE_KINDS = (
     *DENSE_PROJECTIONS,
     *FUSED,
+    "c_fc",
+    "c_proj",
     "embed_tokens",
     "lm_head",
     "experts",

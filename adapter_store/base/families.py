@@ -114,6 +114,20 @@ _COHERE: Mapping[str, Any] = {
     "attention_bias": False,
     "logit_scale": 0.0625,
 }
+_STARCODER2: Mapping[str, Any] = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "vocab_size": 49_152,
+    "hidden_size": 3072,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "sliding_window": None,
+    "use_bias": True,
+}
 _GEMMA: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
@@ -273,6 +287,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Glm4ForCausalLM": Family(
         _GLM4, own_projections={"gate_up_proj": FUSED["gate_up_proj"]}, partial_rotation=0.5
+    ),
+    "Starcoder2ForCausalLM": Family(
+        _STARCODER2,
+        _SLIDING,
+        own_projections={"c_fc": ("gate_proj", "up_proj"), "c_proj": ("down_proj",)},
+        norm_eps="norm_epsilon",
     ),
     "CohereForCausalLM": Family(_COHERE, rope_theta=500_000.0, norm_eps="layer_norm_eps"),
     "Cohere2ForCausalLM": Family(

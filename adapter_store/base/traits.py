@@ -27,6 +27,10 @@ DESCRIBED: Mapping[str, Described] = {
     "Glm4ForCausalLM": Described(
         "GLM-4, dense", ("qkv_bias", "norms", "fused_projections", "turned_dims", "interleaved")
     ),
+    "Starcoder2ForCausalLM": Described(
+        "StarCoder2",
+        ("qkv_bias", "o_bias", "mlp_bias", "tied_head", "activation", "gated", "norm"),
+    ),
     "CohereForCausalLM": Described(
         "Command R, Aya", ("tied_head", "multipliers", "norms", "norm", "interleaved", "parallel")
     ),

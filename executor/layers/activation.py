@@ -26,6 +26,13 @@ class GeluAndMul(nn.Module):
         return F.gelu(gate, approximate="tanh") * up
 
 
+class Gelu(nn.Module):
+    """[..., n] -> [..., n]: the tanh form of gelu, of projections without a gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+
 class ClampedSwiGLU(nn.Module):
     """[..., 2 * n] -> [..., n]: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit and |up| <= limit.
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from executor.layers.activation import Activation, GeluAndMul, SiluAndMul
+from executor.layers.activation import Activation, Gelu, GeluAndMul, SiluAndMul
 from executor.layers.norm import Norm
 from executor.layers.rotary import RotaryEmbedding, apply_rotary
 from kernels.metadata.meta import LoRAKernelMeta
@@ -61,6 +61,10 @@ class Followers(Protocol):
         """[rows, 2n] -> [rows, n]: activation(gate) * up."""
         ...
 
+    def gelu(self) -> Follower:
+        """[rows, n] -> [rows, n]: of an MLP without a gate."""
+        ...
+
     def add_norm(self, residual: Tensor, norm: Norm | None, own: Norm | None = None) -> Follower:
         """residual += y, in place, or own(y) with a norm of the output's own; the result is norm(residual),
         or without one the residual itself."""
@@ -85,6 +89,9 @@ class TorchFollowers:
 
     def gated(self, activation: Activation) -> Follower:
         return Follower(_GATED[activation])
+
+    def gelu(self) -> Follower:
+        return Follower(Gelu())
 
     def add_norm(self, residual: Tensor, norm: Norm | None, own: Norm | None = None) -> Follower:
         def plain(y: Tensor) -> Tensor:

@@ -109,6 +109,7 @@ class ModelConfig:
     soft_caps: SoftCaps = SoftCaps()
     window_rope: Rope | None = None  # of layers with a window; None: they turn as the others
     turned_dims: int | None = None  # the first so many of each head are turned; None: all
+    gated: bool = True  # False: an MLP has two projections, and gelu between them
     parallel: bool = False  # attention and MLP read the same norm, and both are added
     interleaved: bool = False  # they are turned in the planes (2 * i, 2 * i + 1), not (i, i + dims / 2)
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from executor.distributed import SINGLE, ParallelGroup
 
-# rms: RMSNorm; offset_rms: OffsetRMSNorm; layer: LayerNorm.
-NormKind = Literal["rms", "offset_rms", "layer"]
+# rms: RMSNorm; offset_rms: OffsetRMSNorm; layer: LayerNorm; biased_layer: BiasedLayerNorm.
+NormKind = Literal["rms", "offset_rms", "layer", "biased_layer"]
 
 
 class Norm(nn.Module):
@@ -45,6 +45,18 @@ class LayerNorm(Norm):
         return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), None, self.eps).to(x.dtype)
 
 
+class BiasedLayerNorm(Norm):
+    """LayerNorm, plus a bias."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps)
+        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
+
+
 class HeadsRMSNorm(RMSNorm):
     """[rows, own heads, head_dim], normed over all heads of all ranks together; `weight` is the own heads'.
 
@@ -67,7 +79,12 @@ class HeadsRMSNorm(RMSNorm):
         return (self.weight * (wide * scale).to(x.dtype)).view_as(x)
 
 
-_NORMS: Mapping[NormKind, type[Norm]] = {"rms": RMSNorm, "offset_rms": OffsetRMSNorm, "layer": LayerNorm}
+_NORMS: Mapping[NormKind, type[Norm]] = {
+    "rms": RMSNorm,
+    "offset_rms": OffsetRMSNorm,
+    "layer": LayerNorm,
+    "biased_layer": BiasedLayerNorm,
+}
 
 
 def make_norm(kind: NormKind, size: int, eps: float) -> Norm:

@@ -25,6 +25,9 @@ class TritonFollowers:
             return TORCH_FOLLOWERS.gated(activation)
         return Follower(_silu_mul, FusedForm("silu_mul", 2, _fused_silu_mul))
 
+    def gelu(self) -> Follower:
+        return TORCH_FOLLOWERS.gelu()
+
     def add_norm(self, residual: Tensor, norm: Norm | None, own: Norm | None = None) -> Follower:
         wide = residual.shape[1] > MAX_HIDDEN
         if norm is None or type(norm) is not RMSNorm or own is not None or wide:

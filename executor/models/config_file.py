@@ -7,6 +7,7 @@ from pathlib import Path
 from adapter_store.base import families as base_families
 from adapter_store.base.config import BaseConfig
 from adapter_store.base.end_tokens import read_end_tokens
+from adapter_store.module_names import FUSED
 from executor.errors import UnsupportedModel
 from executor.layers.activation import Activation
 from executor.layers.model_config import ModelConfig, MoEConfig, Rope
@@ -76,7 +77,8 @@ def read_config(folder: Path, *, expert_parallel: bool = False) -> ModelConfig:
         unrotated=traits.unrotated,
         multipliers=traits.multipliers,
         norms=traits.norms,
-        fused_projections=frozenset(base.own_projections),
+        fused_projections=frozenset(base.own_projections) & FUSED.keys(),
+        gated="c_fc" not in base.own_projections,
         qk_norm_whole=traits.qk_norm_whole,
         activation=_activation(base),
         norm=traits.norm,

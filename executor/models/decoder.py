@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from adapter_store.module_names import FUSED
 from executor.distributed import SINGLE, ParallelGroup
 from executor.layers import (
+    ColumnParallelLinear,
     LogitsProcessor,
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -77,6 +78,25 @@ class MLP(nn.Module):
         return self.down_proj.followed_by(inner, then)
 
 
+class PlainMLP(nn.Module):
+    """Without a gate."""
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
+        super().__init__()
+        hidden, wide = config.hidden_size, config.intermediate_size
+        self.c_fc = ColumnParallelLinear(hidden, wide, config.mlp_bias, group)
+        self.c_proj = RowParallelLinear(wide, hidden, config.mlp_bias, group)
+
+    def forward(self, hidden: Tensor, ctx: ForwardContext, then: Follower) -> Tensor:
+        return self.c_proj.followed_by(self.c_fc.followed_by(hidden, ctx.followers.gelu()), then)
+
+
+def _mlp(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
+    if config.moe and config.moe.layers[layer_index]:
+        return MoEBlock(config.hidden_size, config.moe, group)
+    return MLP(config, group) if config.gated else PlainMLP(config, group)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
     """A layer's norms by their places, which `NormNames` explains."""
@@ -95,8 +115,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, layer_index, group)
         after_attention = self._norm(names.after_attention, config, config.rms_norm_eps)
         before_mlp = self._norm(names.before_mlp, config, config.residual_eps)
-        experts = config.moe if config.moe and config.moe.layers[layer_index] else None
-        self.mlp = MoEBlock(config.hidden_size, experts, group) if experts else MLP(config, group)
+        self.mlp = _mlp(config, layer_index, group)
         after_mlp = self._norm(names.after_mlp, config, config.rms_norm_eps)
         self.norms = LayerNorms(before_attention, after_attention, before_mlp, after_mlp)
         self.parallel = config.parallel

@@ -97,6 +97,14 @@ def glm4(base: BaseConfig) -> Traits:
     return Traits(windows, bias, norms=norms, interleaved=True)
 
 
+def starcoder2(base: BaseConfig) -> Traits:
+    fields = base.fields
+    if base.activation != "gelu_pytorch_tanh":
+        raise unsupported(fields, "hidden_act", "an MLP without a gate has gelu_pytorch_tanh")
+    bias, windows = fields.flag("use_bias"), _one_window(fields, fields.optional_integer("sliding_window"))
+    return Traits(windows, bias, bias, bias, norm="biased_layer")
+
+
 def cohere(base: BaseConfig) -> Traits:
     return _cohere(base, _one_window(base.fields, None))
 
@@ -165,6 +173,7 @@ FAMILIES: Mapping[str, Callable[[BaseConfig], Traits]] = {
     "Olmo3ForCausalLM": olmo3,
     "Phi3ForCausalLM": phi3,
     "Glm4ForCausalLM": glm4,
+    "Starcoder2ForCausalLM": starcoder2,
     "CohereForCausalLM": cohere,
     "Cohere2ForCausalLM": cohere2,
     "Gemma2ForCausalLM": gemma2,

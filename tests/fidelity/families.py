@@ -48,6 +48,7 @@ NEWER: Mapping[str, tuple[Kind, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": 8, "shard_size": "100KB"}),
     "phi4-mini": ("phi3", {**PHI4_MINI, "tied": True}),
     "glm4": ("glm4", {"num_key_value_heads": 1, "shard_size": "100KB"}),
+    "starcoder2": ("starcoder2", {"sliding_window": 8}),
     "cohere": ("cohere", {"logit_scale": 3.0, "shard_size": "100KB"}),
     "cohere2": (
         "cohere2",
@@ -106,6 +107,7 @@ PROMPT_SEEDS = {
     "olmo2": 9,
     "olmo3": 4,
     "phi3": 2,
+    "starcoder2": 1,
     "cohere": 2,
     "cohere2": 1,
     "glm4": 2,

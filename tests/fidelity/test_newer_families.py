@@ -33,6 +33,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         ("phi3", 2, True),
         ("glm4", 1, False),
         ("glm4", 2, True),
+        ("starcoder2", 1, False),
+        ("starcoder2", 2, True),
         ("cohere", 1, False),
         ("cohere2", 1, False),
         ("cohere2", 2, False),

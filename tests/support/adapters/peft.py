@@ -31,6 +31,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 Kind = Literal[
@@ -48,6 +49,7 @@ Kind = Literal[
     "glm4",
     "cohere",
     "cohere2",
+    "starcoder2",
 ]
 CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
@@ -62,6 +64,7 @@ CONFIGS: Mapping[Kind, type[PreTrainedConfig]] = {
     "gemma3": Gemma3TextConfig,
     "olmo3": Olmo3Config,
     "glm4": Glm4Config,
+    "starcoder2": Starcoder2Config,
     "cohere": CohereConfig,
     "cohere2": Cohere2Config,
 }
@@ -71,6 +74,7 @@ DENSE = (*ATTENTION, *MLP)
 # Of the kinds whose projections have names of their own.
 OWN_DENSE: Mapping[Kind, tuple[str, ...]] = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "starcoder2": (*ATTENTION, "c_fc", "c_proj"),
     "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
 }
 TABLES = ("embed_tokens", "lm_head")

@@ -94,6 +94,8 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
     "glm4": ("glm4", {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
     "glm4-unbiased": ("glm4", {"head_dim": 32, "attention_bias": False, "partial_rotary_factor": 1.0}),
+    "starcoder2": ("starcoder2", {"use_bias": False}),
+    "starcoder2-biased-window": ("starcoder2", {"sliding_window": 8, "tie_word_embeddings": False}),
     "cohere": ("cohere", {"logit_scale": 0.5}),
     "cohere2": ("cohere2", {"sliding_window": 8, "sliding_window_pattern": 2}),
     "cohere2-biased-untied": (

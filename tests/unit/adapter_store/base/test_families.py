@@ -28,6 +28,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 from adapter_store import InvalidModel, ModelSpec
@@ -47,6 +48,7 @@ CLASSES: Mapping[str, type[PreTrainedConfig]] = {
     "Olmo2ForCausalLM": Olmo2Config,
     "Olmo3ForCausalLM": Olmo3Config,
     "Phi3ForCausalLM": Phi3Config,
+    "Starcoder2ForCausalLM": Starcoder2Config,
     "CohereForCausalLM": CohereConfig,
     "Cohere2ForCausalLM": Cohere2Config,
     "Glm4ForCausalLM": Glm4Config,
@@ -69,6 +71,7 @@ SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 640,
     "rms_norm_eps": 1e-4,
     "layer_norm_eps": 1e-3,
+    "norm_epsilon": 1e-3,
     "logit_scale": 0.5,
     "tie_word_embeddings": True,
     "sliding_window": 8,
@@ -154,7 +157,7 @@ def as_the_class_has_it(architecture: str, written: Mapping[str, Any]) -> dict[s
         "length": served_length(config),
         "tied": config.tie_word_embeddings,
         "rope": ropes_of(config),
-        "eps": of("rms_norm_eps", "layer_norm_eps"),
+        "eps": of("rms_norm_eps", "layer_norm_eps", "norm_epsilon"),
         "logit scale": of("logit_scale"),
         "windows": tuple(sliding if kind == "sliding_attention" else None for kind in types),
         "multipliers": tuple(getattr(config, name, None) for name in MULTIPLIERS),
@@ -222,7 +225,7 @@ def as_services_read_it(folder: Path, written: Mapping[str, Any]) -> dict[str, A
         assert spec.moe.layers == {layer for layer, sparse in enumerate(moe.layers) if sparse}
         assert spec.modules["experts.w2"][0] == moe.intermediate_size
     else:
-        assert spec.modules["down_proj"][0] == model.intermediate_size
+        assert spec.modules["down_proj" if model.gated else "c_proj"][0] == model.intermediate_size
     return {
         "sizes": (spec.vocab_size, spec.hidden_size, spec.num_layers),
         "inner": model.intermediate_size,
