@@ -8,16 +8,16 @@ from lorafleet import results, wire
 from lorafleet.errors import LoraFleetError, invalid
 from lorafleet.operations import PAGE_SIZE, Operation, Page
 from lorafleet.transfer import ADAPTER_FILES
-from lorafleet.v1 import adapters_pb2
+from lorafleet.v1 import adapters_pb2 as pb
 
-_TIERS = {"host": adapters_pb2.RESIDENCY_TIER_HOST, "slot": adapters_pb2.RESIDENCY_TIER_SLOT}
+_TIERS = {"host": pb.RESIDENCY_TIER_HOST, "slot": pb.RESIDENCY_TIER_SLOT}
 
 
 def push(
     name: str, alias: str, strict: bool, strict_base: bool, dry_run: bool, expected_generation: int | None
 ) -> Operation[results.PushResult]:
     """An upload whose first message carries `request`; lorafleet/transfer.py makes the messages."""
-    header = adapters_pb2.PushHeader(
+    header = pb.PushHeader(
         adapter=name,
         alias=alias,
         strict=strict,
@@ -27,14 +27,11 @@ def push(
         looked_for=ADAPTER_FILES,
     )
     return Operation(
-        "/lorafleet.v1.Adapters/Push",
-        adapters_pb2.PushRequest(header=header),
-        adapters_pb2.PushResponse,
-        _strict_result if strict else wire.push_result,
+        "Adapters/Push", pb.PushRequest(header=header), _strict_result if strict else wire.push_result
     )
 
 
-def _strict_result(message: adapters_pb2.PushResponse) -> results.PushResult:
+def _strict_result(message: pb.PushResponse) -> results.PushResult:
     result = wire.push_result(message)
     if result.version.warnings:
         told = "; ".join(map(str, result.version.warnings))
@@ -45,32 +42,21 @@ def _strict_result(message: adapters_pb2.PushResponse) -> results.PushResult:
     return result
 
 
-def pull(ref: str) -> Operation[adapters_pb2.PullResponse]:
+def pull(ref: str) -> Operation[pb.PullResponse]:
     """A stream of file pieces; lorafleet/transfer.py writes them."""
-    return Operation(
-        "/lorafleet.v1.Adapters/Pull",
-        adapters_pb2.PullRequest(adapter=ref),
-        adapters_pb2.PullResponse,
-        lambda message: message,
-    )
+    return Operation("Adapters/Pull", pb.PullRequest(adapter=ref), lambda message: message)
 
 
 def get_adapter(ref: str) -> Operation[results.AdapterVersion]:
     return Operation(
-        "/lorafleet.v1.Adapters/Get",
-        adapters_pb2.GetAdapterRequest(adapter=ref),
-        adapters_pb2.GetAdapterResponse,
-        lambda response: wire.version(response.version),
+        "Adapters/Get", pb.GetAdapterRequest(adapter=ref), lambda response: wire.version(response.version)
     )
 
 
 def list_adapters(name: str, tenant: str, page_token: str) -> Operation[Page[results.AdapterVersion]]:
     return Operation(
-        "/lorafleet.v1.Adapters/List",
-        adapters_pb2.ListAdaptersRequest(
-            name=name, tenant=tenant, page_size=PAGE_SIZE, page_token=page_token
-        ),
-        adapters_pb2.ListAdaptersResponse,
+        "Adapters/List",
+        pb.ListAdaptersRequest(name=name, tenant=tenant, page_size=PAGE_SIZE, page_token=page_token),
         lambda response: Page(tuple(map(wire.version, response.versions)), response.next_page_token),
     )
 
@@ -80,8 +66,8 @@ def list_summaries(
 ) -> Operation[Page[results.AdapterSummary]]:
     """`after`: where the first page begins; the token of a page is "name@digest" of the last item."""
     return Operation(
-        "/lorafleet.v1.Adapters/List",
-        adapters_pb2.ListAdaptersRequest(
+        "Adapters/List",
+        pb.ListAdaptersRequest(
             name=name,
             tenant=tenant,
             page_size=PAGE_SIZE,
@@ -89,16 +75,14 @@ def list_summaries(
             summary=True,
             deleted=deleted,
         ),
-        adapters_pb2.ListAdaptersResponse,
         lambda response: Page(tuple(map(wire.summary, response.versions)), response.next_page_token),
     )
 
 
 def delete_adapter(ref: str, force: bool, now: bool) -> Operation[str]:
     return Operation(
-        "/lorafleet.v1.Adapters/Delete",
-        adapters_pb2.DeleteAdapterRequest(adapter=ref, force=force, now=now),
-        adapters_pb2.DeleteAdapterResponse,
+        "Adapters/Delete",
+        pb.DeleteAdapterRequest(adapter=ref, force=force, now=now),
         lambda response: str(response.digest),
     )
 
@@ -106,70 +90,49 @@ def delete_adapter(ref: str, force: bool, now: bool) -> Operation[str]:
 def set_alias(
     ref: str, target: str | Mapping[str, int], expected_generation: int | None
 ) -> Operation[results.AdapterAlias]:
-    request = adapters_pb2.SetAliasRequest(adapter=ref, expected_generation=expected_generation)
+    request = pb.SetAliasRequest(adapter=ref, expected_generation=expected_generation)
     if isinstance(target, str):
         request.target = target
     else:
         for each, weight in target.items():
             request.targets.add(target=each, weight=weight)
-    return Operation(
-        "/lorafleet.v1.Adapters/SetAlias",
-        request,
-        adapters_pb2.SetAliasResponse,
-        lambda response: wire.alias(response.alias),
-    )
+    return Operation("Adapters/SetAlias", request, lambda response: wire.alias(response.alias))
 
 
 def delete_alias(ref: str) -> Operation[None]:
-    return Operation(
-        "/lorafleet.v1.Adapters/DeleteAlias",
-        adapters_pb2.DeleteAliasRequest(adapter=ref),
-        adapters_pb2.DeleteAliasResponse,
-        lambda response: None,
-    )
+    return Operation("Adapters/DeleteAlias", pb.DeleteAliasRequest(adapter=ref), lambda response: None)
 
 
 def list_aliases(name: str, tenant: str) -> Operation[tuple[results.AdapterAlias, ...]]:
     return Operation(
-        "/lorafleet.v1.Adapters/ListAliases",
-        adapters_pb2.ListAliasesRequest(name=name, tenant=tenant),
-        adapters_pb2.ListAliasesResponse,
+        "Adapters/ListAliases",
+        pb.ListAliasesRequest(name=name, tenant=tenant),
         lambda response: tuple(map(wire.alias, response.aliases)),
     )
 
 
 def protect(ref: str) -> Operation[results.AdapterVersion]:
     return Operation(
-        "/lorafleet.v1.Adapters/Protect",
-        adapters_pb2.ProtectRequest(adapter=ref),
-        adapters_pb2.ProtectResponse,
-        lambda response: wire.version(response.version),
+        "Adapters/Protect", pb.ProtectRequest(adapter=ref), lambda response: wire.version(response.version)
     )
 
 
 def unprotect(ref: str) -> Operation[results.AdapterVersion]:
     return Operation(
-        "/lorafleet.v1.Adapters/Unprotect",
-        adapters_pb2.UnprotectRequest(adapter=ref),
-        adapters_pb2.UnprotectResponse,
+        "Adapters/Unprotect",
+        pb.UnprotectRequest(adapter=ref),
         lambda response: wire.version(response.version),
     )
 
 
 def verify(ref: str) -> Operation[results.Verification]:
-    return Operation(
-        "/lorafleet.v1.Adapters/Verify",
-        adapters_pb2.VerifyRequest(adapter=ref),
-        adapters_pb2.VerifyResponse,
-        wire.verification,
-    )
+    return Operation("Adapters/Verify", pb.VerifyRequest(adapter=ref), wire.verification)
 
 
 def residency(ref: str) -> Operation[tuple[results.Residency, ...]]:
     return Operation(
-        "/lorafleet.v1.Adapters/Residency",
-        adapters_pb2.ResidencyRequest(adapter=ref),
-        adapters_pb2.ResidencyResponse,
+        "Adapters/Residency",
+        pb.ResidencyRequest(adapter=ref),
         lambda response: tuple(map(wire.residency, response.copies)),
     )
 
@@ -179,54 +142,44 @@ def pin(ref: str, tier: str, executors: Sequence[str]) -> Operation[results.Pinn
     if tier not in _TIERS:
         raise invalid("tier", f"{tier!r} is neither 'host' nor 'slot'")
     return Operation(
-        "/lorafleet.v1.Adapters/Pin",
-        adapters_pb2.PinRequest(adapter=ref, tier=_TIERS[tier], executors=executors),
-        adapters_pb2.PinResponse,
-        wire.pinned,
+        "Adapters/Pin", pb.PinRequest(adapter=ref, tier=_TIERS[tier], executors=executors), wire.pinned
     )
 
 
 def unpin(ref: str, executors: Sequence[str]) -> Operation[str]:
     return Operation(
-        "/lorafleet.v1.Adapters/Unpin",
-        adapters_pb2.UnpinRequest(adapter=ref, executors=executors),
-        adapters_pb2.UnpinResponse,
+        "Adapters/Unpin",
+        pb.UnpinRequest(adapter=ref, executors=executors),
         lambda response: str(response.digest),
     )
 
 
 def drop(ref: str, executors: Sequence[str]) -> Operation[results.Freed]:
     return Operation(
-        "/lorafleet.v1.Adapters/Drop",
-        adapters_pb2.DropCopiesRequest(adapter=ref, executors=executors),
-        adapters_pb2.DropCopiesResponse,
+        "Adapters/Drop",
+        pb.DropCopiesRequest(adapter=ref, executors=executors),
         lambda response: results.Freed(response.digest, tuple(response.remaining)),
     )
 
 
 def drain(ref: str) -> Operation[results.Freed]:
     return Operation(
-        "/lorafleet.v1.Adapters/Drain",
-        adapters_pb2.DrainAdapterRequest(adapter=ref),
-        adapters_pb2.DrainAdapterResponse,
+        "Adapters/Drain",
+        pb.DrainAdapterRequest(adapter=ref),
         lambda response: results.Freed(response.digest, tuple(response.unreachable)),
     )
 
 
 def activate(ref: str) -> Operation[results.AdapterVersion]:
     return Operation(
-        "/lorafleet.v1.Adapters/Activate",
-        adapters_pb2.ActivateRequest(adapter=ref),
-        adapters_pb2.ActivateResponse,
-        lambda response: wire.version(response.version),
+        "Adapters/Activate", pb.ActivateRequest(adapter=ref), lambda response: wire.version(response.version)
     )
 
 
 def delete_damaged(name: str, dry_run: bool) -> Operation[results.Collection]:
     return Operation(
-        "/lorafleet.v1.Adapters/DeleteDamaged",
-        adapters_pb2.DeleteDamagedRequest(adapter=name, dry_run=dry_run),
-        adapters_pb2.DeleteDamagedResponse,
+        "Adapters/DeleteDamaged",
+        pb.DeleteDamagedRequest(adapter=name, dry_run=dry_run),
         lambda response: results.Collection(
             tuple(f"{response.adapter}@{digest}" for digest in response.digests), response.num_bytes
         ),
@@ -234,9 +187,4 @@ def delete_damaged(name: str, dry_run: bool) -> Operation[results.Collection]:
 
 
 def collect(dry_run: bool) -> Operation[results.Collection]:
-    return Operation(
-        "/lorafleet.v1.Adapters/Collect",
-        adapters_pb2.CollectRequest(dry_run=dry_run),
-        adapters_pb2.CollectResponse,
-        wire.collection,
-    )
+    return Operation("Adapters/Collect", pb.CollectRequest(dry_run=dry_run), wire.collection)

@@ -69,7 +69,7 @@ class Calls:
         return _with_trouble(from_call(error), self._tls)
 
     def unary(self, operation: Operation[T]) -> T:
-        method = self._open.unary_unary(operation.method, *_codecs(operation))
+        method = self._open.unary_unary(operation.path, *_codecs(operation))
         try:
             response = method(operation.request, timeout=self.timeout, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -78,7 +78,7 @@ class Calls:
 
     def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
         """`messages` go before the response; an error of theirs cancels the call and is raised."""
-        method = self._open.stream_unary(operation.method, *_codecs(operation))
+        method = self._open.stream_unary(operation.path, *_codecs(operation))
         source = _Source(messages)
         try:
             response = method(source, timeout=self.timeout, metadata=self._metadata)
@@ -88,7 +88,7 @@ class Calls:
 
     def stream(self, operation: Operation[T], timeout: float | None) -> Generator[T, None, None]:
         """Closing it cancels the call."""
-        method = self._open.unary_stream(operation.method, *_codecs(operation))
+        method = self._open.unary_stream(operation.path, *_codecs(operation))
         metadata = (*self._metadata, *operation.metadata)
         call = method(operation.request, timeout=timeout, metadata=metadata)
         try:
@@ -113,7 +113,7 @@ class Calls:
     def each(self, listing: Callable[[str], Operation[Page[T]]]) -> Generator[T, None, None]:
         """The same as pages, one item after the other: the next page is on its way while one is used."""
         operation = listing("")
-        method = self._open.unary_unary(operation.method, *_codecs(operation))
+        method = self._open.unary_unary(operation.path, *_codecs(operation))
         call = method.future(operation.request, timeout=self.timeout, metadata=self._metadata)
         try:
             while True:
@@ -156,14 +156,14 @@ class AsyncCalls:
         return self._channel
 
     async def unary(self, operation: Operation[T]) -> T:
-        method = self._open.unary_unary(operation.method, *_codecs(operation))
+        method = self._open.unary_unary(operation.path, *_codecs(operation))
         async with _typed_errors(self._tls):
             response = await method(operation.request, timeout=self.timeout, metadata=self._metadata)
         return operation.result(response)
 
     async def upload(self, operation: Operation[T], messages: Iterator[Any]) -> T:
         """`messages` are made on a thread, as they read files; an error of theirs cancels the call."""
-        method = self._open.stream_unary(operation.method, *_codecs(operation))
+        method = self._open.stream_unary(operation.path, *_codecs(operation))
         source = _Source(messages)
         call = method(_on_thread(source), timeout=self.timeout, metadata=self._metadata)
         try:
@@ -178,7 +178,7 @@ class AsyncCalls:
 
     async def stream(self, operation: Operation[T], timeout: float | None) -> AsyncGenerator[T, None]:
         """Closing it cancels the call."""
-        method = self._open.unary_stream(operation.method, *_codecs(operation))
+        method = self._open.unary_stream(operation.path, *_codecs(operation))
         metadata = (*self._metadata, *operation.metadata)
         call = method(operation.request, timeout=timeout, metadata=metadata)
         try:

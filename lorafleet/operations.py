@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from lorafleet import requests, results, wire
 from lorafleet.errors import ACCEPTED, ANSWER_ID, REQUEST_ID
@@ -20,14 +21,24 @@ PAGE_SIZE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """method: the full gRPC path. result: makes the value to return from the response message. metadata: what
-    the call tells beside who calls."""
+    """method: service and method of the wire. result: makes the value to return from the response message.
+    metadata: what the call tells beside who calls."""
 
     method: str
     request: Message
-    response: type[Message]
     result: Callable[[Any], T]
     metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> str:
+        return f"/lorafleet.v1.{self.method}"
+
+    @property
+    def response(self) -> type[Message]:
+        """What the wire says that the method answers with."""
+        service, method = self.method.split("/")
+        described: Any = self.request.DESCRIPTOR.file.services_by_name[service].methods_by_name[method]
+        return GetMessageClass(described.output_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +61,20 @@ def generate(
         metadata += (ACCEPTED,)
     if again and answer_id:
         metadata += ((ANSWER_ID, answer_id),)
-    return Operation(
-        "/lorafleet.v1.Inference/GenerateStream",
-        request,
-        inference_pb2.GenerateChunk,
-        lambda chunk: chunk,
-        metadata=metadata,
-    )
+    return Operation("Inference/GenerateStream", request, lambda chunk: chunk, metadata=metadata)
 
 
 def tokenize(
     prompt: str | Sequence[Mapping[str, str]], adapter: str | None
 ) -> Operation[results.Tokenization]:
-    return Operation(
-        "/lorafleet.v1.Inference/Tokenize",
-        requests.tokenize_request(prompt, adapter),
-        inference_pb2.TokenizeResponse,
-        wire.tokenization,
-    )
+    return Operation("Inference/Tokenize", requests.tokenize_request(prompt, adapter), wire.tokenization)
 
 
 def list_models(page_token: str) -> Operation[Page[results.Models]]:
     """A page of one item: the base model with some of its adapters."""
     return Operation(
-        "/lorafleet.v1.Inference/ListModels",
+        "Inference/ListModels",
         inference_pb2.ListModelsRequest(page_size=PAGE_SIZE, page_token=page_token),
-        inference_pb2.ListModelsResponse,
         lambda response: Page((wire.models(response),), response.next_page_token),
     )
 
@@ -88,22 +87,20 @@ def join_models(pages: Sequence[results.Models]) -> results.Models:
 def watch_fleet(interval: float = 1.0) -> Operation[results.Fleet]:
     """A stream of snapshots, at least `interval` seconds apart."""
     request = fleet_pb2.WatchFleetRequest(interval_ms=max(1, round(interval * 1000)))
-    return Operation("/lorafleet.v1.Fleet/Watch", request, fleet_pb2.FleetSnapshot, wire.fleet)
+    return Operation("Fleet/Watch", request, wire.fleet)
 
 
 def cordon(address: str, cordoned: bool) -> Operation[results.Executor]:
     return Operation(
-        "/lorafleet.v1.Fleet/Cordon",
+        "Fleet/Cordon",
         fleet_pb2.CordonRequest(address=address, cordoned=cordoned),
-        fleet_pb2.CordonResponse,
         lambda response: wire.executor(response.executor),
     )
 
 
 def drain(address: str) -> Operation[results.Executor]:
     return Operation(
-        "/lorafleet.v1.Fleet/Drain",
+        "Fleet/Drain",
         fleet_pb2.DrainExecutorRequest(address=address),
-        fleet_pb2.DrainExecutorResponse,
         lambda response: wire.executor(response.executor),
     )
