@@ -48,4 +48,4 @@ class InvalidDispatch(ExecutorError):
 
 
 class ConstraintFailed(ExecutorError):
-    """Of one answer: its constraint takes too much to follow, or leaves nothing to go on with."""
+    """One answer fails: its constraint takes too much to follow, or leaves nothing to go on with."""

@@ -132,7 +132,7 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
 
 
 def _ropes(fields: Fields, family: Family) -> tuple[Fields, Fields | None]:
-    """Of all layers, or of those without and those with a window."""
+    """The rotation of all layers, or of those without and those with a window."""
     if family.window_rope is None:
         return _rope(fields, family), None
     return _full_rope(fields, family), _window_rope(fields, family.window_rope)

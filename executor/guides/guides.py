@@ -14,8 +14,8 @@ _ALL = 0xFFFFFFFF
 
 
 class Guides:
-    """Of the sequences that live and have one, each made once: a preempted sequence keeps its guide. So there
-    are no more matchers than seats, but for what the workshop keeps."""
+    """The guides of living sequences that have one, each made once: a preempted sequence keeps its
+    guide. So there are no more matchers than seats, but for what the workshop keeps."""
 
     def __init__(self, workshop: Workshop, buffers: MaskBuffers) -> None:
         self._workshop = workshop
@@ -70,8 +70,8 @@ class Guides:
         return bool(self._guides) and any(sequence in self._guides for sequence in draws)
 
     def masks(self, draws: Iterable[Sequence]) -> Masks | None:
-        """Of a step's draws, by what has landed; None where no one has a guide. Enqueues the copy. A guide
-        whose matcher fails over its mask says so."""
+        """The masks of a step's draws, by what has landed; None where no one has a guide. Enqueues the
+        copy. A guide whose matcher fails over its mask says so."""
         guided = [
             (number, guide)
             for number, sequence in enumerate(draws)

@@ -23,7 +23,7 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """For a sequence that has waited for it. `failure` says why there is no guide."""
+    """The guide of a sequence that has waited for it. `failure` says why there is no guide."""
 
     sequence: Sequence
     guide: Guide | None

@@ -1,4 +1,4 @@
-"""`lorafleet models`: the base model and the adapters that a request may name; and the served families."""
+"""`lorafleet models`: the base model and adapters that a request may name, and the families."""
 
 import argparse
 

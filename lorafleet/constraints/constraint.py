@@ -10,7 +10,7 @@ from lorafleet.v1 import common_pb2
 
 
 class Kind(StrEnum):
-    """By the name of the field on the wire."""
+    """What a constraint is; the values are names of fields on the wire."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"

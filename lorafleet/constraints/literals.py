@@ -14,7 +14,7 @@ LEAST, MOST = -(1 << 63), (1 << 64) - 1
 
 
 def check_literals(guide: LLTokenizer, constraint: Constraint) -> None:
-    """Of choices, and of values and names in a schema: a grammar of its own may have other ways to go on.
+    """Choices are checked, and values and names in a schema: a grammar may have other ways to go on.
     Raises InvalidConstraint."""
     if constraint.kind is Kind.CHOICE:
         _check_text(guide, "".join(constraint.choices), "")

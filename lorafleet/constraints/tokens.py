@@ -21,8 +21,8 @@ class InvalidTokenizer(Exception):
 
 
 def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """As transformers reads it, without padding and truncation. Raises InvalidTokenizer for tokenizer.json,
-    InvalidModel for the files beside it."""
+    """The tokenizer as transformers reads it, without padding and truncation. Raises InvalidTokenizer
+    for tokenizer.json, InvalidModel for the files beside it."""
     file = folder / TOKENIZER_FILE
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))

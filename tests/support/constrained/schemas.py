@@ -59,7 +59,7 @@ def of_suite(folder: Path) -> Iterator[Schema]:
 
 
 def _schemas(depth: int) -> st.SearchStrategy[Schema]:
-    """With so many levels below. They say what people's schemas say, and some of what is refused."""
+    """Schemas with so many levels below. They say what people's schemas say, and some of what is refused."""
     leaves = [
         _typed("string", minLength=st.integers(0, 2), maxLength=st.integers(2, 8)),
         _typed("string", pattern=st.sampled_from(PATTERNS)),
